@@ -1,0 +1,23 @@
+//! The exit codes of every command, and what each promises. `docs/exit-codes.md` shows this table to users.
+
+/// Everything that was asked for was done.
+pub const OK: u8 = 0;
+/// `ondeck stage`: some entries could not be copied; each was named on standard error, the rest is complete.
+pub const SOME_FAILED: u8 = 1;
+/// The command line was malformed; nothing was changed.
+pub const USAGE: u8 = 2;
+/// `ondeck stage`: the copy could not begin or could not go on; running it again resumes.
+pub const STAGE_FAILED: u8 = 3;
+/// `ondeck run`: the results are not (all) on disk. They are held in RAM and the message says how to finish.
+/// It outranks the program's own code, which stands in the report: a lost result never looks like success.
+pub const RESULTS_NOT_STAGED: u8 = 122;
+/// `ondeck run`: the owner abandoned the results by name.
+pub const ABANDONED: u8 = 123;
+/// `ondeck run`: Ondeck refused or failed before the program was started; nothing was changed.
+pub const NOT_STARTED: u8 = 125;
+/// The program was found but could not be executed (as `env`, `nohup` and `timeout` say it).
+pub const CANNOT_EXECUTE: u8 = 126;
+/// The program was not found.
+pub const NOT_FOUND: u8 = 127;
+/// The program was ended by signal `n`: 128 + n, as shells say it.
+pub const SIGNAL_BASE: u8 = 128;

@@ -1,0 +1,21 @@
+//! The domain of Ondeck, pure: sizes, requests and the decisions that follow from them.
+//!
+//! Nothing here does I/O, reads a clock or draws a random number, so every decision can be tested with
+//! plain values and driven by the command line, the daemon and the simulator alike.
+//!
+//! # Layout
+//!
+//! - [`size`]: [`Bytes`] and [`Rate`], as people write them and as the code counts them
+//! - [`duration`]: durations as people write them
+//! - [`request`]: what a job asks for, whether it came from `#RSA_` lines or from options
+//! - [`fit`]: does it fit into the RAM that is free, and when must a job end so that its results get out
+//! - [`exit`]: the exit codes of every command, and what each promises
+
+pub mod duration;
+pub mod exit;
+pub mod fit;
+pub mod request;
+pub mod size;
+
+pub use request::{EngineKind, PackFormat, Request, WaitPolicy};
+pub use size::{Bytes, Rate};
