@@ -1,1 +1,50 @@
-fn main() {}
+//! `ondeck`, the command.
+//!
+//! # Layout
+//!
+//! - `stage`: `ondeck stage`, the staging engine by hand
+//! - `display`: progress bars, plain lines and JSON events
+//! - `state`: where manifests and the state of runs are kept
+
+mod display;
+mod stage;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ondeck_core::exit;
+
+/// Lends a job RAM as a filesystem: fills it before the program starts, shows it at the paths the program already
+/// uses, and brings the results back to disk, verified.
+#[derive(Parser)]
+#[command(version, max_term_width = 110, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "Examples:
+  ondeck stage /scratch/case /dev/shm/case          copy a tree, with checksums
+  ondeck COMMAND --help                             all options of a command, with examples";
+
+#[derive(Subcommand)]
+enum Command {
+    Stage(Box<stage::StageArgs>),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // --help and --version are "errors" too, of exit code 0 and on standard output.
+            let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
+            // Nothing can be done about a closed standard error.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match cli.command {
+        Command::Stage(args) => stage::stage(&args),
+    }
+}

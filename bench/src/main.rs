@@ -1,0 +1,211 @@
+//! Benchmarks of Ondeck against the copy tools people use today.
+//!
+//! A figure here is only worth printing when a reader can take it apart, so every part of a run
+//! that could favour one tool is stated once, in the module that decides it, and printed on the
+//! page that the run makes.
+//!
+//! # Layout
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`data`] | what is copied: the four cases |
+//! | [`tools`] | who copies it: the command line of each tool, peers and `ondeck stage` |
+//! | [`scratch`] | where: the work directory on disk, the tmpfs, and their removal |
+//! | [`interrupt`], [`timed`] | how one command is run, timed, and stopped on a signal |
+//! | [`copies`] | how runs are interleaved, what is kept and dropped, the checksum's cost |
+//! | [`memcpy`] | the speed of light that copying into RAM is compared with |
+//! | [`metadata`] | what a copy keeps besides the bytes |
+//! | [`run_overhead`] | what `ondeck run` adds to a program that does nothing |
+//! | [`goals`] | the stated goals, met or missed |
+//! | [`machine`], [`page`] | what it ran on; the page that is printed |
+//! | [`phases`] | reads the report of `ondeck run` for the demo |
+
+mod copies;
+mod data;
+mod goals;
+mod interrupt;
+mod machine;
+mod memcpy;
+mod metadata;
+mod page;
+mod phases;
+mod run_overhead;
+mod scratch;
+mod timed;
+mod tools;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::copies::Direction;
+use crate::data::Case;
+use crate::interrupt::Interrupted;
+use crate::page::Page;
+use crate::scratch::Scratch;
+use crate::tools::{Checksum, Programs, Tool};
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Benchmarks of Ondeck against other copy tools. setup.sh installs the peers.
+#[derive(Parser)]
+#[command(name = "ondeck-bench", version)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Copy benchmark: `ondeck stage` beside cp, rsync, tar, rclone, fpsync, fcp, cpz, xcp and lms
+    ///
+    /// The binary under test is the newest release build of the workspace, or what the environment
+    /// variable ONDECK names. The full set takes an hour or so, 12 GiB of memory and 7 GB of disk.
+    Stage(StageOptions),
+    /// Print the phases of a report of `ondeck run`, one a line: name, seconds, bytes, files
+    Phases {
+        /// What `ondeck run --report` wrote
+        report: PathBuf,
+    },
+    /// Measure copying memory, in a process of its own
+    #[command(hide = true)]
+    Memcpy,
+}
+
+#[derive(clap::Args)]
+struct StageOptions {
+    /// Directory on the disk that is measured
+    #[arg(long, default_value = "/var/tmp")]
+    disk: PathBuf,
+    /// Rounds that count, after one that does not [default: 5, or 3 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: Option<u16>,
+    /// Smaller cases and fewer rounds: a first look in a few minutes
+    #[arg(long)]
+    quick: bool,
+    /// Only this case (may be repeated)
+    #[arg(long = "case", value_name = "CASE")]
+    cases: Vec<Case>,
+    /// Only this direction (may be repeated)
+    #[arg(long = "direction", value_name = "DIRECTION")]
+    directions: Vec<Direction>,
+    /// Only tools whose name begins so, as in --tool ondeck --tool rsync (may be repeated)
+    #[arg(long = "tool", value_name = "NAME")]
+    tools: Vec<String>,
+    /// Only this part (may be repeated)
+    #[arg(long = "part", value_name = "PART")]
+    parts: Vec<Part>,
+    /// Also write the page to this file
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The copies, with memory and memcpy
+    Copies,
+    /// What checksums cost
+    Checksum,
+    /// What each copy keeps
+    Metadata,
+    /// What `ondeck run` adds
+    Run,
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().command {
+        Command::Stage(options) => stage(&options),
+        Command::Phases { report } => phases::print(&report),
+        Command::Memcpy => memcpy::print(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ondeck-bench: {error:#}");
+            match error.downcast_ref::<Interrupted>() {
+                Some(interrupted) => {
+                    ExitCode::from(128u8.saturating_add(interrupted.signal.unsigned_abs() as u8))
+                }
+                None => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn stage(options: &StageOptions) -> Result<()> {
+    interrupt::install()?;
+    let programs = Programs::find()?;
+    match programs.ondeck() {
+        Some(path) => eprintln!("ondeck: {}", path.display()),
+        None => {
+            eprintln!("ondeck: not built, its rows are skipped; run cargo build --release, or set ONDECK")
+        }
+    }
+    let page = measure(options, &programs)?.render();
+    print!("{page}");
+    if let Some(file) = &options.markdown {
+        fs::write(file, &page).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Measures with a scratch directory that is gone when this returns.
+fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
+    let scratch = Scratch::new(&options.disk)?;
+    let wants = |part| options.parts.is_empty() || options.parts.contains(&part);
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
+    let rounds = usize::from(rounds);
+
+    let mut plan = copies::Plan {
+        scratch: &scratch,
+        programs,
+        cases: all_or(&options.cases, &Case::ALL),
+        directions: all_or(&options.directions, &Direction::ALL),
+        only: &options.tools,
+        rounds,
+        quick: options.quick,
+        copies: wants(Part::Copies),
+        checksum_costs: wants(Part::Checksum),
+    };
+    if !plan.copies {
+        plan.directions = &[Direction::In];
+    }
+    // The short parts first, so that a long run that is bound to fail in them fails early.
+    let metadata = if wants(Part::Metadata) {
+        metadata::compare(&scratch, programs, &options.tools)?
+    } else {
+        Vec::new()
+    };
+    let overheads = if wants(Part::Run) { run_overhead::measure(&scratch, programs)? } else { Vec::new() };
+    let results = if plan.copies || plan.checksum_costs { plan.run()? } else { copies::Results::default() };
+    let tools = [&Tool::PEERS[..], &[Tool::ondeck(Checksum::Xxh3, true)]].concat();
+    Ok(Page {
+        command: command_line(),
+        facts: machine::facts(&scratch.disk, &scratch.ram_label),
+        versions: tools.iter().filter_map(|t| t.version(programs)).collect(),
+        rounds,
+        quick: options.quick,
+        ondeck_is_built: programs.ondeck().is_some(),
+        results,
+        metadata,
+        overheads,
+    })
+}
+
+fn all_or<'a, T>(chosen: &'a [T], all: &'a [T]) -> &'a [T] {
+    if chosen.is_empty() { all } else { chosen }
+}
+
+/// The command that made the page, without paths: they say nothing about the figures, but may say
+/// who ran it.
+fn command_line() -> String {
+    let mut words = vec!["ondeck-bench".to_owned()];
+    for argument in std::env::args().skip(1) {
+        words.push(match argument.split_once('=') {
+            Some((name, value)) if value.contains('/') => format!("{name}=PATH"),
+            None if argument.contains('/') => "PATH".to_owned(),
+            _ => argument,
+        });
+    }
+    words.join(" ")
+}

@@ -1,0 +1,308 @@
+//! Owner, mode, times, extended attributes and ACLs.
+//!
+//! The order matters. The owner goes first, because a change of owner clears set-id bits and capabilities. An ACL
+//! goes before the mode: while the mode is still narrow, setting the ACL widens exactly to what the ACL says,
+//! whereas a wide mode first would let the owning group read what the ACL denies it. Times go last, because
+//! everything else changes them.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::fs::{self, AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use crate::Ownership;
+use crate::error::{During, Fault};
+use crate::merge::MergePolicy;
+
+pub(crate) const ACL_ACCESS: &CStr = c"system.posix_acl_access";
+pub(crate) const ACL_DEFAULT: &CStr = c"system.posix_acl_default";
+
+/// An extended attribute, ACLs included.
+pub(crate) struct Xattr {
+    pub name: CString,
+    pub value: Vec<u8>,
+}
+
+impl Xattr {
+    fn is_acl(&self) -> bool {
+        *self.name == *ACL_ACCESS || *self.name == *ACL_DEFAULT
+    }
+
+    /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
+    /// where it isn't allowed to, and so do we.
+    fn is_privileged(&self) -> bool {
+        self.name.to_bytes().starts_with(b"security.") || self.name.to_bytes().starts_with(b"trusted.")
+    }
+}
+
+/// What the caller may do, and what could not be kept because of that.
+pub(crate) struct Privilege {
+    /// Whether files can be given to other users.
+    pub root: bool,
+    /// Entries that kept the caller's ownership because only root can give files away.
+    pub ownership_kept: AtomicU64,
+}
+
+impl Privilege {
+    pub fn of_this_process() -> Self {
+        Privilege { root: rustix::process::geteuid().is_root(), ownership_kept: AtomicU64::new(0) }
+    }
+}
+
+/// Reads all extended attributes of an open file; usually there are none, which costs one system call.
+pub(crate) fn read_xattrs(fd: BorrowedFd<'_>, policy: Option<&dyn MergePolicy>) -> Result<Vec<Xattr>, Fault> {
+    let list = |buffer: &mut [u8]| fs::flistxattr(fd, buffer);
+    let get = |name: &CStr, buffer: &mut [u8]| fs::fgetxattr(fd, name, buffer);
+    collect(list, get, policy)
+}
+
+/// The same for an entry that can't be opened for reading: a symlink, FIFO, socket or device.
+pub(crate) fn read_xattrs_at(
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+    policy: Option<&dyn MergePolicy>,
+) -> Result<Vec<Xattr>, Fault> {
+    let path = proc_path(dir, name);
+    let list = |buffer: &mut [u8]| fs::llistxattr(&*path, buffer);
+    let get = |name: &CStr, buffer: &mut [u8]| fs::lgetxattr(&*path, name, buffer);
+    collect(list, get, policy)
+}
+
+/// A path of bounded length for the calls that have no `*at` form.
+fn proc_path(dir: BorrowedFd<'_>, name: &CStr) -> CString {
+    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name.to_bytes());
+    CString::new(path).unwrap_or_default() // neither half holds a NUL
+}
+
+fn collect(
+    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
+    policy: Option<&dyn MergePolicy>,
+) -> Result<Vec<Xattr>, Fault> {
+    const ACTION: &str = "reading its extended attributes";
+    let mut small = [0_u8; 256];
+    let mut large = Vec::new();
+    let names: &[u8] = match list(&mut small) {
+        Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOENT) => return Ok(Vec::new()),
+        Ok(length) => &small[..length],
+        Err(Errno::RANGE) => {
+            // 64 KiB is the kernel's own limit (XATTR_LIST_MAX).
+            large.resize(64 << 10, 0);
+            let length = list(&mut large).during(ACTION)?;
+            &large[..length]
+        }
+        Err(error) => return Err(Fault::new(ACTION, error)),
+    };
+    let mut xattrs = Vec::new();
+    for name in names.split_inclusive(|b| *b == 0) {
+        let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
+        let carried = match policy {
+            Some(policy) => match policy.xattr_name(name) {
+                Some(carried) => carried,
+                None => continue,
+            },
+            None => name.to_owned(),
+        };
+        let mut value = vec![0_u8; 256];
+        let length = match get(name, &mut value) {
+            Err(Errno::RANGE) => {
+                value.resize(64 << 10, 0); // XATTR_SIZE_MAX
+                get(name, &mut value)
+            }
+            other => other,
+        };
+        match length {
+            Ok(length) => value.truncate(length),
+            Err(Errno::NODATA) => continue,
+            Err(error) => return Err(Fault::new(ACTION, error)),
+        }
+        xattrs.push(Xattr { name: carried, value });
+    }
+    Ok(xattrs)
+}
+
+pub(crate) fn times_of(stat: &Stat) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: stat.st_atime as _, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ },
+    }
+}
+
+/// Gives an open file or directory of the target, whose state is `have`, the attributes of the source.
+///
+/// An extended attribute that can't be kept is the error, after everything else has been applied.
+pub(crate) fn apply(
+    fd: BorrowedFd<'_>,
+    have: &Stat,
+    want: &Stat,
+    xattrs: &[Xattr],
+    ownership: Ownership,
+    privilege: &Privilege,
+) -> Result<(), Fault> {
+    let mut mode = want.st_mode & 0o7777;
+    let mut must_chmod = have.st_mode & 0o7777 != mode;
+    match ownership {
+        Ownership::Preserve => {
+            if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
+                let kept = chown(want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid))?;
+                mode &= !kept.unsafe_bits();
+                must_chmod = true;
+            }
+        }
+        // A directory made inside a set-gid directory is set-gid itself, whatever it was in RAM.
+        Ownership::Inherit if is_directory(want) => {
+            mode |= have.st_mode & 0o2000;
+            must_chmod = have.st_mode & 0o7777 != mode;
+        }
+        Ownership::Inherit => {}
+    }
+    let mut lost = None;
+    for xattr in xattrs {
+        must_chmod |= xattr.is_acl();
+        if let Err(error) = fs::fsetxattr(fd, &*xattr.name, &xattr.value, XattrFlags::empty()) {
+            note_lost(xattr, error, privilege, &mut lost);
+        }
+    }
+    if must_chmod {
+        fs::fchmod(fd, Mode::from_raw_mode(mode)).during("setting its mode")?;
+    }
+    fs::futimens(fd, &times_of(want)).during("setting its times")?;
+    lost.map_or(Ok(()), Err)
+}
+
+/// The same for an entry of the target that is reached by name: a symlink, FIFO, socket or device.
+pub(crate) fn apply_at(
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+    want: &Stat,
+    xattrs: &[Xattr],
+    ownership: Ownership,
+    privilege: &Privilege,
+) -> Result<(), Fault> {
+    let have = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during("reading its attributes")?;
+    let mut mode = want.st_mode & 0o7777;
+    if ownership == Ownership::Preserve && (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
+        let set = |uid, gid| fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+        mode &= !chown(want, &have, privilege, set)?.unsafe_bits();
+    }
+    let mut lost = None;
+    for xattr in xattrs {
+        let path = proc_path(dir, name);
+        if let Err(error) = fs::lsetxattr(&*path, &*xattr.name, &xattr.value, XattrFlags::empty()) {
+            note_lost(xattr, error, privilege, &mut lost);
+        }
+    }
+    if !is_symlink(want) {
+        // Entries here are never symlinks, and the name was made by us under a directory nobody else writes to
+        // while the copy runs; chmodat without following needs fchmodat2, which is newer than the kernels we serve.
+        fs::chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty()).during("setting its mode")?;
+    }
+    fs::utimensat(dir, name, &times_of(want), AtFlags::SYMLINK_NOFOLLOW).during("setting its times")?;
+    lost.map_or(Ok(()), Err)
+}
+
+/// Removes from a directory that was there before what the source's does not have. What security modules and
+/// privileged programs put there is theirs.
+pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fault> {
+    for xattr in read_xattrs(fd, None)? {
+        if !xattr.is_privileged() && !keep.iter().any(|kept| kept.name == xattr.name) {
+            fs::fremovexattr(fd, &*xattr.name)
+                .during("removing an extended attribute that its source has not")?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an ACL that an entry inherited from its directory's default; what is not there need not be removed.
+pub(crate) fn drop_acl(fd: BorrowedFd<'_>) {
+    let _ = fs::fremovexattr(fd, ACL_ACCESS);
+}
+
+/// The same by name.
+pub(crate) fn drop_acl_at(dir: BorrowedFd<'_>, name: &CStr) {
+    let _ = fs::lremovexattr(&*proc_path(dir, name), ACL_ACCESS);
+}
+
+fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Option<Fault>) {
+    if xattr.is_privileged() && (!privilege.root || matches!(error, Errno::OPNOTSUPP | Errno::PERM)) {
+        return;
+    }
+    let action = if xattr.is_acl() {
+        "it was copied, but not its access control list"
+    } else {
+        "it was copied, but not all of its extended attributes"
+    };
+    let name = xattr.name.to_string_lossy();
+    *lost = Some(Fault {
+        action,
+        source: std::io::Error::new(
+            std::io::Error::from(error).kind(),
+            format!("{name}: {}", std::io::Error::from(error)),
+        ),
+    });
+}
+
+/// What of the ownership could be given to the copy.
+struct Kept {
+    user: bool,
+    group: bool,
+}
+
+impl Kept {
+    /// A set-id bit must not lend the copier's identity to whoever runs the copy.
+    fn unsafe_bits(&self) -> u32 {
+        (if self.user { 0 } else { 0o4000 }) | (if self.group { 0 } else { 0o2000 })
+    }
+}
+
+fn chown(
+    want: &Stat,
+    have: &Stat,
+    privilege: &Privilege,
+    set: impl Fn(Option<Uid>, Option<Gid>) -> Result<(), Errno>,
+) -> Result<Kept, Fault> {
+    let (uid, gid) = (Uid::from_raw(want.st_uid), Gid::from_raw(want.st_gid));
+    if privilege.root {
+        return match set(Some(uid), Some(gid)) {
+            Ok(()) => Ok(Kept { user: true, group: true }),
+            Err(error) => Err(Fault::new("setting its owner", error)),
+        };
+    }
+    // An ordinary user can only pass a file to another of their own groups. EINVAL: the group has no name in this
+    // user namespace.
+    let group = have.st_gid == want.st_gid
+        || match set(None, Some(gid)) {
+            Ok(()) => true,
+            Err(Errno::PERM | Errno::INVAL) => false,
+            Err(error) => return Err(Fault::new("setting its group", error)),
+        };
+    let kept = Kept { user: have.st_uid == want.st_uid, group };
+    if !(kept.user && kept.group) {
+        privilege.ownership_kept.fetch_add(1, Relaxed);
+    }
+    Ok(kept)
+}
+
+pub(crate) fn is_directory(stat: &Stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+pub(crate) fn is_symlink(stat: &Stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFLNK
+}
+
+pub(crate) fn is_regular(stat: &Stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// Whether nothing that we copy has changed between two looks at the same file. The access time doesn't count:
+/// reading the file changes it.
+pub(crate) fn same_state(before: &Stat, after: &Stat) -> bool {
+    let key = |s: &Stat| {
+        (s.st_dev, s.st_ino, s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec, s.st_mode)
+    };
+    key(before) == key(after)
+}

@@ -1,0 +1,130 @@
+//! Removing what only the target has.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{self, AtFlags, Mode, RawDir};
+use rustix::io::Errno;
+
+use crate::attributes::is_directory;
+use crate::dir::{OPEN_DIRECTORY, join};
+use crate::engine::Engine;
+use crate::error::{During, EntryError, Fault};
+use crate::progress::Event;
+
+/// Bytes of directory entries that are read at a time.
+const LISTING: usize = 32 << 10;
+/// The same inside a directory that is being removed, where every level of the tree holds such a buffer.
+const LISTING_BELOW: usize = 4 << 10;
+
+impl Engine<'_> {
+    /// Removes every entry of `target` whose name `source` does not have.
+    pub(crate) fn delete_extraneous(
+        &self,
+        path: &[u8],
+        source: BorrowedFd<'_>,
+        target: BorrowedFd<'_>,
+    ) -> Result<(), Fault> {
+        // Its own open file, so that the offset belongs to this loop alone.
+        let listing = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).during("listing the target")?;
+        let mut buffer = [MaybeUninit::uninit(); LISTING];
+        let mut entries = RawDir::new(&listing, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry.during("listing the target")?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") || self.options.exclude.matches(path, name.to_bytes())
+            {
+                continue;
+            }
+            match fs::statat(source, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => {}
+                Err(Errno::NOENT) => {
+                    if let Err(fault) = self.remove(path, target, name) {
+                        self.failed(join(path, name.to_bytes()), fault);
+                    }
+                }
+                Err(error) => return Err(Fault::new("comparing with the source", error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes one entry of the target with all it holds, as far as the policy allows. `Ok(false)`: something stays.
+    ///
+    /// The depth of this recursion is the depth of the target's own tree; beyond `DEEPEST` it refuses, which is
+    /// kinder than a stack overflow.
+    pub(crate) fn remove(&self, parent: &[u8], dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Fault> {
+        self.remove_at_depth(parent, dir, name, 0)
+    }
+
+    fn remove_at_depth(
+        &self,
+        parent: &[u8],
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        depth: usize,
+    ) -> Result<bool, Fault> {
+        const ACTION: &str = "deleting it";
+        /// A level needs a descriptor, 4 KiB of heap and about 1 KiB of a worker's stack.
+        const DEEPEST: usize = 4096;
+        let path = join(parent, name.to_bytes());
+        let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(true),
+            Err(error) => return Err(Fault::new(ACTION, error)),
+        };
+        if self.options.dry_run {
+            (self.monitor.event)(Event::Would("delete", &path));
+            return Ok(true);
+        }
+        let mut emptied = true;
+        if is_directory(&stat) {
+            if depth == DEEPEST {
+                return Err(Fault::message(ACTION, "the tree is nested too deeply; remove it with rm -r"));
+            }
+            let inner = fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+            let mut buffer = Box::new_uninit_slice(LISTING_BELOW);
+            let mut entries = RawDir::new(&inner, &mut buffer);
+            while let Some(entry) = entries.next() {
+                let entry = entry.during(ACTION)?;
+                let inner_name = entry.file_name();
+                if matches!(inner_name.to_bytes(), b"." | b"..") {
+                    continue;
+                }
+                if self.options.exclude.matches(&path, inner_name.to_bytes()) {
+                    emptied = false;
+                    continue;
+                }
+                emptied &= self.remove_at_depth(&path, inner.as_fd(), inner_name, depth + 1)?;
+            }
+        }
+        let allowed = self.policy.is_none_or(|policy| policy.may_delete(&path, &stat));
+        if !allowed || !emptied {
+            // A directory stays because of what it holds, and that was told already.
+            if !allowed && !is_directory(&stat) {
+                (self.monitor.event)(Event::Kept(&path));
+            }
+            return Ok(false);
+        }
+        let flags = if is_directory(&stat) { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        match fs::unlinkat(dir, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => {
+                (self.monitor.event)(Event::Deleted(&path));
+                self.counts.deleted();
+                Ok(true)
+            }
+            // Someone put a file into it meanwhile.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Err(error) => Err(Fault::new(ACTION, error)),
+        }
+    }
+
+    /// Reports an entry that could not be handled; the others go on.
+    pub(crate) fn failed(&self, path: Vec<u8>, fault: Fault) {
+        self.monitor.progress.errors.fetch_add(1, Relaxed);
+        let error = EntryError { path, action: fault.action, source: fault.source };
+        (self.monitor.event)(Event::Failed(&error));
+    }
+}

@@ -1,0 +1,1182 @@
+//! The workers: how directories are walked and entries are brought over.
+
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat};
+use rustix::io::Errno;
+
+use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, Privilege, is_directory};
+use crate::checksum::{Checksum, Digest};
+use crate::dir::{
+    self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, partial_name,
+};
+use crate::error::{During, Fault, StageError};
+use crate::file::LargeFile;
+use crate::links::{Links, Role, Waiting};
+use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
+use crate::merge::{Action, DirectoryAction, MergePolicy, Place};
+use crate::progress::{Event, Monitor};
+use crate::queue::Queue;
+use crate::throttle::Throttle;
+use crate::verify::{self, Verified};
+use crate::{Options, Ownership};
+
+/// What a copy did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Summary {
+    /// Regular files copied.
+    pub files: u64,
+    /// Directories made or merged.
+    pub directories: u64,
+    /// Symlinks, FIFOs, sockets and devices made.
+    pub others: u64,
+    /// Further names of files linked.
+    pub hard_links: u64,
+    /// Bytes of data in the copied files, holes included.
+    pub bytes: u64,
+    /// Files that were there already.
+    pub unchanged: u64,
+    /// Entries of the target removed.
+    pub deleted: u64,
+    /// Entries that failed; each was reported as an event.
+    pub errors: u64,
+    /// Files that changed while they were copied and were copied again.
+    pub retried: u64,
+    /// Entries that kept the caller's owner or group, because only root can give files away.
+    pub ownership_kept: u64,
+    /// Time spent copying.
+    pub copying: Duration,
+    /// Time the target filesystem took to confirm that it holds the data.
+    pub syncing: Duration,
+    /// What reading back found, if it was asked for.
+    pub verified: Option<Verified>,
+    /// Time spent reading back.
+    pub verifying: Duration,
+}
+
+/// Counters of the workers; those that a watcher needs live are in [`crate::Progress`].
+#[derive(Default)]
+pub(crate) struct Counts {
+    files: AtomicU64,
+    directories: AtomicU64,
+    others: AtomicU64,
+    hard_links: AtomicU64,
+    bytes: AtomicU64,
+    unchanged: AtomicU64,
+    deleted: AtomicU64,
+    pub retried: AtomicU64,
+}
+
+impl Counts {
+    pub fn deleted(&self) {
+        self.deleted.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Where a copy goes.
+pub enum TargetRoot {
+    /// A directory that exists, open.
+    Existing(OwnedFd),
+    /// A directory to be made: its open parent and its name.
+    New(OwnedFd, CString),
+}
+
+/// Both ends of a copy, open.
+pub struct Roots {
+    /// The source directory.
+    pub source: OwnedFd,
+    /// The target directory.
+    pub target: TargetRoot,
+    /// How messages and the manifest call the source.
+    pub source_path: PathBuf,
+    /// How messages and the manifest call the target.
+    pub target_path: PathBuf,
+}
+
+/// Some entries of one directory, all of one block of it.
+pub(crate) struct Batch {
+    node: Arc<DirNode>,
+    /// Names, each with its NUL.
+    names: Vec<u8>,
+    entries: Vec<(u32, FileType)>,
+}
+
+pub(crate) enum Task {
+    /// Enter a directory found in its parent.
+    Enter { parent: Arc<DirNode>, name: CString },
+    /// Read the next block of a directory.
+    Read { node: Arc<DirNode>, listing: OwnedFd },
+    /// Copy some entries.
+    Copy(Batch),
+    /// Help with the chunks of a large file.
+    Chunks(Arc<LargeFile>),
+}
+
+/// What all workers share.
+pub(crate) struct Engine<'a> {
+    pub options: &'a Options,
+    pub policy: Option<&'a dyn MergePolicy>,
+    pub monitor: &'a Monitor<'a>,
+    pub counts: Counts,
+    pub queue: Queue<Task>,
+    pub links: Links,
+    pub budget: FdBudget,
+    pub privilege: Privilege,
+    pub manifest: Option<Manifest>,
+    pub throttle: Option<Throttle>,
+    /// The name the root's single file gets in the target, when the source is a file.
+    pub single: Option<CString>,
+    /// The directory in which a new root is renamed when it is complete.
+    root_parent: Option<OwnedFd>,
+}
+
+/// A worker's own state.
+pub(crate) struct Worker {
+    /// The data buffer.
+    pub buffer: Vec<u8>,
+    pub lines: Lines,
+}
+
+const READING_SOURCE: &str = "reading the source";
+
+/// Bytes of directory entries read at a time: about a thousand names.
+const LISTING: usize = 32 << 10;
+/// Entries handed out together: enough to make the queue's lock cheap, few enough to share a small directory.
+const BATCH: usize = 32;
+/// The data buffer of a worker. Large enough that tmpfs fills whole huge pages at once.
+const BUFFER: usize = 4 << 20;
+
+/// Makes `target` a copy of `source`, a directory or a file. A target directory that exists is merged into.
+///
+/// Symlinks among the two arguments are followed; within the tree none is. Entries that fail are events and are
+/// counted, the rest goes on.
+///
+/// # Errors
+/// [`StageError`] if the copy as a whole could not begin or go on. It can be run again and then resumes.
+pub fn stage(
+    source: &Path,
+    target: &Path,
+    options: &Options,
+    monitor: &Monitor<'_>,
+) -> Result<Summary, StageError> {
+    let source_error = |error: Errno| StageError::Source { path: source.to_owned(), source: error.into() };
+    let target_error = |error: Errno| StageError::Target { path: target.to_owned(), source: error.into() };
+    let opened = fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(source_error)?;
+    let stat = fs::fstat(&opened).map_err(source_error)?;
+    let existing = match fs::open(target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(fd) => Some((fs::fstat(&fd).map_err(target_error)?, fd)),
+        Err(Errno::NOENT) => None,
+        Err(error) => return Err(target_error(error)),
+    };
+    // The absolute paths name the pair in the manifest, whatever directory the next run is started from.
+    let source_path = source.canonicalize().unwrap_or_else(|_| source.to_owned());
+    let open_parent = |path: &Path| -> Result<(OwnedFd, CString), Errno> {
+        let trimmed = trim_slashes(path);
+        let name = trimmed.file_name().ok_or(Errno::ISDIR)?;
+        let parent =
+            trimmed.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let fd = fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok((fd, CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?))
+    };
+    let absolute =
+        |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or(path.into());
+    let target_path = absolute(&trim_slashes(target));
+    if is_directory(&stat) {
+        let source = fs::openat(&opened, c".", OPEN_DIRECTORY, Mode::empty()).map_err(source_error)?;
+        let target = match existing {
+            Some((stat, fd)) if is_directory(&stat) => TargetRoot::Existing(
+                fs::openat(&fd, c".", OPEN_DIRECTORY, Mode::empty()).map_err(target_error)?,
+            ),
+            Some(_) => {
+                let why = format!("{} is a directory but {} is not", source_path.display(), target.display());
+                return Err(StageError::Mismatch(why));
+            }
+            None => {
+                let (parent, name) = open_parent(target).map_err(target_error)?;
+                TargetRoot::New(parent, name)
+            }
+        };
+        refuse_nesting(&source_path, &target_path)?;
+        return stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor);
+    }
+    if existing.as_ref().is_some_and(|(stat, _)| is_directory(stat)) {
+        return Err(StageError::Mismatch(format!(
+            "{} is a directory but {} is not; name the file to be made in it",
+            target.display(),
+            source.display()
+        )));
+    }
+    // A single file: a walk over its parent directory that has this one entry. A symlink on the command line is
+    // followed, on either side.
+    let (source_dir, name) = open_parent(&source_path).map_err(source_error)?;
+    let (target_dir, target_name) =
+        open_parent(if existing.is_some() { &target_path } else { target }).map_err(target_error)?;
+    let roots =
+        Roots { source: source_dir, target: TargetRoot::Existing(target_dir), source_path, target_path };
+    run(roots, Some((name, target_name)), options, None, monitor)
+}
+
+/// The same between open directories, steered by a policy.
+///
+/// # Errors
+/// As [`stage`].
+pub fn stage_roots(
+    roots: Roots,
+    options: &Options,
+    policy: Option<&dyn MergePolicy>,
+    monitor: &Monitor<'_>,
+) -> Result<Summary, StageError> {
+    run(roots, None, options, policy, monitor)
+}
+
+fn trim_slashes(path: &Path) -> PathBuf {
+    // `components` drops trailing slashes and single dots, and keeps everything that has a meaning.
+    path.components().collect()
+}
+
+fn refuse_nesting(source: &Path, target: &Path) -> Result<(), StageError> {
+    let why = if source == target {
+        "source and target are the same directory"
+    } else if target.starts_with(source) {
+        "the target lies inside the source and would be copied into itself"
+    } else if source.starts_with(target) {
+        "the source lies inside the target"
+    } else {
+        return Ok(());
+    };
+    Err(StageError::Mismatch(format!("{} and {}: {why}", source.display(), target.display())))
+}
+
+fn run(
+    roots: Roots,
+    single: Option<(CString, CString)>,
+    options: &Options,
+    policy: Option<&dyn MergePolicy>,
+    monitor: &Monitor<'_>,
+) -> Result<Summary, StageError> {
+    let Roots { source, target, source_path, target_path } = roots;
+    let target_error = |error: Errno| StageError::Target { path: target_path.clone(), source: error.into() };
+    let manifest = match &options.manifest {
+        Some(path) if !options.dry_run => {
+            Some(Manifest::open(path, &source_path, &target_path).map_err(|error| match error {
+                OpenError::Busy => StageError::Busy { path: target_path.clone() },
+                OpenError::Io(source) => StageError::Manifest { path: path.clone(), source },
+            })?)
+        }
+        _ => None,
+    };
+    let (target_fd, new_name) = match target {
+        TargetRoot::Existing(fd) => (fd, None),
+        TargetRoot::New(parent, name) => (parent, Some(name)),
+    };
+    let sync_fd = rustix::io::fcntl_dupfd_cloexec(&target_fd, 0).map_err(target_error)?;
+    let (source_name, single) = single.unzip();
+    let mut engine = Engine {
+        options,
+        policy,
+        monitor,
+        counts: Counts::default(),
+        queue: Queue::new(),
+        links: Links::default(),
+        budget: FdBudget::of_this_process(),
+        privilege: Privilege::of_this_process(),
+        manifest,
+        throttle: options.bandwidth.map(Throttle::new),
+        single,
+        root_parent: None,
+    };
+    let root = match new_name {
+        Some(name) => engine.make_root(source, target_fd, name),
+        None => engine.open_root(source, target_fd),
+    };
+    let root = root.map_err(|fault| match fault.source.raw_os_error() {
+        Some(code) if code == Errno::WOULDBLOCK.raw_os_error() => {
+            StageError::Busy { path: target_path.clone() }
+        }
+        _ if fault.action == READING_SOURCE => {
+            StageError::Source { path: source_path.clone(), source: fault.source }
+        }
+        _ => StageError::Target { path: target_path.clone(), source: fault.source },
+    })?;
+    match source_name {
+        Some(name) => engine.queue.push([Task::Copy(Batch::of_one(root.clone(), &name))]),
+        None => engine.begin(&root),
+    }
+
+    let began = Instant::now();
+    let workers = options.worker_count();
+    std::thread::scope(|scope| {
+        // Deleting a deep tree recurses; only the pages that are used cost anything.
+        const STACK: usize = 32 << 20;
+        let mut started = 0;
+        for number in 0..workers {
+            let engine = &engine;
+            let thread = std::thread::Builder::new().name(format!("stage-{number}")).stack_size(STACK);
+            started += usize::from(thread.spawn_scoped(scope, move || engine.work()).is_ok());
+        }
+        // Out of threads (a limit of the batch system): slower, but it goes on.
+        if started == 0 {
+            engine.work();
+        }
+    });
+    let copying = began.elapsed();
+    let cancelled = monitor.progress.is_cancelled();
+
+    let began = Instant::now();
+    if options.sync && !options.dry_run {
+        fs::syncfs(&sync_fd)
+            .map_err(|error| StageError::Sync { path: target_path.clone(), source: error.into() })?;
+    }
+    let syncing = began.elapsed();
+    if let Some(manifest) = &engine.manifest
+        && options.sync
+    {
+        let partial = cancelled || monitor.progress.errors.load(Ordering::Relaxed) > 0;
+        manifest.synced(partial).map_err(|source| StageError::Manifest {
+            path: options.manifest.clone().unwrap_or_default(),
+            source,
+        })?;
+    }
+    if cancelled {
+        return Err(StageError::Interrupted);
+    }
+
+    let began = Instant::now();
+    let mut verified = None;
+    if let Some(path) = &options.manifest
+        && options.verify
+        && !options.dry_run
+    {
+        let verify_error = |source| StageError::Manifest { path: path.clone(), source };
+        let fds = root.fds(&engine.budget).map_err(|fault| verify_error(fault.source))?;
+        let dir = fds.target().map_err(|fault| verify_error(fault.source))?;
+        verified = Some(verify::verify(dir, path, workers, monitor).map_err(verify_error)?);
+    }
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let counts = &engine.counts;
+    Ok(Summary {
+        files: count(&counts.files),
+        directories: count(&counts.directories),
+        others: count(&counts.others),
+        hard_links: count(&counts.hard_links),
+        bytes: count(&counts.bytes),
+        unchanged: count(&counts.unchanged),
+        deleted: count(&counts.deleted),
+        errors: count(&monitor.progress.errors),
+        retried: count(&counts.retried),
+        ownership_kept: count(&engine.privilege.ownership_kept),
+        copying,
+        syncing,
+        verified,
+        verifying: began.elapsed(),
+    })
+}
+
+impl Batch {
+    fn new(node: &Arc<DirNode>) -> Self {
+        Batch { node: node.clone(), names: Vec::new(), entries: Vec::new() }
+    }
+
+    fn of_one(node: Arc<DirNode>, name: &CStr) -> Self {
+        Batch { node, names: name.to_bytes_with_nul().to_vec(), entries: vec![(0, FileType::Unknown)] }
+    }
+
+    fn add(&mut self, name: &CStr, file_type: FileType) {
+        self.entries.push((self.names.len() as u32, file_type));
+        self.names.extend_from_slice(name.to_bytes_with_nul());
+    }
+}
+
+/// What is known of a target directory when it is entered.
+struct Entered {
+    target: Option<OwnedFd>,
+    kind: Kind,
+    partial: bool,
+}
+
+impl Engine<'_> {
+    /// The root when the target directory exists.
+    fn open_root(&self, source: OwnedFd, target: OwnedFd) -> Result<Arc<DirNode>, Fault> {
+        let source_stat = fs::fstat(&source).during(READING_SOURCE)?;
+        self.lock_root(&target)?;
+        let target_stat = fs::fstat(&target).during("reading the target")?;
+        let action = match (&self.single, self.policy) {
+            (Some(_), _) => DirectoryAction::Merge { delete: false, attributes: false },
+            (None, Some(policy)) => policy.directory(b"", source.as_fd(), Some(&target_stat)),
+            (None, None) => self.default_directory_action(),
+        };
+        let entered = Entered { target: Some(target), kind: Kind::Existing, partial: false };
+        self.node(None, CString::default(), source, source_stat, entered, action)
+    }
+
+    /// The root when the target directory is new.
+    fn make_root(&mut self, source: OwnedFd, parent: OwnedFd, name: CString) -> Result<Arc<DirNode>, Fault> {
+        let source_stat = fs::fstat(&source).during(READING_SOURCE)?;
+        let entered = if self.options.dry_run {
+            (self.monitor.event)(Event::Would("make directory", b""));
+            Entered { target: None, kind: Kind::Imagined, partial: false }
+        } else {
+            self.make_directory(parent.as_fd(), &name, true)?
+        };
+        if let Some(target) = &entered.target {
+            self.lock_root(target)?;
+        }
+        self.root_parent = Some(parent);
+        let action = match self.policy {
+            Some(policy) => policy.directory(b"", source.as_fd(), None),
+            None => self.default_directory_action(),
+        };
+        self.node(None, name, source, source_stat, entered, action)
+    }
+
+    fn default_directory_action(&self) -> DirectoryAction {
+        DirectoryAction::Merge { delete: self.options.delete, attributes: true }
+    }
+
+    /// Keeps a second copy out of the same target. Filesystems without locks are used without.
+    fn lock_root(&self, target: &OwnedFd) -> Result<(), Fault> {
+        if self.options.dry_run || self.single.is_some() {
+            return Ok(());
+        }
+        match fs::flock(target, fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(error @ Errno::WOULDBLOCK) => Err(Fault::new("locking the target", error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&self, root: &Arc<DirNode>) {
+        match self.listing(root) {
+            Ok(listing) => self.queue.push([Task::Read { node: root.clone(), listing }]),
+            Err(fault) => {
+                self.failed(Vec::new(), fault);
+                self.finished_one(root);
+            }
+        }
+    }
+
+    /// One worker's life: take a task, do it, until none is left.
+    fn work(&self) {
+        let mut worker = Worker { buffer: vec![0; BUFFER], lines: Lines::new() };
+        while let Some(task) = self.queue.pop() {
+            match task {
+                Task::Enter { parent, name } => self.enter(&parent, &name),
+                Task::Read { node, listing } => self.read_block(node, listing),
+                Task::Copy(batch) => self.copy_batch(&batch, &mut worker),
+                Task::Chunks(file) => self.copy_chunk(file, &mut worker),
+            }
+            worker.lines.flush_if_old(self.manifest.as_ref());
+            self.queue.done();
+        }
+        if let Some(manifest) = &self.manifest {
+            worker.lines.flush(manifest);
+        }
+    }
+
+    /// Takes a source directory's next block of entries, and puts the rest of it below the work they make.
+    fn read_block(&self, node: Arc<DirNode>, listing: OwnedFd) {
+        if self.monitor.progress.is_cancelled() {
+            return self.finished_one(&node);
+        }
+        let path = if self.options.exclude.is_empty() { Vec::new() } else { node.path() };
+        let mut buffer = [MaybeUninit::<u8>::uninit(); LISTING];
+        let mut entries = RawDir::new(&listing, &mut buffer);
+        let mut directories = Vec::new();
+        let mut batches = vec![Batch::new(&node)];
+        let mut block: Vec<(u64, u32, FileType)> = Vec::new();
+        let mut names: Vec<u8> = Vec::new();
+        let mut ended = false;
+        loop {
+            match entries.next() {
+                None => {
+                    ended = true;
+                    break;
+                }
+                Some(Err(error)) => {
+                    node.incomplete.store(true, Ordering::Relaxed);
+                    self.failed(node.path(), Fault::new("listing it", error));
+                    ended = true;
+                    break;
+                }
+                Some(Ok(entry)) => {
+                    let name = entry.file_name();
+                    let bytes = name.to_bytes();
+                    if !matches!(bytes, b"." | b"..")
+                        && !(!self.options.exclude.is_empty() && self.options.exclude.matches(&path, bytes))
+                    {
+                        block.push((entry.ino(), names.len() as u32, entry.file_type()));
+                        names.extend_from_slice(name.to_bytes_with_nul());
+                    }
+                }
+            }
+            // The kernel's block is used up: what follows would be the next one.
+            if entries.is_buffer_empty() {
+                break;
+            }
+        }
+        // In the order of inode numbers, which on most disk filesystems is the order of the data.
+        block.sort_unstable_by_key(|(inode, offset, _)| (*inode, *offset));
+        for (_, offset, file_type) in block {
+            let Ok(name) = CStr::from_bytes_until_nul(&names[offset as usize..]) else { continue };
+            if is_partial_name(name.to_bytes()) {
+                let path = dir::join(&node.path(), name.to_bytes());
+                let why = "the name is that of an incomplete copy of Ondeck; rename it if you need it copied";
+                self.failed(path, Fault::message("copying it", why));
+            } else if file_type == FileType::Directory {
+                directories.push(Task::Enter { parent: node.clone(), name: name.to_owned() });
+            } else {
+                if batches[batches.len() - 1].entries.len() == BATCH {
+                    batches.push(Batch::new(&node));
+                }
+                let last = batches.len() - 1;
+                batches[last].add(name, file_type);
+            }
+        }
+        batches.retain(|batch| !batch.entries.is_empty());
+        let found: usize = batches.iter().map(|batch| batch.entries.len()).sum();
+        self.monitor.progress.entries_found.fetch_add(found as u64, Ordering::Relaxed);
+        node.pending.fetch_add(directories.len() + batches.len(), Ordering::AcqRel);
+        // Last in, first out: files first, then subdirectories, then the rest of this directory.
+        let rest = (!ended).then(|| Task::Read { node: node.clone(), listing });
+        self.queue.push(rest.into_iter().chain(directories).chain(batches.into_iter().map(Task::Copy)));
+        if ended {
+            self.finished_one(&node);
+        }
+    }
+
+    /// Enters a directory on both sides.
+    fn enter(&self, parent: &Arc<DirNode>, name: &CStr) {
+        if self.monitor.progress.is_cancelled() {
+            return self.finished_one(parent);
+        }
+        match self.try_enter(parent, name) {
+            Ok(Some((node, listing))) => {
+                // The parent's count is passed on: the child counts as one until it is complete.
+                self.queue.push([Task::Read { node, listing }]);
+            }
+            Ok(None) => self.finished_one(parent),
+            Err(fault) => {
+                self.failed(dir::join(&parent.path(), name.to_bytes()), fault);
+                self.finished_one(parent);
+            }
+        }
+    }
+
+    fn try_enter(
+        &self,
+        parent: &Arc<DirNode>,
+        name: &CStr,
+    ) -> Result<Option<(Arc<DirNode>, OwnedFd)>, Fault> {
+        let fds = parent.fds(&self.budget)?;
+        let source = fs::openat(&fds.source, name, OPEN_DIRECTORY, Mode::empty()).during("opening it")?;
+        let source_stat = fs::fstat(&source).during("opening it")?;
+        let found = match (&fds.target, parent.kind) {
+            (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
+            _ => None,
+        };
+        let action = match self.policy {
+            Some(policy) => {
+                policy.directory(&dir::join(&parent.path(), name.to_bytes()), source.as_fd(), found.as_ref())
+            }
+            None => self.default_directory_action(),
+        };
+        let DirectoryAction::Merge { .. } = action else { return Ok(None) };
+        let entered = self.enter_target(parent, &fds, name, found.as_ref())?;
+        let listing = open_listing(&source)?;
+        let node = self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
+        Ok(Some((node, listing)))
+    }
+
+    /// Opens or makes the target's directory for a source directory.
+    fn enter_target(
+        &self,
+        parent: &DirNode,
+        fds: &DirFds,
+        name: &CStr,
+        found: Option<&Stat>,
+    ) -> Result<Entered, Fault> {
+        let Some(target) = &fds.target else {
+            (self.monitor.event)(Event::Would("make directory", &dir::join(&parent.path(), name.to_bytes())));
+            return Ok(Entered { target: None, kind: Kind::Imagined, partial: false });
+        };
+        let target = target.as_fd();
+        match found {
+            Some(stat) if is_directory(stat) => {
+                let kind = if parent.kind == Kind::Resumed { Kind::Resumed } else { Kind::Existing };
+                let opened = self.open_existing(target, name, stat)?;
+                Ok(Entered { target: Some(opened), kind, partial: false })
+            }
+            _ if self.options.dry_run => {
+                (self.monitor.event)(Event::Would(
+                    "make directory",
+                    &dir::join(&parent.path(), name.to_bytes()),
+                ));
+                Ok(Entered { target: None, kind: Kind::Imagined, partial: false })
+            }
+            Some(_) if parent.kind == Kind::Resumed => {
+                fs::unlinkat(target, name, AtFlags::empty()).during("replacing it by a directory")?;
+                self.make_directory(target, name, false)
+            }
+            _ => self.make_directory(target, name, parent.kind == Kind::Existing),
+        }
+    }
+
+    /// Makes a target directory, under a temporary name if others look into its parent.
+    fn make_directory(&self, parent: BorrowedFd<'_>, name: &CStr, partial: bool) -> Result<Entered, Fault> {
+        const ACTION: &str = "making the directory";
+        let temporary = partial.then(|| partial_name(name));
+        let name = temporary.as_deref().unwrap_or(name);
+        let kind = match fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) => Kind::Fresh,
+            Err(Errno::EXIST) => Kind::Resumed,
+            Err(error) => return Err(Fault::new(ACTION, error)),
+        };
+        let target = match kind {
+            Kind::Fresh => fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?,
+            _ => {
+                let stat = fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+                self.open_existing(parent, name, &stat)?
+            }
+        };
+        Ok(Entered { target: Some(target), kind, partial })
+    }
+
+    /// Opens a target directory that exists. One of ours that we may not write to (a finished copy of a read-only
+    /// directory) is made writable until it is completed again.
+    fn open_existing(&self, parent: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Fault> {
+        const ACTION: &str = "opening it in the target";
+        let owner = rustix::process::geteuid().as_raw() == stat.st_uid;
+        let closed = stat.st_mode & 0o700 != 0o700 && owner && !self.privilege.root && !self.options.dry_run;
+        if closed && is_directory(stat) {
+            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700);
+            fs::chmodat(parent, name, mode, AtFlags::empty()).during(ACTION)?;
+        }
+        fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)
+    }
+
+    fn node(
+        &self,
+        parent: Option<Arc<DirNode>>,
+        name: CString,
+        source: OwnedFd,
+        source_stat: Stat,
+        entered: Entered,
+        action: DirectoryAction,
+    ) -> Result<Arc<DirNode>, Fault> {
+        let (delete, attributes) = match action {
+            DirectoryAction::Merge { delete, attributes } => (delete, attributes),
+            DirectoryAction::Skip => (false, false),
+        };
+        let new = entered.kind != Kind::Existing;
+        let mut hands_down_acl = false;
+        let mut target_stat = None;
+        if let Some(target) = &entered.target {
+            target_stat = Some(fs::fstat(target).during("opening it in the target")?);
+            if self.options.ownership == Ownership::Preserve {
+                match entered.kind {
+                    Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
+                    // What it inherited from its parent is not the source's; drop it before it is handed down.
+                    _ if parent.as_ref().is_none_or(|parent| parent.hands_down_acl) => {
+                        let _ = fs::fremovexattr(target, ACL_DEFAULT);
+                        let _ = fs::fremovexattr(target, ACL_ACCESS);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(DirNode::new(
+            NewDir {
+                parent,
+                name,
+                kind: entered.kind,
+                partial: entered.partial,
+                attributes: attributes || (new && self.single.is_none()),
+                delete: delete || entered.kind == Kind::Resumed,
+                hands_down_acl,
+                source: source_stat,
+                target: target_stat,
+                fds: DirFds { source, target: entered.target },
+            },
+            &self.budget,
+        ))
+    }
+
+    fn listing(&self, node: &Arc<DirNode>) -> Result<OwnedFd, Fault> {
+        open_listing(&node.fds(&self.budget)?.source)
+    }
+
+    /// One of a directory's tasks is done. The last one completes the directory, which is one of its parent's tasks.
+    pub fn finished_one(&self, node: &Arc<DirNode>) {
+        let mut node = node.clone();
+        while node.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if !self.monitor.progress.is_cancelled()
+                && let Err(fault) = self.complete(&node)
+            {
+                self.failed(node.path(), fault);
+            }
+            node.close();
+            match &node.parent {
+                Some(parent) => node = parent.clone(),
+                None => return,
+            }
+        }
+    }
+
+    /// All entries of a directory are in place: remove what is not the source's, set its attributes, show it.
+    fn complete(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+        if self.single.is_some() {
+            return Ok(());
+        }
+        let fds = node.fds(&self.budget)?;
+        let path = node.path();
+        let Some(target) = &fds.target else { return Ok(()) };
+        if node.delete && !node.incomplete.load(Ordering::Relaxed) {
+            self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd())?;
+        }
+        if self.options.dry_run {
+            return Ok(());
+        }
+        let mut lost = Ok(());
+        if node.attributes {
+            let have = fs::fstat(target).during("reading its attributes")?;
+            let xattrs = attributes::read_xattrs(fds.source.as_fd(), self.policy)?;
+            let ownership = self.options.ownership;
+            if matches!(node.kind, Kind::Existing | Kind::Resumed) {
+                attributes::remove_others(target.as_fd(), &xattrs)?;
+            }
+            lost =
+                attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
+        }
+        if node.partial {
+            self.show_directory(node)?;
+        }
+        self.counts.directories.fetch_add(1, Ordering::Relaxed);
+        if let Some(policy) = self.policy {
+            policy.placed(&path, &fs::fstat(target).during("reading its attributes")?);
+        }
+        lost
+    }
+
+    /// Gives a complete new directory its name.
+    fn show_directory(&self, node: &DirNode) -> Result<(), Fault> {
+        const ACTION: &str = "giving the finished directory its name";
+        let parent_fds;
+        let parent = match (&node.parent, &self.root_parent) {
+            (Some(parent), _) => {
+                parent_fds = parent.fds(&self.budget)?;
+                parent_fds.target()?
+            }
+            (None, Some(fd)) => fd.as_fd(),
+            (None, None) => return Err(Fault::message(ACTION, "it has no parent")),
+        };
+        let temporary = partial_name(&node.name);
+        let renamed =
+            match fs::renameat_with(parent, &*temporary, parent, &*node.name, RenameFlags::NOREPLACE) {
+                // Some filesystems can't promise not to replace; a plain rename replaces an empty directory only.
+                Err(Errno::INVAL | Errno::NOSYS) => fs::renameat(parent, &*temporary, parent, &*node.name),
+                Err(Errno::EXIST) => {
+                    // A file, symlink or the like that was there before: the source's directory takes its place.
+                    match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
+                        Ok(()) => fs::renameat(parent, &*temporary, parent, &*node.name),
+                        // A directory that someone made meanwhile and that may hold their files.
+                        Err(_) => Err(Errno::EXIST),
+                    }
+                }
+                other => other,
+            };
+        renamed.during(ACTION)?;
+        node.mark_renamed();
+        Ok(())
+    }
+
+    fn copy_batch(&self, batch: &Batch, worker: &mut Worker) {
+        let node = &batch.node;
+        let fds = match node.fds(&self.budget) {
+            Ok(fds) => fds,
+            Err(fault) => {
+                self.failed(node.path(), fault);
+                return self.finished_one(node);
+            }
+        };
+        let parent = node.path();
+        for (offset, file_type) in &batch.entries {
+            if self.monitor.progress.is_cancelled() {
+                break;
+            }
+            let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
+            let at = At { node, fds: &fds, parent: &parent, name };
+            match self.entry(&at, *file_type, worker) {
+                Ok(()) => {}
+                // It vanished between being listed and being opened, as it may in a live tree.
+                Err(fault) => self.failed(at.path(), fault),
+            }
+        }
+        self.finished_one(node);
+    }
+
+    /// Copies one entry that is not known to be a directory.
+    fn entry(&self, at: &At<'_>, file_type: FileType, worker: &mut Worker) -> Result<(), Fault> {
+        match file_type {
+            FileType::RegularFile => self.regular_file(at, worker, 0),
+            FileType::Unknown => {
+                let stat =
+                    fs::statat(&at.fds.source, at.name, AtFlags::SYMLINK_NOFOLLOW).during("reading it")?;
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::RegularFile => self.regular_file(at, worker, 0),
+                    FileType::Directory => {
+                        at.node.pending.fetch_add(1, Ordering::AcqRel);
+                        self.queue.push([Task::Enter { parent: at.node.clone(), name: at.name.to_owned() }]);
+                        Ok(())
+                    }
+                    _ => self.other(at, worker),
+                }
+            }
+            _ => self.other(at, worker),
+        }
+    }
+
+    /// Copies a symlink, FIFO, socket or device.
+    fn other(&self, at: &At<'_>, worker: &mut Worker) -> Result<(), Fault> {
+        let source = at.fds.source.as_fd();
+        let stat = fs::statat(source, at.name, AtFlags::SYMLINK_NOFOLLOW).during("reading it")?;
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        if matches!(file_type, FileType::RegularFile | FileType::Directory) {
+            return Err(Fault::message("copying it", "it was replaced by another kind of entry meanwhile"));
+        }
+        let found = self.found_in_target(at)?;
+        let Some(placement) = self.placement(at, &stat, found.as_ref())? else { return Ok(()) };
+        if stat.st_nlink > 1 && self.join_links(at, &stat, worker)? {
+            return Ok(());
+        }
+        let kind = match file_type {
+            FileType::Symlink => b'l',
+            FileType::Fifo => b'p',
+            FileType::Socket => b's',
+            FileType::CharacterDevice => b'c',
+            _ => b'b',
+        };
+        let made = self.make_other(at, &stat, file_type, &placement);
+        if stat.st_nlink > 1 {
+            self.settle_links(at, &stat, made.is_ok().then_some(&*placement.name));
+        }
+        made?;
+        self.counts.others.fetch_add(1, Ordering::Relaxed);
+        self.placed(at, &placement, kind, Digest::default(), &stat, worker)
+    }
+
+    fn make_other(&self, at: &At<'_>, stat: &Stat, file_type: FileType, to: &Placement) -> Result<(), Fault> {
+        let (source, target) = (at.fds.source.as_fd(), at.fds.target()?);
+        let name = to.working_name(at.node);
+        let make = || match file_type {
+            FileType::Symlink => {
+                let content = fs::readlinkat(source, at.name, Vec::new())?;
+                fs::symlinkat(&*content, target, &*name)
+            }
+            _ => fs::mknodat(
+                target,
+                &*name,
+                file_type,
+                Mode::from_raw_mode(stat.st_mode & 0o700),
+                stat.st_rdev,
+            ),
+        };
+        self.replacing_leftover(target, &name, make).during(match file_type {
+            FileType::Symlink => "making the symlink",
+            FileType::CharacterDevice | FileType::BlockDevice => "making the device",
+            _ => "making it",
+        })?;
+        let xattrs = attributes::read_xattrs_at(source, at.name, self.policy)?;
+        if at.node.hands_down_acl && file_type != FileType::Symlink {
+            attributes::drop_acl_at(target, &name);
+        }
+        let applied =
+            attributes::apply_at(target, &name, stat, &xattrs, self.options.ownership, &self.privilege);
+        if *name != *to.name {
+            fs::renameat(target, &*name, target, &*to.name).during("giving it its name")?;
+        }
+        applied
+    }
+
+    /// Makes an entry; whatever an interrupted copy left under its temporary name goes first.
+    pub fn replacing_leftover<T>(
+        &self,
+        target: BorrowedFd<'_>,
+        name: &CStr,
+        make: impl Fn() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match make() {
+            Err(Errno::EXIST) => {
+                fs::unlinkat(target, name, AtFlags::empty())?;
+                make()
+            }
+            other => other,
+        }
+    }
+
+    /// What the target has under an entry's name; nothing can be there in a directory that we just made.
+    pub fn found_in_target(&self, at: &At<'_>) -> Result<Option<Stat>, Fault> {
+        match (&at.fds.target, at.node.kind) {
+            (Some(target), Kind::Existing | Kind::Resumed) => {
+                stat_if_there(target.as_fd(), self.target_name(at.name))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn target_name<'n>(&'n self, name: &'n CStr) -> &'n CStr {
+        self.single.as_deref().unwrap_or(name)
+    }
+
+    /// Decides whether and under which name an entry is copied; `None`: it is done with.
+    pub fn placement(
+        &self,
+        at: &At<'_>,
+        stat: &Stat,
+        found: Option<&Stat>,
+    ) -> Result<Option<Placement>, Fault> {
+        let name = self.target_name(at.name).to_owned();
+        let action = match self.policy {
+            None => Action::Copy,
+            Some(policy) => policy.entry(&Place {
+                parent: at.parent,
+                name: at.name,
+                source_dir: at.fds.source.as_fd(),
+                source: stat,
+                target: found,
+            }),
+        };
+        if found.is_some_and(is_directory) && action == Action::Copy {
+            // In a directory of ours that an interrupted copy left, anything may be removed.
+            if !(self.options.delete || at.node.kind == Kind::Resumed) {
+                let why =
+                    "the target has a directory of that name; --delete would remove it with all it holds";
+                return Err(Fault::message("copying it", why));
+            }
+            if !self.remove(at.parent, at.fds.target()?, &name)? {
+                let why = "the target has a directory of that name, and something in it must be kept";
+                return Err(Fault::message("copying it", why));
+            }
+        }
+        if self.options.dry_run {
+            (self.monitor.event)(Event::Would("copy", &at.path()));
+            self.count_done(stat);
+            return Ok(None);
+        }
+        match action {
+            Action::Copy => Ok(Some(Placement { name, beside: false })),
+            Action::Beside(name) => Ok(Some(Placement { name, beside: true })),
+            Action::Skip => {
+                self.counts.unchanged.fetch_add(1, Ordering::Relaxed);
+                self.count_done(stat);
+                Ok(None)
+            }
+            Action::Delete => {
+                self.remove(at.parent, at.fds.target()?, &name)?;
+                self.count_done(stat);
+                Ok(None)
+            }
+            Action::AttributesOnly => {
+                self.attributes_only(at, stat, &name)?;
+                self.count_done(stat);
+                Ok(None)
+            }
+        }
+    }
+
+    fn attributes_only(&self, at: &At<'_>, stat: &Stat, name: &CStr) -> Result<(), Fault> {
+        const ACTION: &str = "setting its attributes";
+        const FLAGS: OFlags =
+            OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+        let source = fs::openat(&at.fds.source, at.name, FLAGS, Mode::empty()).during(ACTION)?;
+        let target = fs::openat(at.fds.target()?, name, FLAGS, Mode::empty()).during(ACTION)?;
+        let have = fs::fstat(&target).during(ACTION)?;
+        let xattrs = attributes::read_xattrs(source.as_fd(), self.policy)?;
+        let ownership = self.options.ownership;
+        attributes::apply(target.as_fd(), &have, stat, &xattrs, ownership, &self.privilege)?;
+        if let Some(policy) = self.policy {
+            policy.placed(&at.path(), &fs::fstat(&target).during(ACTION)?);
+        }
+        Ok(())
+    }
+
+    fn count_done(&self, stat: &Stat) {
+        let progress = self.monitor.progress;
+        progress.entries_done.fetch_add(1, Ordering::Relaxed);
+        if attributes::is_regular(stat) {
+            progress.bytes_done.fetch_add(stat.st_size as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The manifest's record of a file that need not be copied again, if the target still matches it.
+    pub fn already_there(&self, at: &At<'_>, source: &Stat, found: &Stat) -> Option<Record> {
+        let previous = self.previous()?;
+        let record = previous.find(&self.recorded_path(at))?;
+        let same_kind_of_checksum = match (&record.checksum, self.options.checksum) {
+            (None, Checksum::None) => true,
+            (Some((checksum, _)), wanted) => *checksum == wanted,
+            _ => false,
+        };
+        (record.kind == b'f'
+            && same_kind_of_checksum
+            && record.describes(source)
+            && attributes::is_regular(found)
+            && found.st_size == source.st_size
+            && crate::manifest::mtime(found) == record.mtime)
+            .then_some(record)
+    }
+
+    /// The path under which the manifest knows an entry: the target's.
+    fn recorded_path(&self, at: &At<'_>) -> Vec<u8> {
+        dir::join(at.parent, self.target_name(at.name).to_bytes())
+    }
+
+    fn previous(&self) -> Option<&Previous> {
+        self.manifest.as_ref()?.previous()
+    }
+
+    /// A file that was there already.
+    pub fn unchanged(&self, at: &At<'_>, stat: &Stat, recorded: bool) {
+        if recorded && let Some(previous) = self.previous() {
+            previous.confirm(&self.recorded_path(at));
+        }
+        self.counts.unchanged.fetch_add(1, Ordering::Relaxed);
+        self.count_done(stat);
+        if stat.st_nlink > 1 {
+            self.settle_links(at, stat, Some(self.target_name(at.name)));
+        }
+    }
+
+    /// For a name of an inode with several: `true` if it is dealt with (linked, or left to the worker that copies
+    /// the first name), `false` if it is the first and must be copied.
+    pub fn join_links(&self, at: &At<'_>, stat: &Stat, worker: &mut Worker) -> Result<bool, Fault> {
+        match self.links.meet(stat, at.node, at.name) {
+            Role::First => Ok(false),
+            Role::Parked => {
+                // Its directory isn't complete before this name is linked.
+                at.node.pending.fetch_add(1, Ordering::AcqRel);
+                Ok(true)
+            }
+            Role::LinkTo { node, name } => {
+                let from = node.fds(&self.budget)?;
+                let target = at.fds.target()?;
+                let to = Placement { name: self.target_name(at.name).to_owned(), beside: false };
+                let working = to.working_name(at.node);
+                let link = || {
+                    fs::linkat(
+                        from.target.as_ref().ok_or(Errno::BADF)?,
+                        &*name,
+                        target,
+                        &*working,
+                        AtFlags::empty(),
+                    )
+                };
+                self.replacing_leftover(target, &working, link).during("making the hard link")?;
+                if *working != *to.name {
+                    fs::renameat(target, &*working, target, &*to.name).during("giving it its name")?;
+                    // Renaming a name over another of the same inode does nothing at all, by POSIX.
+                    let _ = fs::unlinkat(target, &*working, AtFlags::empty());
+                }
+                self.counts.hard_links.fetch_add(1, Ordering::Relaxed);
+                self.placed(at, &to, b'h', Digest::default(), stat, worker)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The first name of an inode is in place (or failed): the names that wait for it become work.
+    pub fn settle_links(&self, at: &At<'_>, stat: &Stat, target_name: Option<&CStr>) {
+        let waiting = match target_name {
+            Some(name) => self.links.placed(stat, at.node, name),
+            None => self.links.failed(stat),
+        };
+        // Each parked name already counts as a task of its directory.
+        self.queue
+            .push(waiting.into_iter().map(|Waiting { node, name }| Task::Copy(Batch::of_one(node, &name))));
+    }
+
+    /// An entry is in place: count it, record it, tell the policy.
+    pub fn placed(
+        &self,
+        at: &At<'_>,
+        placement: &Placement,
+        kind: u8,
+        digest: Digest,
+        source: &Stat,
+        worker: &mut Worker,
+    ) -> Result<(), Fault> {
+        self.count_done(source);
+        if kind == b'f' {
+            self.counts.files.fetch_add(1, Ordering::Relaxed);
+            self.counts.bytes.fetch_add(source.st_size as u64, Ordering::Relaxed);
+        }
+        if self.manifest.is_none() && self.policy.is_none() {
+            return Ok(());
+        }
+        let path = dir::join(at.parent, placement.name.to_bytes());
+        if placement.beside {
+            (self.monitor.event)(Event::PutBeside { path: &at.path(), name: placement.name.to_bytes() });
+        }
+        if let Some(policy) = self.policy {
+            let stat = fs::statat(at.fds.target()?, &*placement.name, AtFlags::SYMLINK_NOFOLLOW)
+                .during("reading its attributes")?;
+            policy.placed(&path, &stat);
+        }
+        if self.manifest.is_some() {
+            let record = Record::new(kind, self.options.checksum, digest, source, path);
+            worker.lines.push(self.manifest.as_ref(), &record);
+        }
+        Ok(())
+    }
+}
+
+/// An entry: its directory, opened, and its name.
+pub(crate) struct At<'a> {
+    pub node: &'a Arc<DirNode>,
+    pub fds: &'a DirFds,
+    /// The directory's path.
+    pub parent: &'a [u8],
+    pub name: &'a CStr,
+}
+
+impl At<'_> {
+    pub fn path(&self) -> Vec<u8> {
+        dir::join(self.parent, self.name.to_bytes())
+    }
+}
+
+/// Under which name an entry appears.
+#[derive(Clone)]
+pub(crate) struct Placement {
+    pub name: CString,
+    /// Not its own name, because the target's own entry is kept.
+    pub beside: bool,
+}
+
+impl Placement {
+    /// The name under which the entry is made: a temporary one where others could see it unfinished.
+    pub fn working_name(&self, node: &DirNode) -> CString {
+        if node.kind == Kind::Existing { partial_name(&self.name) } else { self.name.clone() }
+    }
+}
+
+fn open_listing(source: &OwnedFd) -> Result<OwnedFd, Fault> {
+    fs::openat(source, c".", OPEN_DIRECTORY, Mode::empty()).during("listing it")
+}
+
+fn has_xattr(fd: BorrowedFd<'_>, name: &CStr) -> bool {
+    fs::fgetxattr(fd, name, &mut [0_u8; 0]).is_ok()
+}
+
+fn stat_if_there(dir: BorrowedFd<'_>, name: &CStr) -> Result<Option<Stat>, Fault> {
+    match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(Fault::new("looking for it in the target", error)),
+    }
+}

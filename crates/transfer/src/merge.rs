@@ -1,0 +1,79 @@
+//! How a caller steers a copy into a directory that others may change meanwhile.
+//!
+//! A plain copy makes the target's entries those of the source. Bringing a job's results home is more delicate: the
+//! source may be the upper layer of an overlay, with marks for deletions, and the target must not lose what someone
+//! else wrote there while the job ran. A [`MergePolicy`] is asked about every entry before it is touched, and told of
+//! every one that is in place.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::Stat;
+
+/// An entry of the source, and what the target has under its name.
+pub struct Place<'a> {
+    /// The path of its directory relative to the root; empty for the root.
+    pub parent: &'a [u8],
+    /// Its name.
+    pub name: &'a CStr,
+    /// Its directory in the source.
+    pub source_dir: BorrowedFd<'a>,
+    /// Its attributes in the source.
+    pub source: &'a Stat,
+    /// The attributes of what the target has under this name, if anything.
+    pub target: Option<&'a Stat>,
+}
+
+impl Place<'_> {
+    /// The path relative to the root.
+    pub fn path(&self) -> Vec<u8> {
+        crate::dir::join(self.parent, self.name.to_bytes())
+    }
+}
+
+/// What to do with an entry that is not a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Copy it, over what is there.
+    Copy,
+    /// Leave the target as it is.
+    Skip,
+    /// Copy it under this name and keep what is there, unless both hold the same bytes.
+    Beside(CString),
+    /// Remove what the target has under this name.
+    Delete,
+    /// Give the target's file the source's attributes, but keep its data.
+    AttributesOnly,
+}
+
+/// What to do with a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryAction {
+    /// Leave the directory and all it holds out of the copy.
+    Skip,
+    /// Merge it.
+    Merge {
+        /// Whether entries that only the target has may be removed ([`MergePolicy::may_delete`] decides on each).
+        delete: bool,
+        /// Whether an existing target directory gets the source's attributes.
+        attributes: bool,
+    },
+}
+
+/// A caller's say in a copy. Called from several workers at once.
+pub trait MergePolicy: Sync {
+    /// What to do with an entry that is not a directory.
+    fn entry(&self, place: &Place<'_>) -> Action;
+
+    /// What to do with a directory, given by its open source and what the target has.
+    fn directory(&self, path: &[u8], source: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction;
+
+    /// Whether an entry that only the target has may be removed.
+    fn may_delete(&self, path: &[u8], target: &Stat) -> bool;
+
+    /// The name under which an extended attribute is carried over, if it is.
+    fn xattr_name(&self, name: &CStr) -> Option<CString>;
+
+    /// An entry is in place; `target` is what the target has now.
+    fn placed(&self, path: &[u8], target: &Stat);
+}

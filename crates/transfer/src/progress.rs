@@ -1,0 +1,90 @@
+//! Watching a copy: counters that any thread (or process, through shared memory) may read, and events.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crate::EntryError;
+
+/// Counters of one copy. They only grow, and may be read at any time.
+///
+/// The layout is fixed so that a parent process can watch through shared memory.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Progress {
+    /// Non-directory entries found in the source so far.
+    pub entries_found: AtomicU64,
+    /// Bytes of the regular files found so far.
+    pub bytes_found: AtomicU64,
+    /// Non-directory entries done: copied, linked, or found to be there already.
+    pub entries_done: AtomicU64,
+    /// Bytes of data done, copied or there already; holes count.
+    pub bytes_done: AtomicU64,
+    /// Bytes of data actually written by this run.
+    pub bytes_written: AtomicU64,
+    /// Entries that failed.
+    pub errors: AtomicU64,
+    /// Set by anyone to stop the copy soon; it can be resumed.
+    pub cancel: AtomicBool,
+}
+
+impl Progress {
+    /// All zero.
+    pub const fn new() -> Self {
+        Progress {
+            entries_found: AtomicU64::new(0),
+            bytes_found: AtomicU64::new(0),
+            entries_done: AtomicU64::new(0),
+            bytes_done: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            cancel: AtomicBool::new(false),
+        }
+    }
+
+    /// Back to zero, for the next copy.
+    pub fn reset(&self) {
+        for counter in [
+            &self.entries_found,
+            &self.bytes_found,
+            &self.entries_done,
+            &self.bytes_done,
+            &self.bytes_written,
+            &self.errors,
+        ] {
+            counter.store(0, Relaxed);
+        }
+        self.cancel.store(false, Relaxed);
+    }
+
+    /// Whether someone asked the copy to stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.load(Relaxed)
+    }
+}
+
+/// Something that happened to one entry.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// An entry could not be copied.
+    Failed(&'a EntryError),
+    /// With a dry run: what would be done.
+    Would(&'static str, &'a [u8]),
+    /// An entry of the target was removed because the source has none of that name.
+    Deleted(&'a [u8]),
+    /// A caller's [`crate::merge::MergePolicy`] put the copy under another name because the target had changed.
+    PutBeside {
+        /// The path that was to be written.
+        path: &'a [u8],
+        /// The name it was given instead.
+        name: &'a [u8],
+    },
+    /// A caller's policy kept an entry of the target that was to be deleted, because it had changed.
+    Kept(&'a [u8]),
+}
+
+/// How a copy is watched.
+pub struct Monitor<'a> {
+    /// The counters.
+    pub progress: &'a Progress,
+    /// Called for every event, from any worker.
+    pub event: &'a (dyn Fn(Event<'_>) + Sync),
+}

@@ -1,0 +1,67 @@
+//! The work that is waiting: last in, first out, so that a tree is walked depth first and the queue stays small.
+
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// A stack of tasks that knows when all of them, and all they led to, are done.
+pub(crate) struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    tasks: Vec<T>,
+    /// Workers that hold a task and may push more.
+    active: usize,
+    /// Workers asleep, so that a push without sleepers costs no system call.
+    waiting: usize,
+}
+
+impl<T> Queue<T> {
+    pub fn new() -> Self {
+        Queue {
+            state: Mutex::new(State { tasks: Vec::new(), active: 0, waiting: 0 }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// A worker that panics takes the whole copy down, so a poisoned lock is only ever seen on the way out.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn push(&self, tasks: impl IntoIterator<Item = T>) {
+        let mut state = self.lock();
+        state.tasks.extend(tasks);
+        match state.waiting {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
+        }
+    }
+
+    /// The next task; `None` when no task is left and none is being worked on. Every task that was handed out must
+    /// be followed by one [`Queue::done`].
+    pub fn pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if let Some(task) = state.tasks.pop() {
+                state.active += 1;
+                return Some(task);
+            }
+            if state.active == 0 {
+                return None;
+            }
+            state.waiting += 1;
+            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            state.waiting -= 1;
+        }
+    }
+
+    pub fn done(&self) {
+        let mut state = self.lock();
+        state.active -= 1;
+        if state.active == 0 && state.tasks.is_empty() {
+            self.changed.notify_all();
+        }
+    }
+}

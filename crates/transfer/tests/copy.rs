@@ -1,0 +1,500 @@
+//! What `stage` promises, each promise as a test on real filesystems: the disk that holds the temporary directory,
+//! and tmpfs at /dev/shm.
+
+mod trees;
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ondeck_core::{Bytes, Rate};
+use ondeck_transfer::{Checksum, Event, Exclude, Monitor, Options, Progress, StageError, Summary, manifest};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+/// A copy with its failed paths.
+fn stage_with(source: &Path, target: &Path, options: &Options) -> (Result<Summary, StageError>, Vec<String>) {
+    let failures = Mutex::new(Vec::new());
+    let event = |event: Event<'_>| {
+        if let Event::Failed(error) = event {
+            failures.lock().unwrap().push(error.to_string());
+        }
+    };
+    let progress = Progress::new();
+    let summary =
+        ondeck_transfer::stage(source, target, options, &Monitor { progress: &progress, event: &event });
+    (summary, failures.into_inner().unwrap())
+}
+
+fn stage(source: &Path, target: &Path, options: &Options) -> Summary {
+    let (summary, failures) = stage_with(source, target, options);
+    assert_eq!(failures, Vec::<String>::new());
+    summary.unwrap()
+}
+
+fn ram() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+fn disk() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn options(manifest: &Path) -> Options {
+    Options { manifest: Some(manifest.to_owned()), threads: 2, ..Options::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_random_tree_keeps_every_attribute_from_disk_to_ram_and_back(tree in trees::tree()) {
+        let (ram, disk) = (ram(), disk());
+        let (first, second, third) = (disk.path().join("a"), ram.path().join("b"), disk.path().join("c"));
+        trees::make(&first, &tree);
+        let manifest = disk.path().join("manifest");
+        let verify = Options { verify: true, ..options(&manifest) };
+        let before = trees::look(&first).len();
+        stage(&first, &second, &verify);
+        trees::assert_same(&first, &second);
+        fs::remove_file(&manifest).unwrap();
+        stage(&second, &third, &Options { checksum: Checksum::Blake3, ..verify.clone() });
+        trees::assert_same(&first, &third);
+        // The manifest names every entry but the root and the directories.
+        let directories = trees::look(&first).len() - manifest::read(&manifest).unwrap().count();
+        prop_assert!(directories <= before);
+        // Again: nothing is copied, nothing changes.
+        let again = stage(&second, &third, &Options { checksum: Checksum::Blake3, ..verify });
+        prop_assert_eq!(again.files, 0);
+        trees::assert_same(&first, &third);
+    }
+
+    #[test]
+    fn a_copy_over_an_older_tree_with_delete_makes_it_equal(old in trees::tree(), new in trees::tree()) {
+        let ram = ram();
+        let (source, target) = (ram.path().join("new"), ram.path().join("old"));
+        trees::make(&source, &new);
+        trees::make(&target, &old);
+        stage(&source, &target, &Options { delete: true, ..Options::default() });
+        trees::assert_same(&source, &target);
+    }
+}
+
+#[test]
+fn an_interrupted_copy_resumes_and_copies_only_what_is_missing() {
+    let (ram, disk) = (ram(), disk());
+    let (source, target, manifest) = (disk.path().join("s"), ram.path().join("t"), disk.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    for number in 0..400 {
+        fs::write(source.join(format!("f{number}")), vec![number as u8; 10_000]).unwrap();
+    }
+    let progress = Progress::new();
+    let slow = Options { bandwidth: Some(Rate(Bytes(4 << 20))), ..options(&manifest) };
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| progress.entries_done.load(Ordering::Relaxed) >= 100);
+        progress.cancel.store(true, Ordering::Relaxed);
+        assert!(matches!(copy.join().unwrap(), Err(StageError::Interrupted)));
+    });
+    assert!(!target.exists(), "an incomplete directory has no name yet");
+    let summary = stage(&source, &target, &options(&manifest));
+    assert!(summary.unchanged >= 100 && summary.files + summary.unchanged == 400, "{summary:?}");
+    trees::assert_same(&source, &target);
+    assert_eq!(fs::read_dir(ram.path()).unwrap().count(), 1, "nothing else is left behind");
+    assert_eq!(manifest::read(&manifest).unwrap().count(), 400);
+    // A file that was changed in the target is not what the manifest promised.
+    fs::write(target.join("f7"), "damaged").unwrap();
+    assert_eq!(stage(&source, &target, &options(&manifest)).files, 1);
+    trees::assert_same(&source, &target);
+}
+
+#[test]
+fn a_file_of_several_gib_is_copied_in_chunks_with_its_holes() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    let file = fs::File::create(&source).unwrap();
+    file.set_len((5 << 30) + 12_345).unwrap();
+    for offset in [0, (16 << 20) - 1, 70 << 20, (4 << 30) - 3, 5 << 30] {
+        file.write_all_at(&vec![offset as u8 | 1; 100_000], offset).unwrap();
+    }
+    file.set_len((5 << 30) + 12_345).unwrap();
+    let summary = stage(&source, &target, &Options { verify: true, ..options(&manifest) });
+    assert_eq!((summary.files, summary.verified.unwrap().matching), (1, 1));
+    let (left, right) = (fs::metadata(&source).unwrap(), fs::metadata(&target).unwrap());
+    assert_eq!(left.len(), right.len());
+    assert!(right.blocks() <= left.blocks() + 64, "holes are kept: {} and {}", left.blocks(), right.blocks());
+    let target = fs::File::open(&target).unwrap();
+    for offset in [0, (16 << 20) - 1, 70 << 20, (4 << 30) - 3] {
+        let (mut left, mut right) = (vec![0; 200_000], vec![0; 200_000]);
+        file_read(&source, &mut left, offset);
+        target.read_exact_at(&mut right, offset).unwrap();
+        assert!(left == right, "at {offset}");
+    }
+    let record = manifest::read(&manifest).unwrap().next().unwrap().unwrap();
+    let mut line = Vec::new();
+    record.write_to(&mut line);
+    assert!(line.starts_with(b"f\txxh3-128/16MiB:"));
+}
+
+fn file_read(path: &Path, buffer: &mut [u8], offset: u64) {
+    fs::File::open(path).unwrap().read_exact_at(buffer, offset).unwrap();
+}
+
+#[test]
+fn paths_longer_than_path_max_and_very_deep_trees_are_copied() {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+    let ram = ram();
+    let source = ram.path().join("s");
+    fs::create_dir(&source).unwrap();
+    let open = |dir: &_, name: &str| rustix::fs::openat(dir, name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    // 3000 levels of 50 bytes: 150 kB of path, and more descriptors than are kept open.
+    let name = "d".repeat(50);
+    const LEVELS: usize = 3000;
+    let mut dir = open(&rustix::fs::openat(CWD, &source, OFlags::DIRECTORY, Mode::empty()).unwrap(), ".");
+    for _ in 0..LEVELS {
+        rustix::fs::mkdirat(&dir, &name, Mode::RWXU).unwrap();
+        dir = open(&dir, &name);
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        drop(rustix::fs::openat(&dir, "file", flags, Mode::RUSR).unwrap());
+    }
+    let target = ram.path().join("t");
+    let manifest = ram.path().join("m");
+    let summary = stage(&source, &target, &Options { verify: true, ..options(&manifest) });
+    assert_eq!((summary.files, summary.directories), (LEVELS as u64, LEVELS as u64 + 1));
+    let mut dir = rustix::fs::openat(CWD, &target, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..LEVELS {
+        dir = open(&dir, &name);
+        rustix::fs::statat(&dir, "file", AtFlags::empty()).unwrap();
+    }
+    // The standard library removes by path; --delete can do it by descriptor.
+    let empty = ram.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for deep in [&source, &target] {
+        stage(&empty, deep, &Options { delete: true, ..Options::default() });
+    }
+}
+
+#[test]
+fn a_symlink_in_either_tree_never_leads_out_of_it() {
+    let ram = ram();
+    let (source, target, outside) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("outside"));
+    for dir in [&source, &target, &outside] {
+        fs::create_dir(dir).unwrap();
+    }
+    fs::write(outside.join("file"), "untouched").unwrap();
+    fs::create_dir(source.join("dir")).unwrap();
+    fs::write(source.join("dir/file"), "new").unwrap();
+    fs::write(source.join("plain"), "new").unwrap();
+    symlink(&outside, source.join("link")).unwrap();
+    // In the target, a symlink stands where the source has a directory, and another where it has a file.
+    symlink(&outside, target.join("dir")).unwrap();
+    symlink(outside.join("file"), target.join("plain")).unwrap();
+    stage(&source, &target, &Options::default());
+    assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "untouched");
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    trees::assert_same(&source, &target);
+    assert!(fs::symlink_metadata(target.join("link")).unwrap().is_symlink());
+}
+
+#[test]
+fn a_reader_of_the_target_never_sees_a_name_without_its_whole_content() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    let size = 3_000_000;
+    fs::write(source.join("old"), vec![2; size]).unwrap();
+    fs::create_dir(source.join("new")).unwrap();
+    fs::write(source.join("new/file"), vec![2; size]).unwrap();
+    fs::write(target.join("old"), vec![1; size]).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut looks = 0;
+            while !done.load(Ordering::Relaxed) {
+                let old = fs::read(target.join("old")).unwrap();
+                assert!(old == vec![1; size] || old == vec![2; size], "torn: {} bytes", old.len());
+                if let Ok(new) = fs::read(target.join("new/file")) {
+                    assert!(new == vec![2; size], "torn: {} bytes", new.len());
+                }
+                looks += 1;
+            }
+            looks
+        });
+        let slow = Options { bandwidth: Some(Rate(Bytes(12 << 20))), ..Options::default() };
+        stage(&source, &target, &slow);
+        done.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 3);
+    });
+    trees::assert_same(&source, &target);
+}
+
+#[test]
+fn a_copy_is_never_more_readable_than_its_source_even_for_a_moment() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    for (name, mode) in [("secret", 0o600), ("group", 0o640), ("none", 0o000)] {
+        fs::write(source.join(name), vec![1; 2_000_000]).unwrap();
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    if trees::is_root() {
+        std::os::unix::fs::chown(source.join("group"), Some(12_345), Some(54_321)).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut looks = 0;
+            while !done.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(&target).unwrap() {
+                    let Ok(metadata) = entry.unwrap().metadata() else { continue };
+                    assert_eq!(metadata.mode() & 0o007, 0);
+                    // Readable by a group only once that group is the source's.
+                    assert!(metadata.mode() & 0o070 == 0 || metadata.gid() == 54_321 || !trees::is_root());
+                    looks += 1;
+                }
+            }
+            looks
+        });
+        stage(&source, &target, &Options { bandwidth: Some(Rate(Bytes(12 << 20))), ..Options::default() });
+        done.store(true, Ordering::Relaxed);
+        assert!(watcher.join().unwrap() > 10);
+    });
+    if trees::is_root() {
+        trees::assert_same(&source, &target);
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_copied_is_reported_and_not_left_half_done() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    fs::write(source.join("quiet"), "quiet").unwrap();
+    for (name, size) in [("small", 2_000_000), ("large", 70 << 20)] {
+        fs::write(source.join(name), vec![1; size]).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    let (summary, failures) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let files = ["small", "large"]
+                .map(|name| fs::OpenOptions::new().write(true).open(source.join(name)).unwrap());
+            let mut byte = 0_u8;
+            while !done.load(Ordering::Relaxed) {
+                byte = byte.wrapping_add(1);
+                files.iter().for_each(|file| file.write_all_at(&[byte], 5).unwrap());
+            }
+        });
+        let result = stage_with(
+            &source,
+            &target,
+            &Options { bandwidth: Some(Rate(Bytes(200 << 20))), ..Options::default() },
+        );
+        done.store(true, Ordering::Relaxed);
+        result
+    });
+    let summary = summary.unwrap();
+    assert_eq!((summary.errors, summary.retried), (2, 4), "{failures:?}");
+    assert!(failures.iter().all(|failure| failure.contains("kept changing")), "{failures:?}");
+    let names: Vec<_> = fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["quiet"]);
+}
+
+#[test]
+fn errors_do_not_stop_the_rest() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir_all(target.join("in-the-way/kept")).unwrap();
+    for name in ["a", "in-the-way", ".x.ondeck-partial", "z"] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    let (summary, failures) = stage_with(&source, &target, &Options::default());
+    assert_eq!(summary.unwrap().errors, 2);
+    assert!(failures.iter().any(|failure| failure.contains("--delete would remove it")), "{failures:?}");
+    assert!(failures.iter().any(|failure| failure.contains("incomplete copy")), "{failures:?}");
+    assert!(
+        target.join("a").exists() && target.join("z").exists() && target.join("in-the-way/kept").exists()
+    );
+}
+
+#[test]
+fn delete_exclude_and_update_do_what_they_say() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir_all(source.join("keep")).unwrap();
+    fs::create_dir_all(target.join("gone/deep")).unwrap();
+    for name in ["newer-here", "skip.tmp", "keep/x"] {
+        fs::write(source.join(name), "source").unwrap();
+    }
+    for name in ["gone/deep/x", "other.tmp", "stale"] {
+        fs::write(target.join(name), "target").unwrap();
+    }
+    fs::write(target.join("newer-here"), "target").unwrap();
+    let exclude = Exclude::new(["*.tmp"]);
+    let dry =
+        Options { dry_run: true, delete: true, update: true, exclude: exclude.clone(), ..Options::default() };
+    let before = trees::look(&target);
+    stage(&source, &target, &dry);
+    assert!(trees::look(&target) == before, "a dry run changes nothing");
+    let summary = stage(&source, &target, &Options { dry_run: false, ..dry });
+    assert_eq!(fs::read_to_string(target.join("newer-here")).unwrap(), "target");
+    assert!(target.join("keep/x").exists() && target.join("other.tmp").exists());
+    assert!(
+        !target.join("gone").exists() && !target.join("stale").exists() && !target.join("skip.tmp").exists()
+    );
+    assert_eq!((summary.deleted, summary.unchanged, summary.files), (4, 1, 1));
+}
+
+#[test]
+fn a_single_file_is_copied_to_the_name_that_was_given() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    fs::write(&source, "content").unwrap();
+    let target = ram.path().join("other-name");
+    let manifest = ram.path().join("m");
+    assert_eq!(stage(&source, &target, &options(&manifest)).files, 1);
+    assert_eq!(fs::read_to_string(&target).unwrap(), "content");
+    assert_eq!(stage(&source, &target, &options(&manifest)).unchanged, 1);
+    let directory = ram.path().join("d");
+    fs::create_dir(&directory).unwrap();
+    let (result, _) = stage_with(&source, &directory, &Options::default());
+    assert!(result.unwrap_err().to_string().contains("name the file to be made in it"));
+    let (result, _) = stage_with(&directory, &target, &Options::default());
+    assert!(result.unwrap_err().to_string().contains("is a directory but"));
+    let (result, _) = stage_with(&directory, &directory.join("inside"), &Options::default());
+    assert!(result.unwrap_err().to_string().contains("copied into itself"));
+}
+
+#[test]
+fn a_second_copy_into_the_same_directory_is_refused_while_the_first_runs() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    fs::write(source.join("x"), vec![0; 2_000_000]).unwrap();
+    let progress = Progress::new();
+    let slow = Options { bandwidth: Some(Rate(Bytes(4 << 20))), ..Options::default() };
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| progress.entries_found.load(Ordering::Relaxed) > 0);
+        let (second, _) = stage_with(&source, &target, &Options::default());
+        assert!(matches!(second, Err(StageError::Busy { .. })), "{second:?}");
+        copy.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_target_that_is_full_is_told_by_path_and_nothing_half_done_is_left() {
+    if !trees::is_root() {
+        return eprintln!("not run: mounting a small tmpfs needs root");
+    }
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    for number in 0..8 {
+        fs::write(source.join(format!("f{number}")), vec![1; 300_000]).unwrap();
+    }
+    fs::write(source.join("large"), vec![1; 70 << 20]).unwrap();
+    let mounted = Mounted::tmpfs(&target, "size=1m");
+    let (summary, failures) = stage_with(&source, &target, &Options::default());
+    let summary = summary.unwrap();
+    assert!(summary.files >= 2 && summary.files + summary.errors == 9, "{summary:?}");
+    assert!(failures.iter().all(|failure| failure.contains("No space left")), "{failures:?}");
+    for entry in fs::read_dir(&target).unwrap() {
+        let entry = entry.unwrap();
+        assert_eq!(entry.metadata().unwrap().len(), 300_000, "{:?}", entry.file_name());
+    }
+    drop(mounted);
+}
+
+/// A mount that goes with the test, whatever its end.
+struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    fn tmpfs(path: &'a Path, options: &str) -> Self {
+        let options = std::ffi::CString::new(options).unwrap();
+        rustix::mount::mount("t", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options).unwrap();
+        Mounted(path)
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn verify_finds_a_byte_that_is_not_what_was_written() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("x"), vec![1; 100_000]).unwrap();
+    fs::write(source.join("y"), vec![2; 100_000]).unwrap();
+    stage(&source, &target, &options(&manifest));
+    let times = fs::metadata(target.join("x")).unwrap().modified().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(target.join("x")).unwrap();
+    file.write_all_at(&[9], 50_000).unwrap();
+    // As silent corruption would be: size and times look right.
+    file.set_modified(times).unwrap();
+    let (summary, failures) = stage_with(&source, &target, &Options { verify: true, ..options(&manifest) });
+    assert_eq!(summary.unwrap().verified.unwrap().failed, 1);
+    assert!(failures[0].starts_with("x: comparing with the manifest: its checksum is"), "{failures:?}");
+}
+
+#[test]
+fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
+    if !trees::is_root() {
+        return eprintln!("not run: becoming another user needs root");
+    }
+    // In a child process, because a user is become for good.
+    let shared = ram();
+    fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (source, target) = (shared.path().join("s"), shared.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("theirs"), "x").unwrap();
+    fs::set_permissions(source.join("theirs"), fs::Permissions::from_mode(0o6755)).unwrap();
+    // SAFETY: the child calls only this test's code and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let user = ondeck_transfer::credentials::User {
+            uid: 20_001,
+            gid: 20_001,
+            groups: vec![20_001],
+            home: "/".into(),
+        };
+        user.become_for_good().unwrap();
+        let (summary, failures) = stage_with(&source, &target, &Options::default());
+        let good = failures.is_empty() && summary.is_ok_and(|summary| summary.ownership_kept == 2);
+        // SAFETY: ends the child without running the test harness's exit handlers.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    let copy = fs::metadata(target.join("theirs")).unwrap();
+    assert_eq!(
+        (copy.uid(), copy.mode() & 0o7777),
+        (20_001, 0o755),
+        "a set-id bit is not passed to another owner"
+    );
+}
+
+/// Waits for a state, with a deadline.
+fn wait_until(mut reached: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !reached() {
+        assert!(Instant::now() < deadline, "the state was not reached in time");
+        std::thread::yield_now();
+    }
+}
