@@ -128,7 +128,7 @@ fn write_large(path: &Path, size: u64, random: &mut Random) -> Result<File> {
 struct TreeBuilder {
     random: Random,
     files_left: u64,
-    /// Directories that are made but not yet filled, with their depth.
+    /// Directories to come, with their depth; those that no file is left for are never made.
     open: Vec<(PathBuf, u32)>,
     /// Every directory: their times can only be set once nothing is added to them any more.
     made: Vec<PathBuf>,
@@ -154,7 +154,6 @@ impl TreeBuilder {
     fn create(mut self, root: &Path) -> Result<()> {
         self.random.fill(&mut self.block);
         self.open.push((root.to_path_buf(), 0));
-        self.made.push(root.to_path_buf());
         while self.files_left > 0 {
             // The newest half of the time, so that the tree gets deep; any other, so that it gets
             // wide.
@@ -178,6 +177,10 @@ impl TreeBuilder {
     }
 
     fn fill(&mut self, directory: &Path, depth: u32) -> Result<()> {
+        if depth > 0 {
+            fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+        self.made.push(directory.to_owned());
         let entries = self.random.between(10, 500);
         let directories = if depth < DEEPEST { 1 + entries / 20 } else { 0 };
         let links = entries / 100;
@@ -192,10 +195,7 @@ impl TreeBuilder {
                 .with_context(|| format!("cannot make {}", path.display()))?;
         }
         for number in 0..directories {
-            let path = directory.join(format!("directory-{number:02}"));
-            fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-            self.made.push(path.clone());
-            self.open.push((path, depth + 1));
+            self.open.push((directory.join(format!("directory-{number:02}")), depth + 1));
         }
         Ok(())
     }

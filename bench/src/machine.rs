@@ -14,7 +14,16 @@ pub fn is_root() -> bool {
 
 /// A field of /proc/meminfo in bytes; 0 when there is none.
 pub fn memory(field: &str) -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    kib_field("/proc/meminfo", field)
+}
+
+/// The most memory that this process has held, in bytes.
+pub fn own_peak_memory() -> u64 {
+    kib_field("/proc/self/status", "VmHWM")
+}
+
+fn kib_field(file: &str, field: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
     text.lines()
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
         .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
@@ -49,7 +58,7 @@ pub fn largest_cache() -> u64 {
 }
 
 /// The facts of the page's table, as name and value.
-pub fn facts(disk: &Path, ram: &str) -> Vec<(&'static str, String)> {
+pub fn facts(disk: &str, ram: &str) -> Vec<(&'static str, String)> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
         .lines()
@@ -63,7 +72,7 @@ pub fn facts(disk: &Path, ram: &str) -> Vec<(&'static str, String)> {
         ("processor", format!("{model}, {cores} cores")),
         ("largest cache", show(largest_cache())),
         ("memory", show(memory("MemTotal"))),
-        ("disk", filesystem(disk)),
+        ("disk", disk.to_owned()),
         ("RAM", ram.to_owned()),
         ("user", (if is_root() { "root" } else { "an ordinary user" }).to_owned()),
     ]
@@ -77,7 +86,8 @@ pub fn first_line(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> S
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text);
             let line = text.lines().find(|line| !line.trim().is_empty());
-            line.unwrap_or("tells no version").trim().to_owned()
+            let words: Vec<&str> = line.unwrap_or("tells no version").split_whitespace().collect();
+            words.join(" ")
         }
         Err(error) => error.to_string(),
     }

@@ -77,6 +77,9 @@ struct StageOptions {
     /// Directory on the disk that is measured
     #[arg(long, default_value = "/var/tmp")]
     disk: PathBuf,
+    /// Measure a directory of --disk, not an ext4 of the bench's own on a loop device
+    #[arg(long)]
+    plain_disk: bool,
     /// Rounds that count, after one that does not [default: 5, or 3 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: Option<u16>,
@@ -151,7 +154,9 @@ fn stage(options: &StageOptions) -> Result<()> {
 
 /// Measures with a scratch directory that is gone when this returns.
 fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
-    let scratch = Scratch::new(&options.disk)?;
+    let cases = all_or(&options.cases, &Case::ALL);
+    let disk_space = cases.iter().map(|case| case.shape(options.quick).space()).max().unwrap_or(0);
+    let scratch = Scratch::new(&options.disk, options.plain_disk, disk_space)?;
     let wants = |part| options.parts.is_empty() || options.parts.contains(&part);
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
     let rounds = usize::from(rounds);
@@ -159,7 +164,7 @@ fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
     let mut plan = copies::Plan {
         scratch: &scratch,
         programs,
-        cases: all_or(&options.cases, &Case::ALL),
+        cases,
         directions: all_or(&options.directions, &Direction::ALL),
         only: &options.tools,
         rounds,
@@ -181,7 +186,7 @@ fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
     let tools = [&Tool::PEERS[..], &[Tool::ondeck(Checksum::Xxh3, true)]].concat();
     Ok(Page {
         command: command_line(),
-        facts: machine::facts(&scratch.disk, &scratch.ram_label),
+        facts: machine::facts(&scratch.disk_label, &scratch.ram_label),
         versions: tools.iter().filter_map(|t| t.version(programs)).collect(),
         rounds,
         quick: options.quick,

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use crate::copies::{CHECKSUM_PAIRS, Comparison, Direction, Outcome, Results, Row, Until};
 use crate::data::Case;
 use crate::goals;
+use crate::machine;
 use crate::metadata::{self, Kept};
 use crate::run_overhead::{Overhead, RUNS};
 use crate::tools::Tool;
@@ -156,9 +157,11 @@ impl Page {
             page,
             &format!(
                 "Largest resident set of any one process of the command, as wait4(2) tells it, \
-                 for {} ({}). A pipe or a set of workers uses more in all.",
+                 for {} ({}). A pipe or a set of workers uses more in all, and nothing below the \
+                 {} of the bench itself, which starts them, can be told.",
                 first.shape.title(),
-                first.census
+                first.census,
+                show(machine::own_peak_memory())
             ),
         );
         let mut peaks: Vec<(Tool, u64)> = Vec::new();

@@ -110,15 +110,14 @@ fn reap(pid: Pid) -> Result<(ExitStatus, u64)> {
     }
 }
 
-/// Why a command failed, in one line: its exit status and the last thing it complained about.
+/// Why a command failed, in one line: its exit status and the first thing it complained about.
 pub fn complaint(status: ExitStatus, errors: &Path) -> String {
     let mut text = String::new();
     if let Ok(file) = File::open(errors) {
         // Complaints that are not text, or too long to read, leave the exit status to speak.
         let _ = file.take(64 * 1024).read_to_string(&mut text);
     }
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    match last {
+    match text.lines().find(|line| !line.trim().is_empty()) {
         Some(line) => {
             let line: String = line.trim().chars().take(100).collect();
             format!("{status}: {line}")
@@ -146,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_in_the_commands_own_last_words() {
+    fn a_failure_is_told_in_the_commands_own_first_words() {
         let errors = errors_file("complaint");
         let mut command = Command::new("sh");
-        command.args(["-c", "echo first >&2; echo 'no such luck' >&2; exit 3"]);
+        command.args(["-c", "echo >&2; echo 'no such luck' >&2; echo try --help >&2; exit 3"]);
         let finished = run(&mut command, &errors).unwrap();
         let complaint = complaint(finished.status, &errors);
         std::fs::remove_file(&errors).unwrap();

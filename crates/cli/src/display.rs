@@ -55,7 +55,8 @@ impl Watch {
     }
 }
 
-fn new_bar(what: &'static str) -> ProgressBar {
+/// A bar on standard error.
+pub fn new_bar(what: impl Into<std::borrow::Cow<'static, str>>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     // The template is a constant; if it were wrong, a plain bar would do.
     let style = ProgressStyle::with_template(

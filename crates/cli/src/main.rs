@@ -2,11 +2,13 @@
 //!
 //! # Layout
 //!
+//! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand
 //! - `display`: progress bars, plain lines and JSON events
 //! - `state`: where manifests and the state of runs are kept
 
 mod display;
+mod run;
 mod stage;
 mod state;
 
@@ -25,11 +27,14 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "Examples:
-  ondeck stage /scratch/case /dev/shm/case          copy a tree, with checksums
-  ondeck COMMAND --help                             all options of a command, with examples";
+  ondeck run --data-in in --data-out out -- ./solver   run a program with its data in RAM
+  ondeck run job.sh                                    a batch script with #RSA_ lines
+  ondeck stage /scratch/case /dev/shm/case             copy a tree, with checksums
+  ondeck COMMAND --help                                all options of a command, with examples";
 
 #[derive(Subcommand)]
 enum Command {
+    Run(Box<run::RunArgs>),
     Stage(Box<stage::StageArgs>),
 }
 
@@ -45,6 +50,7 @@ fn main() -> ExitCode {
         }
     };
     match cli.command {
+        Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),
     }
 }

@@ -103,7 +103,7 @@ Exit codes: 0 all copied; 1 some entries failed and were named, the rest is comp
 3 the copy could not begin or go on (run it again to resume).";
 
 /// Checksums as options name them.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ChecksumArg {
     /// XXH3 with 128 bits: guards against accidents at the speed of memory
     Xxh3,

@@ -1,4 +1,4 @@
-//! Where manifests are kept between two runs of the same copy.
+//! Where manifests are kept between two copies of the same tree, and where runs keep their state.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -44,4 +44,38 @@ pub fn manifest_for(target: &Path, home: Option<&Path>) -> Result<PathBuf> {
         })
         .unwrap_or_default();
     Ok(dir.join(format!("{name}-{hash:016x}.manifest")))
+}
+
+/// Where this user's runs keep their state: `$ONDECK_STATE_DIR`, or `/run/ondeck` for root and `/tmp/ondeck-UID` for
+/// others. It is made if it is missing, and must be the user's alone.
+///
+/// It is not `$XDG_RUNTIME_DIR`, which is removed when the user logs out while a run may go on.
+pub fn runs() -> Result<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let base = match std::env::var_os("ONDECK_STATE_DIR") {
+        Some(dir) if Path::new(&dir).is_absolute() => PathBuf::from(dir),
+        Some(dir) => anyhow::bail!("ONDECK_STATE_DIR={} is not an absolute path", Path::new(&dir).display()),
+        None if uid.is_root() && Path::new("/run").is_dir() => PathBuf::from("/run/ondeck"),
+        None => PathBuf::from(format!("/tmp/ondeck-{uid}")),
+    };
+    match std::fs::DirBuilder::new().mode(0o700).create(&base) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| {
+                format!(
+                    "can't make {} for the run's state; name another directory with ONDECK_STATE_DIR",
+                    base.display()
+                )
+            });
+        }
+        _ => {}
+    }
+    let stat = rustix::fs::lstat(&base)?;
+    // In /tmp anybody could have made it first.
+    if stat.st_mode & 0o170_077 != 0o040_000 || stat.st_uid != uid.as_raw() {
+        anyhow::bail!(
+            "{} is not a directory of yours alone (mode 0700); remove it or name another with ONDECK_STATE_DIR",
+            base.display()
+        );
+    }
+    Ok(base)
 }

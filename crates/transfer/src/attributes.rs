@@ -306,3 +306,18 @@ pub(crate) fn same_state(before: &Stat, after: &Stat) -> bool {
     };
     key(before) == key(after)
 }
+
+/// Gives an open directory the owner, mode, times, xattrs and ACLs of another, as far as the caller may.
+///
+/// # Errors
+/// If an attribute that the target could hold can't be set.
+pub fn copy_directory_attributes(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> std::io::Result<()> {
+    let want = fs::fstat(source)?;
+    let have = fs::fstat(target)?;
+    let privilege = Privilege::of_this_process();
+    let done = read_xattrs(source, None)
+        .and_then(|xattrs| apply(target, &have, &want, &xattrs, Ownership::Preserve, &privilege));
+    done.map_err(|fault| {
+        std::io::Error::new(fault.source.kind(), format!("{}: {}", fault.action, fault.source))
+    })
+}

@@ -586,7 +586,11 @@ impl Engine<'_> {
             }
             None => self.default_directory_action(),
         };
-        let DirectoryAction::Merge { .. } = action else { return Ok(None) };
+        match action {
+            DirectoryAction::Skip => return Ok(None),
+            DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
+            DirectoryAction::Merge { .. } => {}
+        }
         let entered = self.enter_target(parent, &fds, name, found.as_ref())?;
         let listing = open_listing(&source)?;
         let node = self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
@@ -671,7 +675,7 @@ impl Engine<'_> {
     ) -> Result<Arc<DirNode>, Fault> {
         let (delete, attributes) = match action {
             DirectoryAction::Merge { delete, attributes } => (delete, attributes),
-            DirectoryAction::Skip => (false, false),
+            DirectoryAction::Skip | DirectoryAction::Refuse(_) => (false, false),
         };
         let new = entered.kind != Kind::Existing;
         let mut hands_down_acl = false;

@@ -11,6 +11,7 @@ use fast_glob::glob_match;
 pub struct Exclude {
     names: Vec<Vec<u8>>,
     paths: Vec<Vec<u8>>,
+    exact: Vec<Vec<u8>>,
 }
 
 impl Exclude {
@@ -29,17 +30,22 @@ impl Exclude {
         exclude
     }
 
+    /// Leaves out these paths, taken literally.
+    pub fn exactly(paths: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        Exclude { exact: paths.into_iter().collect(), ..Exclude::default() }
+    }
+
     /// Whether nothing is left out.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.paths.is_empty()
+        self.names.is_empty() && self.paths.is_empty() && self.exact.is_empty()
     }
 
     /// Whether the entry `name` of the directory `parent` (relative to the root, empty for it) is left out.
     pub fn matches(&self, parent: &[u8], name: &[u8]) -> bool {
         self.names.iter().any(|pattern| glob_match(pattern, name))
-            || (!self.paths.is_empty() && {
+            || (!(self.paths.is_empty() && self.exact.is_empty()) && {
                 let path = crate::dir::join(parent, name);
-                self.paths.iter().any(|pattern| glob_match(pattern, &path))
+                self.exact.contains(&path) || self.paths.iter().any(|pattern| glob_match(pattern, &path))
             })
     }
 }

@@ -22,6 +22,7 @@
 //! - [`manifest`], [`checksum`], [`verify`]: what was promised, and how it is checked
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
 //! - `attributes`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
+//! - [`survey`]: walking a tree without copying it
 //! - [`progress`], `throttle`, `exclude`: watching it, slowing it, leaving things out
 
 mod attributes;
@@ -39,9 +40,11 @@ pub mod merge;
 mod options;
 pub mod progress;
 mod queue;
+pub mod survey;
 mod throttle;
 pub mod verify;
 
+pub use attributes::copy_directory_attributes;
 pub use checksum::Checksum;
 pub use engine::{Roots, Summary, TargetRoot, stage, stage_roots};
 pub use error::{EntryError, StageError};

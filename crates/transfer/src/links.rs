@@ -52,7 +52,7 @@ impl Links {
         let key = (stat.st_dev, stat.st_ino);
         let mut table = self.lock();
         let Some(inode) = table.get_mut(&key) else {
-            let left = (stat.st_nlink as u64).saturating_sub(1);
+            let left = stat.st_nlink.saturating_sub(1);
             table.insert(key, Inode { state: State::Copying(Vec::new()), left });
             return Role::First;
         };

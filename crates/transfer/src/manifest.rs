@@ -62,7 +62,7 @@ impl Record {
             checksum: (!digest.as_bytes().is_empty()).then_some((checksum, digest)),
             size: if kind == b'f' { source.st_size as u64 } else { 0 },
             mtime: mtime(source),
-            ctime: (source.st_ctime as i64, source.st_ctime_nsec as u32),
+            ctime: (source.st_ctime, source.st_ctime_nsec as u32),
             path,
         }
     }
@@ -71,7 +71,7 @@ impl Record {
     pub(crate) fn describes(&self, source: &Stat) -> bool {
         self.size == source.st_size as u64
             && self.mtime == mtime(source)
-            && self.ctime == (source.st_ctime as i64, source.st_ctime_nsec as u32)
+            && self.ctime == ({ source.st_ctime }, source.st_ctime_nsec as u32)
     }
 
     /// Appends the line for this record.
@@ -129,7 +129,7 @@ impl Record {
 }
 
 pub(crate) fn mtime(stat: &Stat) -> (i64, u32) {
-    (stat.st_mtime as i64, stat.st_mtime_nsec as u32)
+    (stat.st_mtime, stat.st_mtime_nsec as u32)
 }
 
 fn parse_time(text: &[u8]) -> Option<(i64, u32)> {

@@ -49,6 +49,8 @@ pub enum Action {
 /// What to do with a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryAction {
+    /// Don't copy it, and report that as a failure, with this reason.
+    Refuse(&'static str),
     /// Leave the directory and all it holds out of the copy.
     Skip,
     /// Merge it.

@@ -42,8 +42,3 @@ fn resident() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
-
-fn resident() -> u64 {
-    let statm = fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
-}

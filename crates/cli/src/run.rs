@@ -1,0 +1,230 @@
+//! `ondeck run`: the whole life of a job on this one machine.
+//!
+//! Three processes take part. The *front* is the command that the user started: it shows progress, passes signals on
+//! and exits with the program's code. The *keeper* is a child of it that does everything: it builds the RAM disk,
+//! stages in, starts the program, and stages out; it outlives the front, so that killing the command loses nothing.
+//! The *program* is a child of the keeper, in the private namespaces where the RAM disk is mounted, but in the
+//! process group and session of the front, so that the terminal treats it as if the shell had started it.
+//!
+//! # Layout
+//!
+//! - `plan`: from options and directives to directories, mechanisms and sizes, before anything is changed
+//! - `keeper`: the life of the job; `program`: starting processes inside, ending what they leave behind
+//! - `homecoming`: how results come home; `interim`: copying closed files out while the program runs
+//! - `front`: what the user sees and sends; `message`: what the two say to each other
+//! - `slurm`: what changes inside a batch job; `report`: the record of a run; `held`: results that wait in RAM
+
+mod front;
+mod held;
+mod homecoming;
+mod keeper;
+mod message;
+mod plan;
+mod program;
+mod report;
+mod slurm;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ondeck_core::{Bytes, PackFormat, Rate, duration, exit};
+
+use crate::stage::ChecksumArg;
+
+/// Run a program with its data in RAM
+///
+/// Builds a RAM disk, stages the input in, shows it at the very paths the program already uses, runs the program
+/// with its arguments, environment, terminal and signals untouched, stages the results out, verifies them, and exits
+/// with the program's own exit code. Nobody else sees the RAM disk, and nothing is left of it. No daemon and no root
+/// are needed.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// A batch script with #RSA_ lines, and its arguments
+    #[arg(value_name = "JOB.sh")]
+    script: Vec<OsString>,
+
+    /// The program and its arguments
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+
+    /// Stage this directory in and show it, read-only, at its own path (may be repeated)
+    #[arg(long, value_name = "DIR")]
+    data_in: Vec<PathBuf>,
+
+    /// Let the program write to this directory in RAM and stage it out afterwards (may be repeated; may also be a
+    /// --data-in). What it holds stays visible and is not destroyed
+    #[arg(long, value_name = "DIR")]
+    data_out: Vec<PathBuf>,
+
+    /// The size of the RAM disk, like 4GiB [default: half of the free RAM]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Bytes>,
+
+    /// What the output needs beside the input; checked before the start
+    #[arg(long, value_name = "SIZE")]
+    out_size: Option<Bytes>,
+
+    /// How an output directory that holds something is shown
+    #[arg(long, value_enum, default_value = "auto", value_name = "HOW")]
+    existing: Existing,
+
+    /// What to do when the run does not fit here: refuse, or run on disk [default: refuse; disk in a Slurm job script]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    fallback: Option<Fallback>,
+
+    /// After this time give the input up and use the RAM disk for the output (the switch of #RSA_DELAY), like 5m
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    delay: Option<Duration>,
+
+    /// While the program runs, copy closed output files to disk this often, like 5m
+    #[arg(long, value_name = "TIME", value_parser = parse_minutes)]
+    copy_out_interval: Option<Duration>,
+
+    /// A script that fills the RAM disk: called with the RAM disk and the data directory
+    #[arg(long, value_name = "SCRIPT")]
+    stage_in: Option<PathBuf>,
+
+    /// A script that saves the results: called with the RAM disk and the data directory
+    #[arg(long, value_name = "SCRIPT")]
+    stage_out: Option<PathBuf>,
+
+    /// Stage out one archive instead of files
+    #[arg(long, value_name = "FORMAT", value_parser = parse_pack)]
+    pack: Option<PackFormat>,
+
+    /// The checksum taken of every file that is staged
+    #[arg(long, value_enum, default_value = "xxh3", value_name = "KIND")]
+    checksum: ChecksumArg,
+
+    /// Read the results back from disk and compare their checksums
+    #[arg(long)]
+    verify: bool,
+
+    /// Stage at most this much in a second, like 500MB/s
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<Rate>,
+
+    /// How many threads stage [default: one for each processor, at most 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// In a Slurm job: end the program this long before the job's time limit, to stage out; `off` lets it run
+    /// [default: computed from the bytes to write and the rate measured]
+    #[arg(long, value_name = "TIME|off")]
+    end_margin: Option<String>,
+
+    /// Write a record of the run, with the seconds, bytes and rates of every phase, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// Print events as JSON lines on standard error
+    #[arg(long)]
+    json: bool,
+
+    /// Print warnings and errors only
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Go on with a run whose results are still held in RAM: stage them out
+    #[arg(long, value_name = "ID", conflicts_with_all = ["script", "command", "abandon", "list"])]
+    resume: Option<String>,
+
+    /// Give up the held results of a run
+    #[arg(long, value_name = "ID", conflicts_with_all = ["script", "command", "list"])]
+    abandon: Option<String>,
+
+    /// With --abandon: do not ask
+    #[arg(long, requires = "abandon")]
+    yes: bool,
+
+    /// List your runs on this machine
+    #[arg(long, conflicts_with_all = ["script", "command"])]
+    list: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  ondeck run --data-in ~/case/input --data-out ~/case/results --size 4GiB -- ./solver --steps 100
+  ondeck run job.sh                          a batch script with #RSA_DATA_IN= and #RSA_DATA_OUT= lines
+  ondeck run --data-out results --copy-out-interval 5m --report run.json -- ./solver
+  ondeck run --list                          runs of yours on this machine
+  ondeck run --resume ID                     stage out what a run still holds in RAM
+
+Exit codes: the program's own (128+n if signal n ended it); 122 the results are not all on disk: they are held in
+RAM and the message says how to finish; 123 they were abandoned; 125 refused or failed before the program started,
+nothing was changed; 126 the program can't be executed; 127 it was not found.";
+
+/// How an output directory that already holds something is shown to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Existing {
+    /// Whichever of the two works without surprises here
+    Auto,
+    /// Let the directory on disk show through; changes are kept in RAM
+    Overlay,
+    /// Copy what it holds into RAM first
+    Copy,
+}
+
+/// What to do when a run does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fallback {
+    /// Refuse, with the figures and the remedy
+    Error,
+    /// Run the program on disk and say so
+    Disk,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    duration::parse(text, 1).map_err(|error| error.to_string())
+}
+
+fn parse_minutes(text: &str) -> Result<Duration, String> {
+    match duration::parse(text, 60).map_err(|error| error.to_string())? {
+        Duration::ZERO => Err("an interval of zero would copy without end; write it like 5m".into()),
+        interval => Ok(interval),
+    }
+}
+
+fn parse_pack(text: &str) -> Result<PackFormat, String> {
+    PackFormat::from_word(text).ok_or_else(|| format!("write one of {}", PackFormat::WORDS.join(", ")))
+}
+
+/// Runs the command.
+pub fn run(args: RunArgs) -> ExitCode {
+    let code = if args.list {
+        held::list()
+    } else if let Some(id) = &args.resume {
+        front::attach(id, message::Order::Resume, args.json, args.quiet)
+    } else if let Some(id) = &args.abandon {
+        held::abandon(id, args.yes, args.json, args.quiet)
+    } else {
+        start(&args)
+    };
+    ExitCode::from(code.unwrap_or_else(|error| {
+        eprintln!("ondeck run: {error:#}");
+        exit::NOT_STARTED
+    }))
+}
+
+fn start(args: &RunArgs) -> anyhow::Result<u8> {
+    let job = plan::Job::from_args(args)?;
+    for warning in &job.warnings {
+        eprintln!("ondeck: {warning}");
+    }
+    let fallback = args.fallback.unwrap_or(if job.is_script && slurm::job_id().is_some() {
+        Fallback::Disk
+    } else {
+        Fallback::Error
+    });
+    match plan::Plan::make(args, &job) {
+        Ok(plan) => front::start(plan, job, args, fallback),
+        Err(error) if fallback == Fallback::Disk => {
+            eprintln!("ondeck: running on disk: {error:#}");
+            Ok(program::run_on_disk(&job.command, args.report.as_deref(), &format!("{error:#}")))
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,343 @@
+//! The command in front: what the user sees, and the signals they send.
+//!
+//! It holds nothing that can't be lost. A signal that the terminal sent went to the whole process group, so the
+//! program has it already; one that was sent to this process alone is passed on.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
+use ondeck_core::exit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::keeper::Keeper;
+use super::message::{Line, Message, Order};
+use super::plan::{Job, Plan};
+use super::program::{Surroundings, run_on_disk};
+use super::{Fallback, RunArgs, held, slurm};
+use crate::display;
+use crate::state;
+
+/// Starts the keeper and watches it.
+pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result<u8> {
+    let surroundings = Surroundings::of_this_process();
+    let base = state::runs()?;
+    let (ours, theirs) = UnixStream::pair().context("can't talk to the keeper")?;
+    let signals = Signals::block().context("can't receive signals")?;
+    // SAFETY: this process has one thread, so the child is a complete copy of it.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()).context("can't start the keeper"),
+        0 => {
+            drop(ours);
+            drop(signals);
+            let code = Keeper::new(plan, job, args, base, theirs, surroundings).keep();
+            // SAFETY: the keeper is a copy of its parent and must not run its exit handlers.
+            unsafe { libc::_exit(i32::from(code)) }
+        }
+        _ => {
+            drop(theirs);
+            let mut front = Front::new(ours, signals, args.json, args.quiet)?;
+            match front.watch()? {
+                Outcome::Finished(code) => Ok(code),
+                Outcome::NotStarted(code, text)
+                    if code == exit::NOT_STARTED && fallback == Fallback::Disk =>
+                {
+                    eprintln!("ondeck: running on disk: {text}");
+                    front.signals.unblock();
+                    Ok(run_on_disk(&job.command, args.report.as_deref(), &text))
+                }
+                Outcome::NotStarted(code, text) => {
+                    eprintln!("ondeck run: {text}");
+                    Ok(code)
+                }
+                Outcome::KeeperLost => {
+                    bail!(
+                        "the keeper process was killed, and the RAM disk is lost with it; what was copied out before is \
+                         on disk"
+                    )
+                }
+            }
+        }
+    }
+}
+
+/// Attaches to a run whose keeper is alive, with an order.
+pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
+    let base = state::runs()?;
+    if id.contains('/') || id.starts_with('.') {
+        bail!("`{id}` is not the name of a run; `ondeck run --list` shows them");
+    }
+    let socket = base.join(id).join("control");
+    let stream = UnixStream::connect(&socket).with_context(|| {
+        format!("there is no run {id} of yours on this machine, or its keeper is gone; `ondeck run --list` shows them")
+    })?;
+    let signals = Signals::block().context("can't receive signals")?;
+    let mut front = Front::new(stream, signals, json, quiet)?;
+    front.line.send(&order).context("can't reach the run's keeper")?;
+    match front.watch()? {
+        Outcome::Finished(code) => Ok(code),
+        Outcome::NotStarted(code, text) => {
+            eprintln!("ondeck run: {text}");
+            Ok(code)
+        }
+        Outcome::KeeperLost => bail!("the run's keeper ended without an answer"),
+    }
+}
+
+enum Outcome {
+    Finished(u8),
+    /// Nothing was changed.
+    NotStarted(u8, String),
+    KeeperLost,
+}
+
+/// What the run is doing, as far as a signal is concerned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Staging in: a signal ends the run, nothing is lost.
+    Before,
+    /// The program runs: signals are its.
+    Program,
+    /// Staging out: results must not be lost to a careless key.
+    After,
+}
+
+struct Front {
+    line: Line,
+    signals: Signals,
+    json: bool,
+    quiet: bool,
+    stage: Stage,
+    interrupts: u32,
+    bar: Option<ProgressBar>,
+    bar_label: String,
+    phase_began: Instant,
+    total: Option<u64>,
+}
+
+impl Front {
+    fn new(stream: UnixStream, signals: Signals, json: bool, quiet: bool) -> Result<Front> {
+        Ok(Front {
+            line: Line::new(stream)?,
+            signals,
+            json,
+            quiet,
+            stage: Stage::Before,
+            interrupts: 0,
+            bar: None,
+            bar_label: String::new(),
+            phase_began: Instant::now(),
+            total: None,
+        })
+    }
+
+    fn watch(&mut self) -> Result<Outcome> {
+        /// Inside a Slurm job held results die with the job, so the stage-out is tried again until then.
+        const RETRY: Duration = Duration::from_secs(30);
+        let mut retry_at: Option<Instant> = None;
+        loop {
+            let timeout = retry_at.map(|at| {
+                let left = at.saturating_duration_since(Instant::now());
+                Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() }
+            });
+            let mut fds = [
+                PollFd::new(self.line.stream(), PollFlags::IN),
+                PollFd::new(&self.signals.fd, PollFlags::IN),
+            ];
+            match poll(&mut fds, timeout.as_ref()) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other.map(|_| ()).context("waiting for the keeper")?,
+            }
+            let (message, signal) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+            if signal {
+                self.on_signal()?;
+            }
+            if retry_at.is_some_and(|at| Instant::now() >= at) {
+                retry_at = None;
+                self.say("trying the stage-out again");
+                let _ = self.line.send(&Order::Resume);
+            }
+            if !message {
+                continue;
+            }
+            let Some(messages) = self.line.receive::<Message>() else {
+                self.clear_bar();
+                return Ok(Outcome::KeeperLost);
+            };
+            for message in messages {
+                if self.json {
+                    eprintln!("{}", serde_json::to_string(&message)?);
+                }
+                match message {
+                    Message::Finished { exit_code, summary } => {
+                        self.clear_bar();
+                        if self.stage == Stage::Before && exit_code >= exit::NOT_STARTED {
+                            return Ok(Outcome::NotStarted(exit_code, summary));
+                        }
+                        self.say(&summary);
+                        return Ok(Outcome::Finished(exit_code));
+                    }
+                    Message::Held { exit_code, text } => {
+                        self.clear_bar();
+                        self.warn(&text);
+                        if slurm::job_id().is_none() {
+                            return Ok(Outcome::Finished(exit_code));
+                        }
+                        self.warn("inside a Slurm job the results die with the job: staying, to try again every 30 s");
+                        retry_at = Some(Instant::now() + RETRY);
+                    }
+                    other => self.show(other),
+                }
+            }
+        }
+    }
+
+    fn show(&mut self, message: Message) {
+        match message {
+            Message::Phase { name, total_bytes } => {
+                self.clear_bar();
+                self.bar_label = name.replace('_', " ");
+                self.phase_began = Instant::now();
+                self.total = total_bytes;
+                self.stage = match name.as_str() {
+                    "program" => Stage::Program,
+                    "stage_out" => Stage::After,
+                    _ => self.stage,
+                };
+            }
+            Message::Progress { files, files_found, bytes, bytes_found } => {
+                const PATIENCE: Duration = Duration::from_millis(400);
+                let visible = !self.json && !self.quiet && io::stderr().is_terminal();
+                // While the program runs, the terminal is its.
+                if visible && self.stage != Stage::Program && self.phase_began.elapsed() >= PATIENCE {
+                    let label = self.bar_label.clone();
+                    let bar = self.bar.get_or_insert_with(|| display::new_bar(label));
+                    bar.set_length(self.total.unwrap_or(bytes_found).max(bytes));
+                    bar.set_position(bytes);
+                    bar.set_message(format!("{files}/{files_found} files"));
+                }
+            }
+            Message::Note { text } => self.say(&text),
+            Message::Warning { text } => self.warn(&text),
+            Message::ProgramEnded { .. } => self.stage = Stage::After,
+            Message::Finished { .. } | Message::Held { .. } => {}
+        }
+    }
+
+    fn clear_bar(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        if !self.quiet && !self.json {
+            self.warn(text);
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        if self.json {
+            return; // the event says it
+        }
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("ondeck: {text}")),
+            None => eprintln!("ondeck: {text}"),
+        }
+    }
+
+    fn on_signal(&mut self) -> Result<()> {
+        let Some((number, from_terminal)) = self.signals.next() else { return Ok(()) };
+        match self.stage {
+            Stage::Program if from_terminal => {
+                self.interrupts += u32::from(number == libc::SIGINT);
+            }
+            Stage::Before | Stage::Program => {
+                self.interrupts += u32::from(number == libc::SIGINT);
+                let _ = self.line.send(&Order::Signal { number });
+            }
+            Stage::After if number == libc::SIGINT => {
+                self.interrupts += 1;
+                if self.interrupts < 2 {
+                    self.warn("the results are being staged out; press Ctrl-C again to be asked about giving them up");
+                } else if !io::stdin().is_terminal() {
+                    self.warn(
+                        "the stage-out goes on; to give the results up: ondeck run --list and --abandon ID",
+                    );
+                } else {
+                    self.clear_bar();
+                    let question =
+                        "Give up the results that are not on disk yet? Type `abandon`, or Enter to go on: ";
+                    // While the question stands, a further Ctrl-C is an answer too: no.
+                    if held::confirmed(question).unwrap_or(false) {
+                        let _ = self.line.send(&Order::Abandon);
+                    }
+                }
+            }
+            Stage::After => {
+                self.warn("the results are being staged out; this command ends when they are on disk")
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The signals that are passed on, as a descriptor to wait on.
+struct Signals {
+    fd: OwnedFd,
+    before: libc::sigset_t,
+}
+
+/// Signals that a user or a batch system sends to end or to inform a program.
+const PASSED_ON: [libc::c_int; 6] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+
+impl Signals {
+    /// Those that are ignored (nohup, background jobs of a script) stay so, for the program as well.
+    fn block() -> io::Result<Signals> {
+        // SAFETY: the sets are zeroed and then filled by the libc functions for that; the descriptor is ours alone.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in PASSED_ON {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                libc::sigaction(signal, std::ptr::null(), &mut action);
+                if action.sa_sigaction != libc::SIG_IGN {
+                    libc::sigaddset(&mut set, signal);
+                }
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+            match libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Signals { fd: OwnedFd::from_raw_fd(fd), before }),
+            }
+        }
+    }
+
+    fn unblock(&self) {
+        // SAFETY: restores the mask that was read at the start.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+
+    /// The next signal, and whether the terminal (the kernel) sent it.
+    fn next(&self) -> Option<(libc::c_int, bool)> {
+        let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        let read = rustix::io::read(self.fd.as_fd(), &mut buffer).ok()?;
+        if read != buffer.len() {
+            return None;
+        }
+        // SAFETY: the kernel filled the whole structure, which is plain data; it may be unaligned in the buffer.
+        let info: libc::signalfd_siginfo = unsafe { std::ptr::read_unaligned(buffer.as_ptr().cast()) };
+        Some((info.ssi_signo as libc::c_int, info.ssi_code > 0))
+    }
+}
+
+impl std::fmt::Debug for Signals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Signals({})", self.fd.as_raw_fd())
+    }
+}

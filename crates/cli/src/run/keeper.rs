@@ -1,0 +1,1456 @@
+//! The keeper: the process that holds the RAM disk and lives through the whole job.
+//!
+//! It stays outside of the namespaces that it makes, with descriptors of the RAM disk and of the directories on disk
+//! that were opened before anything was mounted over them. So it copies between the two with the user's own identity
+//! and all groups, whether or not the front or the program are still there.
+
+use std::ffi::{CString, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, anyhow};
+use ondeck_core::fit::{end_margin, in_mib};
+use ondeck_core::{Bytes, Rate, duration, exit};
+use ondeck_ramdisk::mounts::{self, Overlay};
+use ondeck_ramdisk::namespace::Namespaces;
+use ondeck_transfer::{
+    Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
+    stage_roots,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+
+use super::homecoming::{Baseline, Homecoming, Mechanism, apply_redirects, clock_of};
+use super::message::{Line, Message, Order};
+use super::plan::{Directory, Job, Plan};
+use super::program::{self, Surroundings};
+use super::report::{self, Report};
+use super::{RunArgs, slurm};
+
+/// How often a watcher hears of progress, and how often the keeper looks at the RAM disk's use and its timers.
+const TICK: Duration = Duration::from_millis(100);
+/// What processes that the program left behind get between the request to end and the end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A job's life from outside.
+pub struct Keeper {
+    shared: Shared,
+    watchers: Watchers,
+    report: Report,
+    report_path: Option<PathBuf>,
+    base: PathBuf,
+}
+
+/// What the phases, and the threads that work beside them, need.
+struct Shared {
+    plan: Plan,
+    command: Vec<OsString>,
+    options: Options,
+    margin: Margin,
+    surroundings: Surroundings,
+    id: String,
+    dir: PathBuf,
+    /// The output directories that are in RAM, by index into the plan.
+    outputs: Mutex<Vec<std::sync::Arc<Output>>>,
+    /// Events of single entries, for the report.
+    findings: Mutex<Findings>,
+}
+
+/// An output directory in RAM.
+struct Output {
+    directory: usize,
+    /// Its results: the directory in RAM that the program writes to, or the overlay's upper layer.
+    ram: OwnedFd,
+    /// The name of that directory on the RAM disk.
+    slot: String,
+    homecoming: Homecoming,
+    /// Whether everything of it is on disk.
+    home: AtomicBool,
+}
+
+#[derive(Default)]
+struct Findings {
+    errors: Vec<String>,
+    error_count: u64,
+    put_beside: Vec<report::Beside>,
+    kept: Vec<String>,
+}
+
+/// When the program must end before its batch job does.
+enum Margin {
+    Off,
+    Computed,
+    Fixed(Duration),
+}
+
+/// How a life ended.
+enum Ending {
+    /// Everything is where it belongs.
+    Done(u8),
+    /// Results are held in RAM.
+    Held(String),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Keeper {
+    /// In the keeper's process, right after the fork.
+    pub fn new(
+        plan: Plan,
+        job: Job,
+        args: &RunArgs,
+        base: PathBuf,
+        front: UnixStream,
+        surroundings: Surroundings,
+    ) -> Keeper {
+        let id = new_id();
+        let dir = base.join(&id);
+        let command = job.command;
+        let report = Report {
+            id: id.clone(),
+            command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            ..Report::default()
+        };
+        let options = Options {
+            checksum: args.checksum.into(),
+            threads: args.threads.map_or(0, usize::from),
+            bandwidth: args.bandwidth,
+            verify: args.verify,
+            ..Options::default()
+        };
+        let margin = match args.end_margin.as_deref() {
+            Some("off") => Margin::Off,
+            Some(text) => duration::parse(text, 1).map_or(Margin::Computed, Margin::Fixed),
+            None => Margin::Computed,
+        };
+        let watchers =
+            Watchers { front: Line::new(front).ok(), listener: None, dir: dir.clone(), last: None };
+        let report_path = args.report.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
+        Keeper {
+            shared: Shared {
+                plan,
+                command,
+                options,
+                margin,
+                surroundings,
+                id,
+                dir,
+                outputs: Mutex::default(),
+                findings: Mutex::default(),
+            },
+            watchers,
+            report,
+            report_path,
+            base,
+        }
+    }
+
+    /// Lives the whole life; returns the process's exit code, which nobody needs.
+    pub fn keep(mut self) -> u8 {
+        become_keeper();
+        let ending = self.live();
+        let code = match ending {
+            Ok(code) => code,
+            Err((code, error)) => {
+                self.watchers.send(&Message::Finished { exit_code: code, summary: format!("{error:#}") });
+                code
+            }
+        };
+        self.clean_up();
+        code
+    }
+
+    /// From nothing to the end. An error means that the program was not started and nothing was changed.
+    fn live(&mut self) -> Result<u8, (u8, anyhow::Error)> {
+        let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
+        let began = Instant::now();
+        let namespaces = self.build().map_err(not_started)?;
+        self.report.phase("build", began.elapsed(), 0, 0);
+        let began = Instant::now();
+        self.stage_in(&namespaces)?;
+        self.prepare_outputs(&namespaces).map_err(not_started)?;
+        self.mount(&namespaces).map_err(not_started)?;
+        self.report.waited_seconds = began.elapsed().as_secs_f64();
+        for note in std::mem::take(&mut self.shared.plan.notes) {
+            self.note(note);
+        }
+        let code = self.run_program(&namespaces);
+        let began = Instant::now();
+        let mut ending = self.bring_home(&namespaces, code);
+        self.report.waited_seconds += began.elapsed().as_secs_f64();
+        loop {
+            match ending {
+                Ending::Done(code) => {
+                    self.finish(code);
+                    return Ok(code);
+                }
+                Ending::Held(why) => match self.hold(&namespaces, &why) {
+                    Order::Abandon => {
+                        self.watchers.warning("the results were given up, as you said");
+                        self.finish(exit::ABANDONED);
+                        return Ok(exit::ABANDONED);
+                    }
+                    _ => ending = self.bring_home(&namespaces, code),
+                },
+            }
+        }
+    }
+
+    fn build(&mut self) -> Result<Namespaces> {
+        let dir = &self.shared.dir;
+        let mount_point = dir.join("ramdisk");
+        for path in [dir, &mount_point] {
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .create(path)
+                .with_context(|| format!("can't make {}", path.display()))?;
+        }
+        let listener =
+            UnixListener::bind(dir.join("control")).context("can't listen for `ondeck run --resume`")?;
+        listener.set_nonblocking(true)?;
+        self.watchers.listener = Some(listener);
+        self.watchers.state("starting");
+        let namespaces = Namespaces::build(&mount_point, self.shared.plan.size).map_err(|error| {
+            let hint = if self.shared.plan.root {
+                "mounting needs CAP_SYS_ADMIN, which a container may take away even from root"
+            } else {
+                "an ordinary user needs user namespaces (user.max_user_namespaces, \
+                 kernel.apparmor_restrict_unprivileged_userns); `ondeck doctor` says what is missing"
+            };
+            anyhow!("can't build the RAM disk: {error}; {hint}; --fallback disk would run without one")
+        })?;
+        self.report.ram_disk = Some(report::RamDisk {
+            size: self.shared.plan.size.0,
+            huge_pages: namespaces.features.huge_pages,
+            no_swap: namespaces.features.no_swap,
+            ..report::RamDisk::default()
+        });
+        Ok(namespaces)
+    }
+
+    /// Fills the RAM disk: the inputs, and outputs whose content is mirrored.
+    fn stage_in(&mut self, namespaces: &Namespaces) -> Result<(), (u8, anyhow::Error)> {
+        let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
+        let staged: Vec<usize> = (0..self.shared.plan.directories.len())
+            .filter(|index| {
+                let directory = &self.shared.plan.directories[*index];
+                directory.input || directory.mechanism == Mechanism::Mirror
+            })
+            .collect();
+        let total = staged.iter().map(|index| self.shared.plan.directories[*index].content.bytes).sum();
+        self.watchers.phase("stage_in", Some(total));
+        for index in staged {
+            let directory = &self.shared.plan.directories[index];
+            let scripted = directory.input && self.shared.plan.stage_in.is_some();
+            let began = Instant::now();
+            let (bytes, files) = if scripted {
+                let path = directory.path.clone();
+                self.shared.make_slot(namespaces, index).map_err(not_started)?;
+                self.stage_in_by_script(namespaces, index).map_err(not_started)?;
+                let used = used_of(&namespaces.ram_disk).unwrap_or(Bytes::ZERO);
+                self.note(format!("{}: filled by the stage-in script ({used})", path.display()));
+                (used.0, 0)
+            } else {
+                let summary = self.copy_in(namespaces, index)?;
+                (summary.bytes, summary.files)
+            };
+            self.report.phase("stage_in", began.elapsed(), bytes, files);
+        }
+        Ok(())
+    }
+
+    fn copy_in(&mut self, namespaces: &Namespaces, index: usize) -> Result<Summary, (u8, anyhow::Error)> {
+        let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
+        let shared = &self.shared;
+        let directory = &shared.plan.directories[index];
+        let options = Options {
+            // RAM needs no sync, and a copy that ends with the run needs no manifest to resume from.
+            sync: false,
+            verify: false,
+            exclude: Exclude::exactly(directory.nested.iter().cloned()),
+            ..shared.options.clone()
+        };
+        let roots = || -> Result<Roots> {
+            Ok(Roots {
+                source: rustix::io::fcntl_dupfd_cloexec(&directory.disk, 0)?,
+                target: TargetRoot::New(
+                    rustix::io::fcntl_dupfd_cloexec(&namespaces.ram_disk, 0)?,
+                    CString::new(slot_name(index))?,
+                ),
+                source_path: directory.path.clone(),
+                target_path: PathBuf::from("the RAM disk"),
+            })
+        };
+        let roots = roots().map_err(not_started)?;
+        let progress = Progress::new();
+        let events = |event: Event<'_>| shared.record(directory, None, &event);
+        let monitor = Monitor { progress: &progress, event: &events };
+        let mut signalled = None;
+        let summary = self.watchers.watch(
+            &progress,
+            |order| {
+                if let Order::Signal { number } = order {
+                    signalled = Some(number);
+                    progress.cancel.store(true, Relaxed);
+                }
+            },
+            || stage_roots(roots, &options, None, &monitor),
+        );
+        let path = directory.path.display();
+        let summary = match summary {
+            Ok(summary) => summary,
+            Err(StageError::Interrupted) => {
+                let code = signalled.map_or(exit::NOT_STARTED, |number| exit::SIGNAL_BASE + number as u8);
+                let text =
+                    "interrupted while staging in; the program was not started and nothing was changed";
+                return Err((code, anyhow!(text)));
+            }
+            Err(error) => return Err(not_started(anyhow!("staging in {path}: {error}"))),
+        };
+        if summary.errors > 0 {
+            let errors = lock(&shared.findings).errors.join("\n  ");
+            return Err(not_started(anyhow!(
+                "staging in {path}: {} could not be read:\n  {errors}\nMend them, or run with --fallback disk",
+                crate::display::count(summary.errors, "entry").replace("entrys", "entries")
+            )));
+        }
+        for nested in &directory.nested {
+            make_mount_point(namespaces, index, nested).map_err(|error| not_started(error.into()))?;
+        }
+        Ok(summary)
+    }
+
+    fn stage_in_by_script(&mut self, namespaces: &Namespaces, index: usize) -> Result<()> {
+        let Some(script) = self.shared.plan.stage_in.clone() else { return Ok(()) };
+        let directory = &self.shared.plan.directories[index];
+        let ram = self.shared.dir.join("ramdisk").join(slot_name(index));
+        let environment = self.shared.environment(&ram);
+        let child = program::start_script(
+            namespaces,
+            &script,
+            [&ram, &directory.path],
+            &environment,
+            self.shared.surroundings,
+        )
+        .with_context(|| format!("can't run the stage-in script {}", script.display()))?;
+        let pid = child.id();
+        let status = self.watchers.wait_for(pid, |order| {
+            if let Order::Signal { number } = order {
+                send_signal(pid, number);
+            }
+        });
+        program::end_left_behind(GRACE);
+        if !status.success() {
+            anyhow::bail!(
+                "the stage-in script {} failed ({status}); the program was not started and nothing was changed",
+                script.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes the directories in RAM that the program will write to.
+    fn prepare_outputs(&mut self, namespaces: &Namespaces) -> Result<()> {
+        if self.shared.plan.switches() {
+            return Ok(());
+        }
+        for index in 0..self.shared.plan.directories.len() {
+            let directory = &self.shared.plan.directories[index];
+            if directory.output {
+                let output =
+                    self.shared.prepare_output(namespaces, index, directory.mechanism, directory.since)?;
+                lock(&self.shared.outputs).push(std::sync::Arc::new(output));
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows every directory at its path, parents before what lies in them.
+    fn mount(&mut self, namespaces: &Namespaces) -> Result<()> {
+        self.shared.anchor(namespaces).context("can't hold on to the directories on disk")?;
+        for (index, directory) in self.shared.plan.directories.iter().enumerate() {
+            let mechanism =
+                if directory.input && !directory.output { Mechanism::Bind } else { directory.mechanism };
+            if directory.output && self.shared.plan.switches() && !directory.input {
+                continue;
+            }
+            self.shared
+                .mount_one(namespaces, index, mechanism)
+                .with_context(|| format!("can't show the RAM disk at {}", directory.path.display()))?;
+        }
+        for directory in &self.shared.plan.directories {
+            let mechanism = if directory.input && !directory.output {
+                "input"
+            } else if self.shared.plan.switches() && !directory.input {
+                "disk"
+            } else {
+                directory.mechanism.word()
+            };
+            self.report.directories.push(report::Directory {
+                path: directory.path.to_string_lossy().into_owned(),
+                input: directory.input,
+                output: directory.output,
+                mechanism,
+            });
+        }
+        Ok(())
+    }
+
+    /// Runs the program to its end, with everything that goes on beside it. Returns the exit code.
+    fn run_program(&mut self, namespaces: &Namespaces) -> u8 {
+        self.watchers.phase("program", None);
+        self.watchers.state("the program runs");
+        let began = Instant::now();
+        let child = program::start(namespaces, &self.shared.command, self.shared.surroundings);
+        let code = match child {
+            Err(error) => {
+                let name = Path::new(&self.shared.command[0]).display().to_string();
+                self.watchers.warning(&format!("can't run {name}: {error}"));
+                program::start_failure(&error)
+            }
+            Ok(child) => {
+                // The program's input and output are its own from now on: a reader of its pipe must not wait for us.
+                let _ = redirect(0..=1);
+                let status = self.accompany(namespaces, child.id());
+                self.report.program.signal = status.signal();
+                program::exit_code(status)
+            }
+        };
+        self.report.program.exit_code = code;
+        self.report.program.seconds = began.elapsed().as_secs_f64();
+        self.report.phase("program", began.elapsed(), 0, 0);
+        self.watchers.send(&Message::ProgramEnded { exit_code: code });
+        let left = program::end_left_behind(GRACE);
+        self.report.program.left_behind = left;
+        if left > 0 {
+            let processes = crate::display::count(left, "process").replace("processs", "processes");
+            self.note(format!(
+                "the program left {processes} behind, which {} ended",
+                if left == 1 { "was" } else { "were" }
+            ));
+        }
+        self.look_at_use(namespaces);
+        code
+    }
+
+    /// Waits for the program; copies out, switches, watches the RAM disk and the batch job's limit meanwhile.
+    fn accompany(&mut self, namespaces: &Namespaces, pid: u32) -> std::process::ExitStatus {
+        let ticker = Ticker::default();
+        let interim = Progress::new();
+        let mut switch = Switch::new(&self.shared.plan);
+        let mut deadline = Deadline::new(&self.shared.margin);
+        let mut peak = 0;
+        let mut full = false;
+        let mut switched_outputs = Vec::new();
+        let shared = &self.shared;
+        let watchers = &mut self.watchers;
+        let status = std::thread::scope(|scope| {
+            if let Some(interval) = shared.plan.copy_out_interval {
+                let (ticker, interim) = (&ticker, &interim);
+                scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim));
+            }
+            if deadline.is_set() {
+                scope.spawn(|| deadline_rate(shared));
+            }
+            let handle = open_pid(pid);
+            let status = loop {
+                if watchers.wait(handle.as_ref().map(|fd| fd.as_fd()), TICK, &mut |order| {
+                    if let Order::Signal { number } = order {
+                        send_signal(pid, number);
+                    }
+                }) || handle.is_none()
+                {
+                    // Without a descriptor (Linux before 5.3) the pid is asked at every tick.
+                    if let Some(status) = reap(pid, handle.is_some()) {
+                        break status;
+                    }
+                }
+                program::reap_orphans(pid as i32);
+                if let Ok(usage) = rustix::fs::fstatvfs(&namespaces.ram_disk) {
+                    peak = peak.max((usage.f_blocks - usage.f_bfree) * usage.f_frsize);
+                    full |= usage.f_bfree * usage.f_frsize < 64 << 10;
+                }
+                if let Some(outcome) = switch.advance(shared, namespaces) {
+                    match outcome {
+                        Ok(directories) => switched_outputs = directories,
+                        Err(why) => watchers.warning(&why),
+                    }
+                }
+                if let Some(reason) = deadline.check(shared, peak) {
+                    watchers.warning(&reason);
+                    send_signal(pid, if deadline.forced() { libc::SIGKILL } else { libc::SIGTERM });
+                }
+            };
+            interim.cancel.store(true, Relaxed);
+            ticker.stop();
+            status
+        });
+        for (index, mechanism) in switched_outputs {
+            let path = self.shared.plan.directories[index].path.to_string_lossy().into_owned();
+            self.watchers.note(&format!(
+                "{path}: from now on the program's output went to RAM (the switch after the delay)"
+            ));
+            for directory in &mut self.report.directories {
+                if directory.path == path {
+                    directory.mechanism = Mechanism::word(mechanism);
+                }
+            }
+        }
+        if let Some(ram_disk) = &mut self.report.ram_disk {
+            ram_disk.peak_used = ram_disk.peak_used.max(peak);
+            ram_disk.full |= full;
+        }
+        status
+    }
+
+    /// Was the RAM disk too small? Then say what probably did not fit, and what would.
+    fn look_at_use(&mut self, namespaces: &Namespaces) {
+        let Ok(usage) = rustix::fs::fstatvfs(&namespaces.ram_disk) else { return };
+        let used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize;
+        let left = usage.f_bfree * usage.f_frsize;
+        let Some(ram_disk) = &mut self.report.ram_disk else { return };
+        ram_disk.peak_used = ram_disk.peak_used.max(used);
+        ram_disk.full |= left < 64 << 10;
+        if !ram_disk.full {
+            return;
+        }
+        let (size, free) = (Bytes(ram_disk.size), self.shared.plan.free);
+        let latest = self.shared.latest_files();
+        let remedy = if size.0.saturating_mul(2) <= free.0 {
+            format!("run it again with --size {} or more", in_mib(Bytes(size.0 * 2)))
+        } else {
+            format!("this machine has {free} of RAM free in all; write part of the output elsewhere")
+        };
+        let files = if latest.is_empty() {
+            String::new()
+        } else {
+            format!("; written last, and so probably incomplete: {}", latest.join(", "))
+        };
+        self.watchers.warning(&format!(
+            "the RAM disk of {size} was full, so the program will have met \"No space left on device\"{files}; what it wrote \
+             is saved; {remedy}"
+        ));
+    }
+
+    /// Stages every output out.
+    fn bring_home(&mut self, namespaces: &Namespaces, code: u8) -> Ending {
+        let outputs: Vec<_> = lock(&self.shared.outputs).clone();
+        *lock(&self.shared.findings) = Findings::default();
+        let total = outputs
+            .iter()
+            .filter(|output| !output.home.load(Relaxed))
+            .filter_map(|output| used_below(&output.ram))
+            .sum();
+        self.watchers.phase("stage_out", Some(total));
+        self.watchers.state("staging out");
+        let mut problems = Vec::new();
+        for output in &outputs {
+            if output.home.load(Relaxed) {
+                continue;
+            }
+            let began = Instant::now();
+            let path = self.shared.plan.directories[output.directory].path.display().to_string();
+            let result = if self.shared.plan.stage_out.is_some() {
+                self.stage_out_by_script(namespaces, output)
+            } else {
+                self.copy_out(output)
+            };
+            match result {
+                Ok((bytes, files)) => {
+                    output.home.store(true, Relaxed);
+                    self.report.phase("stage_out", began.elapsed(), bytes, files);
+                }
+                Err(Abort::Abandoned) => return Ending::Done(exit::ABANDONED),
+                Err(Abort::Failed(error)) => problems.push(format!("{path}: {error:#}")),
+            }
+        }
+        self.take_findings();
+        self.report.results_on_disk = problems.is_empty();
+        if problems.is_empty() { Ending::Done(code) } else { Ending::Held(problems.join("\n")) }
+    }
+
+    fn copy_out(&mut self, output: &Output) -> Result<(u64, u64), Abort> {
+        let shared = &self.shared;
+        let directory = &shared.plan.directories[output.directory];
+        if output.homecoming.mechanism == Mechanism::Overlay && shared.plan.root {
+            apply_redirects(output.ram.as_fd(), directory.disk.as_fd(), &shared.id).map_err(
+                |(path, error)| {
+                    Abort::Failed(anyhow!(
+                        "renaming {}: {error}",
+                        std::ffi::OsStr::from_bytes(&path).display()
+                    ))
+                },
+            )?;
+        }
+        let progress = Progress::new();
+        let mut abandoned = false;
+        let summary = self.watchers.watch(
+            &progress,
+            |order| {
+                if matches!(order, Order::Abandon) {
+                    abandoned = true;
+                    progress.cancel.store(true, Relaxed);
+                }
+            },
+            || match shared.plan.pack {
+                Some(format) => shared.pack_out(output, format, &progress),
+                None => shared.copy_out(output, &progress),
+            },
+        );
+        if abandoned {
+            return Err(Abort::Abandoned);
+        }
+        let summary = summary.map_err(Abort::Failed)?;
+        let unverified = summary.verified.map_or(0, |verified| verified.failed);
+        if summary.errors + unverified > 0 {
+            let findings = lock(&shared.findings);
+            return Err(Abort::Failed(anyhow!(
+                "{} not on disk:\n  {}",
+                crate::display::count(summary.errors.max(unverified), "entry").replace("entrys", "entries"),
+                findings.errors.join("\n  ")
+            )));
+        }
+        Ok((summary.bytes, summary.files))
+    }
+
+    fn stage_out_by_script(&mut self, namespaces: &Namespaces, output: &Output) -> Result<(u64, u64), Abort> {
+        let failed = |error: anyhow::Error| Abort::Failed(error);
+        let Some(script) = self.shared.plan.stage_out.clone() else { return Ok((0, 0)) };
+        let directory = &self.shared.plan.directories[output.directory];
+        // The script must see the directory on disk under its path.
+        let path = directory.path.clone();
+        namespaces.inside(|| mounts::detach(&path)).map_err(|error| failed(error.into()))?;
+        let ram = self.shared.dir.join("ramdisk").join(&output.slot);
+        let environment = self.shared.environment(&ram);
+        let child =
+            program::start_script(namespaces, &script, [&ram, &path], &environment, self.shared.surroundings)
+                .with_context(|| format!("can't run the stage-out script {}", script.display()))
+                .map_err(failed)?;
+        let pid = child.id();
+        let mut abandoned = false;
+        let status = self.watchers.wait_for(pid, |order| match order {
+            Order::Abandon => {
+                abandoned = true;
+                send_signal(pid, libc::SIGKILL);
+            }
+            Order::Signal { .. } | Order::Resume => {}
+        });
+        program::end_left_behind(GRACE);
+        if abandoned {
+            return Err(Abort::Abandoned);
+        }
+        if !status.success() {
+            return Err(failed(anyhow!("the stage-out script {} failed ({status})", script.display())));
+        }
+        rustix::fs::syncfs(&directory.disk)
+            .context("the target filesystem failed to sync")
+            .map_err(failed)?;
+        Ok((used_below(&output.ram).unwrap_or(0), 0))
+    }
+
+    /// Waits with the results in RAM until someone says what to do.
+    fn hold(&mut self, namespaces: &Namespaces, why: &str) -> Order {
+        let id = &self.shared.id;
+        let pid = std::process::id();
+        let reach: Vec<String> = lock(&self.shared.outputs)
+            .iter()
+            .filter(|output| !output.home.load(Relaxed))
+            .map(|output| format!("/proc/{pid}/fd/{}/{}", namespaces.ram_disk_number(), output.slot))
+            .collect();
+        let text = format!(
+            "THE RESULTS ARE NOT ALL ON DISK.\n{why}\nThey are held in RAM and can be read at {}. Make room or mend the \
+             target, then run:\n  ondeck run --resume {id}\nor give them up with: ondeck run --abandon {id}",
+            reach.join(" and ")
+        );
+        self.report.exit_code = exit::RESULTS_NOT_STAGED;
+        self.report.results_on_disk = false;
+        self.write_report();
+        self.watchers.state("holds results that are not on disk; `ondeck run --resume` stages them out");
+        self.watchers.send(&Message::Held { exit_code: exit::RESULTS_NOT_STAGED, text });
+        // Nobody who reads our output must wait for as long as this takes.
+        let _ = redirect(0..=2);
+        let mut answer = None;
+        while answer.is_none() {
+            self.watchers.wait(None, Duration::from_secs(3600), &mut |order| {
+                if matches!(order, Order::Resume | Order::Abandon) {
+                    answer = Some(order);
+                }
+            });
+        }
+        answer.unwrap_or(Order::Resume)
+    }
+
+    /// Everything is on disk (or given up): the record, and the last line.
+    fn finish(&mut self, code: u8) {
+        self.take_findings();
+        self.report.exit_code = code;
+        self.write_report();
+        let summary = self.report.summary();
+        self.watchers.send(&Message::Finished { exit_code: code, summary });
+    }
+
+    fn write_report(&mut self) {
+        // Without anybody in front, a record is kept where `--list` users look.
+        let orphaned =
+            self.watchers.front.is_none().then(|| self.base.join(format!("{}.report.json", self.shared.id)));
+        for path in [self.report_path.clone(), orphaned].into_iter().flatten() {
+            if let Err(error) = self.report.write(&path) {
+                self.watchers.warning(&format!("{error:#}"));
+            }
+        }
+    }
+
+    fn take_findings(&mut self) {
+        let findings = std::mem::take(&mut *lock(&self.shared.findings));
+        for beside in &findings.put_beside {
+            self.watchers.warning(&format!(
+                "{}: someone else changed it on disk while the program ran; theirs is kept, the program's is beside it as {}",
+                beside.path, beside.name
+            ));
+        }
+        for kept in &findings.kept {
+            self.watchers.warning(&format!(
+                "{kept}: the program deleted it, but someone else changed it on disk meanwhile; it is kept"
+            ));
+        }
+        self.report.errors = findings.errors;
+        self.report.put_beside.extend(findings.put_beside);
+        self.report.kept.extend(findings.kept);
+    }
+
+    fn note(&mut self, text: String) {
+        self.watchers.note(&text);
+        self.report.notes.push(text);
+    }
+
+    /// Removes what the run made outside of its namespaces; the namespaces and the RAM disk go with this process.
+    fn clean_up(&mut self) {
+        let dir = &self.shared.dir;
+        for name in ["control", "state", "log"] {
+            let _ = fs::remove_file(dir.join(name));
+        }
+        for index in 0..self.shared.plan.directories.len() {
+            let _ = fs::remove_file(manifest_path(dir, index));
+        }
+        let _ = fs::remove_dir(dir.join("ramdisk"));
+        let _ = fs::remove_dir(dir);
+        // Gone only if this was the last run.
+        let _ = fs::remove_dir(&self.base);
+    }
+}
+
+/// Why a stage-out did not end well.
+enum Abort {
+    Failed(anyhow::Error),
+    Abandoned,
+}
+
+impl Shared {
+    /// What the user's scripts find in their environment (the thesis, section 3.2.1 and appendix U).
+    fn environment(&self, ram: &Path) -> Vec<(&'static str, OsString)> {
+        let joined = |input: bool| -> OsString {
+            let chosen = self.plan.directories.iter().filter(|d| if input { d.input } else { d.output });
+            let paths: Vec<&std::ffi::OsStr> = chosen.map(|directory| directory.path.as_os_str()).collect();
+            paths.join(std::ffi::OsStr::new(":"))
+        };
+        vec![
+            ("RSA_RAMDISK", ram.as_os_str().to_owned()),
+            ("RSA_DATA_IN", joined(true)),
+            ("RSA_DATA_OUT", joined(false)),
+            ("RSA_JOB_ID", slurm::job_id().unwrap_or_else(|| self.id.clone()).into()),
+        ]
+    }
+
+    fn make_slot(&self, namespaces: &Namespaces, index: usize) -> Result<OwnedFd> {
+        let name = slot_name(index);
+        rustix::fs::mkdirat(&namespaces.ram_disk, &name, Mode::RWXU)?;
+        let slot = open_slot(namespaces, &name)?;
+        // The program sees the directory's own owner, mode and ACL; what the user may not give away stays theirs.
+        let _ = ondeck_transfer::copy_directory_attributes(
+            self.plan.directories[index].disk.as_fd(),
+            slot.as_fd(),
+        );
+        Ok(slot)
+    }
+
+    fn prepare_output(
+        &self,
+        namespaces: &Namespaces,
+        index: usize,
+        mechanism: Mechanism,
+        since: (i64, i64),
+    ) -> Result<Output> {
+        let directory = &self.plan.directories[index];
+        let slot = slot_name(index);
+        let mut baseline = Baseline::default();
+        let ram = match mechanism {
+            Mechanism::Mirror => {
+                let ram = open_slot(namespaces, &slot)?;
+                baseline = Baseline::of(ram.as_fd()).map_err(|(_, error)| error)?;
+                ram
+            }
+            Mechanism::Overlay => {
+                rustix::fs::mkdirat(&namespaces.ram_disk, work_name(index), Mode::RWXU)?;
+                self.make_slot(namespaces, index)?
+            }
+            Mechanism::Bind | Mechanism::Disk => self.make_slot(namespaces, index)?,
+        };
+        Ok(Output {
+            directory: index,
+            ram,
+            slot,
+            homecoming: Homecoming {
+                mechanism,
+                since,
+                baseline,
+                id: self.id.clone(),
+                nested: directory.nested.clone(),
+                interim: AtomicBool::new(false),
+                ours: Mutex::default(),
+            },
+            home: AtomicBool::new(false),
+        })
+    }
+
+    /// Before anything is mounted over: keeps every directory that will be overlaid reachable.
+    fn anchor(&self, namespaces: &Namespaces) -> io::Result<()> {
+        let overlaid: Vec<(usize, &Directory)> = self
+            .plan
+            .directories
+            .iter()
+            .enumerate()
+            .filter(|(_, directory)| directory.output && directory.mechanism == Mechanism::Overlay)
+            .collect();
+        if overlaid.is_empty() {
+            return Ok(());
+        }
+        for (index, _) in &overlaid {
+            rustix::fs::mkdirat(&namespaces.ram_disk, anchor_name(*index), Mode::RWXU)?;
+        }
+        namespaces.inside(|| {
+            for (index, directory) in &overlaid {
+                if !mounts::names(&directory.path, directory.disk.as_fd())? {
+                    return Err(io::Error::from_raw_os_error(libc::ESTALE));
+                }
+                mounts::bind(&directory.path, &self.dir.join("ramdisk").join(anchor_name(*index)), false)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn mount_one(&self, namespaces: &Namespaces, index: usize, mechanism: Mechanism) -> io::Result<()> {
+        let directory = &self.plan.directories[index];
+        let ram_disk = self.dir.join("ramdisk");
+        let (slot, work) = (ram_disk.join(slot_name(index)), ram_disk.join(work_name(index)));
+        let nested_in_ours = self
+            .plan
+            .directories
+            .iter()
+            .any(|other| directory.path != other.path && directory.path.starts_with(&other.path));
+        namespaces.inside(|| {
+            // Below a directory that is in RAM already, the path names the mount point that we made there.
+            if !nested_in_ours && !mounts::names(&directory.path, directory.disk.as_fd())? {
+                return Err(io::Error::from_raw_os_error(libc::ESTALE));
+            }
+            match mechanism {
+                Mechanism::Overlay => {
+                    let lower = ram_disk.join(anchor_name(index));
+                    Overlay { lower: &lower, upper: &slot, work: &work, root: self.plan.root }
+                        .mount(&directory.path)
+                }
+                _ => mounts::bind(&slot, &directory.path, directory.input && !directory.output),
+            }
+        })
+    }
+
+    /// Copies one output's results to disk.
+    fn copy_out(&self, output: &Output, progress: &Progress) -> Result<Summary> {
+        let directory = &self.plan.directories[output.directory];
+        let options = Options {
+            // What the policy allows is removed, and nothing else.
+            delete: true,
+            ownership: if self.plan.root { Ownership::Preserve } else { Ownership::Inherit },
+            manifest: Some(manifest_path(&self.dir, output.directory)),
+            ..self.options.clone()
+        };
+        let events = |event: Event<'_>| self.record(directory, Some(output), &event);
+        let monitor = Monitor { progress, event: &events };
+        loop {
+            let roots = Roots {
+                source: rustix::io::fcntl_dupfd_cloexec(&output.ram, 0)?,
+                target: TargetRoot::Existing(rustix::fs::openat(
+                    &directory.disk,
+                    c".",
+                    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?),
+                source_path: PathBuf::from("the RAM disk"),
+                target_path: directory.path.clone(),
+            };
+            match stage_roots(roots, &options, Some(&output.homecoming), &monitor) {
+                // Another job writes its results into the same directory; it will be done at some time.
+                Err(StageError::Busy { .. }) if !progress.is_cancelled() => {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Copies one output's results into an archive on disk.
+    fn pack_out(
+        &self,
+        _output: &Output,
+        _format: ondeck_core::PackFormat,
+        _progress: &Progress,
+    ) -> Result<Summary> {
+        anyhow::bail!("packing is not available")
+    }
+
+    /// Until the program ends: every `interval`, copies closed files to disk.
+    fn copy_out_regularly(&self, interval: Duration, ticker: &Ticker, progress: &Progress) {
+        while ticker.wait(interval) {
+            let outputs: Vec<_> = lock(&self.outputs).clone();
+            for output in &outputs {
+                output.homecoming.interim.store(true, Relaxed);
+                // A failure here is no loss yet: the final stage-out will meet it again, and tell.
+                let _ = self.copy_out(output, progress);
+                output.homecoming.interim.store(false, Relaxed);
+                lock(&self.findings).errors.clear();
+            }
+        }
+    }
+
+    fn record(&self, directory: &Directory, output: Option<&Output>, event: &Event<'_>) {
+        /// A list that a person reads; the count is complete.
+        const MOST: usize = 20;
+        let full = |path: &[u8]| {
+            directory.path.join(std::ffi::OsStr::from_bytes(path)).to_string_lossy().into_owned()
+        };
+        let mut findings = lock(&self.findings);
+        match event {
+            Event::Failed(error) => {
+                findings.error_count += 1;
+                if findings.errors.len() < MOST {
+                    findings.errors.push(error.to_string());
+                }
+            }
+            Event::PutBeside { path, name } => {
+                let name = std::ffi::OsStr::from_bytes(name).to_string_lossy().into_owned();
+                let beside = report::Beside { path: full(path), name };
+                if !findings.put_beside.iter().any(|known| known.path == beside.path) {
+                    findings.put_beside.push(beside);
+                }
+            }
+            Event::Kept(path) if output.is_some_and(|output| output.homecoming.was_there(path)) => {
+                findings.kept.push(full(path));
+            }
+            Event::Kept(_) | Event::Deleted(_) | Event::Would(..) => {}
+        }
+    }
+
+    /// The files that were written last, newest first.
+    fn latest_files(&self) -> Vec<String> {
+        let mut latest: Vec<((i64, i64), String)> = Vec::new();
+        for output in lock(&self.outputs).iter() {
+            let directory = &self.plan.directories[output.directory];
+            let _ = ondeck_transfer::survey::survey(output.ram.as_fd(), &mut |visit| {
+                if visit.stat.st_mode & 0o170_000 == 0o100_000 {
+                    let path = directory.path.join(std::ffi::OsStr::from_bytes(visit.path));
+                    let time = (visit.stat.st_mtime as i64, visit.stat.st_mtime_nsec as i64);
+                    latest.push((time, path.display().to_string()));
+                    latest.sort_by(|a, b| b.cmp(a));
+                    latest.truncate(3);
+                }
+                Ok(ondeck_transfer::survey::Descend::Yes)
+            });
+        }
+        latest.into_iter().map(|(_, path)| path).collect()
+    }
+}
+
+fn slot_name(index: usize) -> String {
+    format!("data{index}")
+}
+
+fn work_name(index: usize) -> String {
+    format!("work{index}")
+}
+
+/// Where an overlaid directory on disk can be reached although it is mounted over, also when a parent of it is.
+fn anchor_name(index: usize) -> String {
+    format!("disk{index}")
+}
+
+fn manifest_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("out{index}.manifest"))
+}
+
+fn open_slot(namespaces: &Namespaces, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(&namespaces.ram_disk, name, flags, Mode::empty())?)
+}
+
+/// Makes an empty directory in a staged copy, for another of the job's directories to be mounted on.
+fn make_mount_point(namespaces: &Namespaces, index: usize, path: &[u8]) -> io::Result<()> {
+    let mut dir = open_slot(namespaces, &slot_name(index))?;
+    for name in path.split(|b| *b == b'/') {
+        let name = CString::new(name)?;
+        match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        dir = rustix::fs::openat(&dir, &*name, flags, Mode::empty())?;
+    }
+    Ok(())
+}
+
+fn used_of(ram_disk: &OwnedFd) -> Option<Bytes> {
+    let usage = rustix::fs::fstatvfs(ram_disk).ok()?;
+    Some(Bytes((usage.f_blocks - usage.f_bfree) * usage.f_frsize))
+}
+
+/// Bytes of the regular files below a directory.
+fn used_below(dir: &OwnedFd) -> Option<u64> {
+    let mut bytes = 0;
+    ondeck_transfer::survey::survey(dir.as_fd(), &mut |visit| {
+        if visit.stat.st_mode & 0o170_000 == 0o100_000 {
+            bytes += visit.stat.st_size as u64;
+        }
+        Ok(ondeck_transfer::survey::Descend::Yes)
+    })
+    .ok()?;
+    Some(bytes)
+}
+
+/// A name that no other run of this machine has.
+fn new_id() -> String {
+    let mut bytes = [0_u8; 4];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
+        bytes = std::process::id().to_le_bytes();
+    }
+    format!("{:08x}", u32::from_le_bytes(bytes))
+}
+
+/// Leaves the front's process group, so that the terminal's signals don't reach it, adopts the program's orphans, and
+/// survives what ends others.
+fn become_keeper() {
+    let _ = rustix::process::setpgid(None, None);
+    rustix::process::umask(Mode::empty());
+    // SAFETY: the handler does nothing; unlike SIG_IGN it is not inherited through exec. prctl takes plain values.
+    unsafe {
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_NAME, c"ondeck-keeper".as_ptr());
+        for signal in [
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+            libc::SIGIO,
+        ] {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action);
+            if action.sa_sigaction != libc::SIG_IGN {
+                action.sa_sigaction = program::ignore as *const () as libc::sighandler_t;
+                action.sa_flags = libc::SA_RESTART;
+                libc::sigaction(signal, &action, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Points standard descriptors to nowhere.
+fn redirect(which: std::ops::RangeInclusive<i32>) -> io::Result<()> {
+    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    for number in which {
+        // SAFETY: dup2 onto a standard descriptor, which nothing here owns.
+        if unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), number) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn open_pid(pid: u32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid as i32)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+fn send_signal(pid: u32, number: i32) {
+    // SAFETY: a signal to a child that has not been reaped, so the pid is still its.
+    unsafe { libc::kill(pid as libc::pid_t, number) };
+}
+
+/// Collects a child's status; without `wait` only if it has ended.
+fn reap(pid: u32, wait: bool) -> Option<std::process::ExitStatus> {
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for a child of this process.
+        match unsafe { libc::waitpid(pid as libc::pid_t, &mut status, if wait { 0 } else { libc::WNOHANG }) }
+        {
+            0 => return None,
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            -1 => return Some(std::process::ExitStatus::from_raw(0xff00)),
+            _ => return Some(std::process::ExitStatus::from_raw(status)),
+        }
+    }
+}
+
+/// Lets a thread wait for the next round, and ends it.
+#[derive(Default)]
+struct Ticker {
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Ticker {
+    /// `false` once it was stopped.
+    fn wait(&self, interval: Duration) -> bool {
+        let until = Instant::now() + interval;
+        let mut stopped = lock(&self.stopped);
+        while !*stopped {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            stopped =
+                self.wake.wait_timeout(stopped, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        false
+    }
+
+    fn stop(&self) {
+        *lock(&self.stopped) = true;
+        self.wake.notify_all();
+    }
+}
+
+/// The thesis's switch: after the delay the input is unmounted, the RAM disk emptied, and the output mounted.
+struct Switch {
+    at: Option<Instant>,
+    unmounted: Vec<usize>,
+}
+
+impl Switch {
+    fn new(plan: &Plan) -> Switch {
+        Switch {
+            at: plan.delay.filter(|_| plan.switches()).map(|delay| Instant::now() + delay),
+            unmounted: Vec::new(),
+        }
+    }
+
+    /// Does what is due. Returns the outputs that are in RAM from now on, or why they will not be.
+    fn advance(
+        &mut self,
+        shared: &Shared,
+        namespaces: &Namespaces,
+    ) -> Option<Result<Vec<(usize, Mechanism)>, String>> {
+        if Instant::now() < self.at? {
+            return None;
+        }
+        for (index, directory) in shared.plan.directories.iter().enumerate().rev() {
+            if !directory.input || directory.output || self.unmounted.contains(&index) {
+                continue;
+            }
+            let done = namespaces.inside(|| match mounts::unmount_unless_busy(&directory.path) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+                Err(error) => Err(error),
+            });
+            match done {
+                Ok(()) => self.unmounted.push(index),
+                // Files are open: the switch waits (the thesis, section 3.2.2).
+                Err(_) => {
+                    self.at = Some(Instant::now() + Duration::from_secs(1));
+                    return None;
+                }
+            }
+        }
+        self.at = None;
+        Some(self.switch(shared, namespaces))
+    }
+
+    fn switch(&self, shared: &Shared, namespaces: &Namespaces) -> Result<Vec<(usize, Mechanism)>, String> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            format!(
+                "the switch after the delay did not take place ({what}: {error}); the program goes on writing to disk"
+            )
+        };
+        let ram_disk = shared.dir.join("ramdisk");
+        for index in &self.unmounted {
+            let slot = ram_disk.join(slot_name(*index));
+            namespaces
+                .inside(|| fs::remove_dir_all(&slot))
+                .map_err(|error| failed("emptying the RAM disk", &error))?;
+        }
+        let mut switched = Vec::new();
+        for (index, directory) in shared.plan.directories.iter().enumerate() {
+            if !directory.output || directory.input {
+                continue;
+            }
+            let since =
+                clock_of(directory.disk.as_fd()).map_err(|error| failed("looking at the target", &error))?;
+            let output = shared
+                .prepare_output(namespaces, index, Mechanism::Overlay, since)
+                .map_err(|error| failed("preparing the output", &error))?;
+            shared
+                .mount_one(namespaces, index, Mechanism::Overlay)
+                .map_err(|error| failed("mounting the output", &error))?;
+            lock(&shared.outputs).push(std::sync::Arc::new(output));
+            switched.push((index, Mechanism::Overlay));
+        }
+        Ok(switched)
+    }
+}
+
+/// The batch job's end, and when the program must end before it.
+struct Deadline {
+    end: Option<SystemTime>,
+    margin: Option<Duration>,
+    computed: bool,
+    asked: Option<Instant>,
+    forced: bool,
+}
+
+impl Deadline {
+    fn new(margin: &Margin) -> Deadline {
+        let (margin, computed, off) = match margin {
+            Margin::Off => (None, false, true),
+            Margin::Computed => (None, true, false),
+            Margin::Fixed(margin) => (Some(*margin), false, false),
+        };
+        let end = if off || slurm::job_id().is_none() { None } else { slurm::end_time() };
+        Deadline { end, margin, computed, asked: None, forced: false }
+    }
+
+    fn is_set(&self) -> bool {
+        self.end.is_some()
+    }
+
+    fn forced(&self) -> bool {
+        self.forced
+    }
+
+    /// Whether a signal is due now, and why.
+    fn check(&mut self, shared: &Shared, peak: u64) -> Option<String> {
+        let end = self.end?;
+        if let Some(asked) = self.asked {
+            if !self.forced && asked.elapsed() >= Duration::from_secs(10) {
+                self.forced = true;
+                return Some("the program did not end within 10 s of being asked to; killing it".into());
+            }
+            return None;
+        }
+        let staged: u64 = shared.plan.directories.iter().filter(|d| d.input).map(|d| d.content.bytes).sum();
+        let bytes = Bytes(peak.saturating_sub(staged));
+        let rate = Rate(Bytes(MEASURED_RATE.load(Relaxed)));
+        let margin = match self.margin {
+            Some(margin) if !self.computed => margin,
+            _ => end_margin(bytes, rate),
+        };
+        let left = end.duration_since(SystemTime::now()).unwrap_or_default();
+        if left > margin {
+            return None;
+        }
+        self.asked = Some(Instant::now());
+        Some(format!(
+            "ending the program now: the job's time limit is in {}, and staging out {bytes} at {rate} (measured) is given {}; \
+             --end-margin changes that",
+            duration::display(left),
+            duration::display(margin)
+        ))
+    }
+}
+
+/// Bytes in a second that the target took in a trial; a cautious figure until it is measured.
+static MEASURED_RATE: AtomicU64 = AtomicU64::new(50 << 20);
+
+/// Writes a trial file, unnamed, to the first output's filesystem and waits until it is on disk.
+fn deadline_rate(shared: &Shared) {
+    const TRIAL: usize = 16 << 20;
+    let Some(directory) = shared.plan.directories.iter().find(|directory| directory.output) else { return };
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(&directory.disk, c".", flags, Mode::RUSR) else { return };
+    // Not zeros: some filesystems don't store those.
+    let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let began = Instant::now();
+    for _ in 0..TRIAL / block.len() {
+        if rustix::io::write(&file, &block).is_err() {
+            return;
+        }
+    }
+    if rustix::fs::fdatasync(&file).is_ok() {
+        let rate = TRIAL as f64 / began.elapsed().as_secs_f64();
+        MEASURED_RATE.store((rate as u64).max(1), Relaxed);
+    }
+}
+
+/// Those who watch the run: the front that started it, and later ones that attach through the control socket.
+struct Watchers {
+    front: Option<Line>,
+    listener: Option<UnixListener>,
+    dir: PathBuf,
+    /// The phase, to tell it to one who attaches.
+    last: Option<Message>,
+}
+
+impl Watchers {
+    fn send(&mut self, message: &Message) {
+        if let Some(front) = &mut self.front
+            && front.send(message).is_err()
+        {
+            self.front = None;
+        }
+    }
+
+    fn phase(&mut self, name: &str, total_bytes: Option<u64>) {
+        let message = Message::Phase { name: name.to_owned(), total_bytes };
+        self.send(&message);
+        self.last = Some(message);
+    }
+
+    fn note(&mut self, text: &str) {
+        self.send(&Message::Note { text: text.to_owned() });
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.send(&Message::Warning { text: text.to_owned() });
+    }
+
+    /// What `ondeck run --list` shows.
+    fn state(&self, text: &str) {
+        let _ = fs::write(self.dir.join("state"), text);
+    }
+
+    /// Waits for `other` to become readable, for at most `timeout`; hands orders to `on_order` meanwhile. Returns
+    /// whether `other` is readable.
+    fn wait(
+        &mut self,
+        other: Option<BorrowedFd<'_>>,
+        timeout: Duration,
+        on_order: &mut dyn FnMut(Order),
+    ) -> bool {
+        let mut fds = Vec::with_capacity(3);
+        let mut add = |fd: BorrowedFd<'_>| {
+            // SAFETY: the descriptors live in `self` and `other`, which outlive the poll below; only the borrow
+            // checker can't see it through the Vec.
+            fds.push(PollFd::from_borrowed_fd(
+                unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&fd)) },
+                PollFlags::IN,
+            ));
+            fds.len() - 1
+        };
+        let other = other.map(&mut add);
+        let front = self.front.as_ref().map(|line| add(line.stream().as_fd()));
+        let listener = self.listener.as_ref().map(|listener| add(listener.as_fd()));
+        let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
+        if poll(&mut fds, Some(&timeout)).is_err() {
+            return false; // interrupted by a signal: the caller's loop comes back
+        }
+        let ready = |slot: Option<usize>| slot.is_some_and(|slot| !fds[slot].revents().is_empty());
+        let (other, front, listener) = (ready(other), ready(front), ready(listener));
+        if front {
+            match self.front.as_mut().and_then(Line::receive::<Order>) {
+                Some(orders) => orders.into_iter().for_each(on_order),
+                None => self.front = None,
+            }
+        }
+        if listener && let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
+            // A later one takes the place of an earlier one; `--list` connects only to see whether we are alive.
+            if let Ok(line) = Line::new(stream) {
+                self.attach(line);
+            }
+        }
+        other
+    }
+
+    fn attach(&mut self, line: Line) {
+        // Whoever connects and says nothing (as `--list` does) must not displace a front that is watching.
+        let mut fds = [PollFd::new(line.stream(), PollFlags::IN)];
+        let patience = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let speaks = poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
+            && rustix::net::recv(line.stream(), &mut [0_u8; 1][..], rustix::net::RecvFlags::PEEK)
+                .is_ok_and(|(read, _)| read > 0);
+        if speaks {
+            self.front = Some(line);
+            if let Some(message) = self.last.clone() {
+                self.send(&message);
+            }
+        }
+    }
+
+    /// Runs `work` in a thread and reports its progress until it is done.
+    fn watch<T: Send>(
+        &mut self,
+        progress: &Progress,
+        mut on_order: impl FnMut(Order),
+        work: impl FnOnce() -> T + Send,
+    ) -> T {
+        let done = event_descriptor();
+        std::thread::scope(|scope| {
+            let done = done.as_ref();
+            let worker = scope.spawn(move || {
+                let result = work();
+                if let Some(done) = done {
+                    let _ = rustix::io::write(done, &1_u64.to_ne_bytes());
+                }
+                result
+            });
+            while !worker.is_finished() {
+                if self.wait(done.map(|fd| fd.as_fd()), TICK, &mut on_order) {
+                    break;
+                }
+                self.send(&Message::Progress {
+                    files: progress.entries_done.load(Relaxed),
+                    files_found: progress.entries_found.load(Relaxed),
+                    bytes: progress.bytes_done.load(Relaxed).max(progress.bytes_written.load(Relaxed)),
+                    bytes_found: progress.bytes_found.load(Relaxed),
+                });
+            }
+            match worker.join() {
+                Ok(result) => result,
+                // A bug in a worker must not pass for success.
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Waits for a child process to end.
+    fn wait_for(&mut self, pid: u32, mut on_order: impl FnMut(Order)) -> std::process::ExitStatus {
+        let handle = open_pid(pid);
+        loop {
+            if (self.wait(handle.as_ref().map(|fd| fd.as_fd()), TICK, &mut on_order) || handle.is_none())
+                && let Some(status) = reap(pid, handle.is_some())
+            {
+                return status;
+            }
+        }
+    }
+}
+
+fn event_descriptor() -> Option<OwnedFd> {
+    // SAFETY: a new descriptor, owned by nobody else.
+    match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) } {
+        -1 => None,
+        fd => Some(unsafe_owned(fd)),
+    }
+}
+
+fn unsafe_owned(fd: i32) -> OwnedFd {
+    // SAFETY: called with a descriptor that was just made.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}

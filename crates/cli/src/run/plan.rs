@@ -1,0 +1,459 @@
+//! From options and directives to directories, mechanisms and sizes. Nothing is changed here.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ondeck_core::fit::{Sizes, ram_disk_size};
+use ondeck_core::{Bytes, EngineKind, PackFormat, Request, WaitPolicy};
+use ondeck_ramdisk::memory;
+use ondeck_transfer::survey::{Descend, survey};
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::homecoming::{Mechanism, clock_of};
+use super::{Existing, RunArgs};
+
+/// What is to be run, and what was asked for.
+pub struct Job {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Whether it is a batch script whose directives were read.
+    pub is_script: bool,
+    /// Directives and options together; options win.
+    pub request: Request,
+    /// What the user should know about them.
+    pub warnings: Vec<String>,
+}
+
+impl Job {
+    /// Reads the script, if there is one, and merges its directives with the options.
+    pub fn from_args(args: &RunArgs) -> Result<Job> {
+        let mut warnings = Vec::new();
+        let mut request = Request::default();
+        let (command, is_script) = match (args.script.split_first(), args.command.is_empty()) {
+            (None, true) => {
+                bail!("nothing to run; write `ondeck run [OPTIONS] -- CMD` or `ondeck run JOB.sh`")
+            }
+            (None, false) => (args.command.clone(), false),
+            (Some((script, arguments)), _) => {
+                let path = Path::new(script);
+                let mut text = Vec::new();
+                std::fs::File::open(path)
+                    .and_then(|file| file.take(SCRIPT_LIMIT).read_to_end(&mut text))
+                    .with_context(|| {
+                        format!("can't read the job script {}; a program goes after `--`", path.display())
+                    })?;
+                if text.starts_with(b"#!") || text.starts_with(b"#RSA_") {
+                    let parsed = ondeck_directive::parse(&text).map_err(|errors| {
+                        let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
+                        anyhow::anyhow!("{}: malformed directives:\n{}", path.display(), lines.join("\n"))
+                    })?;
+                    warnings.extend(
+                        parsed.warnings.iter().map(|warning| format!("{}: {warning}", path.display())),
+                    );
+                    request = parsed.request;
+                }
+                let mut command = interpreter(path, &text)?;
+                command.extend(arguments.iter().cloned());
+                command.extend(args.command.iter().cloned());
+                (command, true)
+            }
+        };
+        request.data_in.extend(args.data_in.iter().cloned());
+        request.data_out.extend(args.data_out.iter().cloned());
+        request.capacity = args.size.or(request.capacity);
+        request.out_size = args.out_size.or(request.out_size);
+        request.delay = args.delay.or(request.delay);
+        request.copy_out_interval = args.copy_out_interval.or(request.copy_out_interval);
+        request.stage_in = args.stage_in.clone().or(request.stage_in);
+        request.stage_out = args.stage_out.clone().or(request.stage_out);
+        request.pack = args.pack.or(request.pack);
+        for (present, directive) in [
+            (request.nodes.is_some(), "RSA_NODES"),
+            (request.pool.is_some(), "RSA_POOL"),
+            (request.engine.is_some_and(|engine| engine != EngineKind::Tmpfs), "RSA_ENGINE"),
+            (request.wait.is_some_and(|wait| wait != WaitPolicy::Hold), "RSA_WAIT"),
+        ] {
+            if present {
+                warnings.push(format!("#{directive} has no meaning on one machine and is passed over"));
+            }
+        }
+        if request.data_in.is_empty() && request.data_out.is_empty() {
+            bail!(
+                "no data directory was named; use --data-in DIR and --data-out DIR{}",
+                if is_script {
+                    ", or #RSA_DATA_IN= and #RSA_DATA_OUT= lines at the head of the script"
+                } else {
+                    ""
+                }
+            );
+        }
+        if request.stage_in.is_some() && request.data_in.is_empty() {
+            bail!("a stage-in script needs a --data-in directory to read from");
+        }
+        if request.stage_out.is_some() && request.data_out.is_empty() {
+            bail!("a stage-out script needs a --data-out directory to write to");
+        }
+        if request.stage_out.is_some() && request.pack.is_some() {
+            bail!("a stage-out script and packing exclude each other; let the script pack");
+        }
+        Ok(Job { command, is_script, request, warnings })
+    }
+}
+
+/// More of a job script than any scheduler accepts.
+const SCRIPT_LIMIT: u64 = 16 << 20;
+
+/// How to run a script: by itself if it may be executed, else by the interpreter of its first line, as sbatch does.
+fn interpreter(path: &Path, text: &[u8]) -> Result<Vec<OsString>> {
+    let executable = rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
+    // Without a slash a name would be looked for in PATH.
+    let named =
+        if path.as_os_str().as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path) };
+    if executable {
+        return Ok(vec![named.into_os_string()]);
+    }
+    let first = text.split(|b| *b == b'\n').next().unwrap_or_default();
+    let Some(line) = first.strip_prefix(b"#!") else {
+        bail!("{} is not executable and has no #! line; make it executable with chmod +x", path.display());
+    };
+    let line = line.trim_ascii();
+    let (program, argument) = match line.iter().position(|b| b.is_ascii_whitespace()) {
+        Some(end) => (&line[..end], line[end..].trim_ascii()),
+        None => (line, &b""[..]),
+    };
+    let mut command = vec![OsString::from_vec(program.to_vec())];
+    if !argument.is_empty() {
+        command.push(OsString::from_vec(argument.to_vec()));
+    }
+    command.push(named.into_os_string());
+    Ok(command)
+}
+
+/// What a directory holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Content {
+    /// Entries of any kind.
+    pub entries: u64,
+    /// Bytes that the regular files take in RAM: whole pages, holes not counted.
+    pub bytes: u64,
+    /// Whether it has subdirectories.
+    pub directories: bool,
+}
+
+/// One directory of the job.
+pub struct Directory {
+    /// Its real path.
+    pub path: PathBuf,
+    /// It, on disk, opened before anything was mounted over it.
+    pub disk: OwnedFd,
+    /// Whether it is staged in.
+    pub input: bool,
+    /// Whether it is staged out.
+    pub output: bool,
+    /// How an output is shown to the program.
+    pub mechanism: Mechanism,
+    /// What it held when it was looked at; not looked at for root's overlays.
+    pub content: Content,
+    /// Paths below it that are directories of the job themselves.
+    pub nested: Vec<Vec<u8>>,
+    /// The clock of its filesystem at the start, for outputs.
+    pub since: (i64, i64),
+}
+
+/// Everything that was decided before the start.
+pub struct Plan {
+    /// The directories, parents before what lies in them.
+    pub directories: Vec<Directory>,
+    /// The RAM disk's size.
+    pub size: Bytes,
+    /// RAM that was free.
+    pub free: Bytes,
+    /// Whether root runs it: then there is no user namespace.
+    pub root: bool,
+    /// After this time the input makes way for the output.
+    pub delay: Option<Duration>,
+    /// How often closed files are copied out.
+    pub copy_out_interval: Option<Duration>,
+    /// The user's scripts.
+    pub stage_in: Option<PathBuf>,
+    /// The user's scripts.
+    pub stage_out: Option<PathBuf>,
+    /// Archive format, if one is wanted.
+    pub pack: Option<PackFormat>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Looks at the directories and the machine and decides.
+    pub fn make(args: &RunArgs, job: &Job) -> Result<Plan> {
+        let request = &job.request;
+        let root = rustix::process::geteuid().is_root();
+        let mut notes = Vec::new();
+        let mut directories = open_directories(request)?;
+        let free = memory::free_ram().context("can't read how much RAM is free")?.usable();
+        let script = |path: &Option<PathBuf>| -> Result<Option<PathBuf>> {
+            path.as_deref().map(runnable_script).transpose()
+        };
+        let (stage_in, stage_out) = (script(&request.stage_in)?, script(&request.stage_out)?);
+        for directory in &mut directories {
+            decide(directory, args.existing, request, root, free, &mut notes)
+                .with_context(|| format!("{}", directory.path.display()))?;
+        }
+        let staged = |directory: &&Directory| directory.input || directory.mechanism == Mechanism::Mirror;
+        // A stage-in script decides itself what it puts into RAM.
+        let input = if stage_in.is_some() {
+            0
+        } else {
+            directories.iter().filter(staged).map(|directory| directory.content.bytes).sum()
+        };
+        let size = ram_disk_size(Sizes {
+            requested: request.capacity,
+            input: Bytes(input),
+            output: request.out_size.unwrap_or(Bytes::ZERO),
+            free,
+        })?;
+        Ok(Plan {
+            directories,
+            size,
+            free,
+            root,
+            delay: request.delay,
+            copy_out_interval: request.copy_out_interval,
+            stage_in,
+            stage_out,
+            pack: request.pack,
+            notes,
+        })
+    }
+
+    /// Whether the outputs wait for the switch.
+    pub fn switches(&self) -> bool {
+        self.delay.is_some() && self.directories.iter().any(|directory| directory.output && !directory.input)
+    }
+}
+
+fn runnable_script(path: &Path) -> Result<PathBuf> {
+    let real = path.canonicalize().with_context(|| format!("can't find the script {}", path.display()))?;
+    if rustix::fs::access(&real, rustix::fs::Access::EXEC_OK).is_err() || !real.is_file() {
+        bail!("the script {} can't be executed; make it executable with chmod +x", path.display());
+    }
+    Ok(real)
+}
+
+/// Opens every named directory once, by its real path, parents before what lies in them.
+fn open_directories(request: &Request) -> Result<Vec<Directory>> {
+    let mut directories: Vec<Directory> = Vec::new();
+    let named = request
+        .data_in
+        .iter()
+        .map(|path| (path, true))
+        .chain(request.data_out.iter().map(|path| (path, false)));
+    for (path, input) in named {
+        let what = if input { "input" } else { "output" };
+        let real = path.canonicalize().with_context(|| {
+            format!(
+                "the {what} directory {} can't be used{}",
+                path.display(),
+                if path.exists() {
+                    String::new()
+                } else {
+                    format!("; make it with: mkdir -p {}", path.display())
+                }
+            )
+        })?;
+        if let Some(known) = directories.iter_mut().find(|directory| directory.path == real) {
+            known.input |= input;
+            known.output |= !input;
+            continue;
+        }
+        if !real.is_dir() {
+            bail!("the {what} {} is not a directory; name the directory that holds it", path.display());
+        }
+        for kept in [
+            "/", "/proc", "/sys", "/dev", "/run", "/tmp", "/etc", "/usr", "/home", "/root", "/var",
+            "/var/tmp",
+        ] {
+            if real == Path::new(kept) || (matches!(kept, "/proc" | "/sys") && real.starts_with(kept)) {
+                bail!("{} belongs to the system; name a directory of the job's own", real.display());
+            }
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let disk = rustix::fs::open(&real, flags, Mode::empty())
+            .with_context(|| format!("the {what} directory {} can't be read", path.display()))?;
+        directories.push(Directory {
+            path: real,
+            disk,
+            input,
+            output: !input,
+            mechanism: Mechanism::Disk,
+            content: Content::default(),
+            nested: Vec::new(),
+            since: (0, 0),
+        });
+    }
+    directories.sort_by(|a, b| a.path.cmp(&b.path));
+    let paths: Vec<PathBuf> = directories.iter().map(|directory| directory.path.clone()).collect();
+    for directory in &mut directories {
+        let below = paths.iter().filter(|path| **path != directory.path);
+        directory.nested = below
+            .filter_map(|path| path.strip_prefix(&directory.path).ok())
+            .map(|relative| relative.as_os_str().as_bytes().to_vec())
+            .collect();
+    }
+    Ok(directories)
+}
+
+/// Existing content up to this part of the free RAM is copied rather than overlaid where both would work but the
+/// overlay has limits.
+const SMALL_PART: u64 = 16;
+
+/// Looks into a directory and decides how it is shown.
+fn decide(
+    directory: &mut Directory,
+    existing: Existing,
+    request: &Request,
+    root: bool,
+    free: Bytes,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    if directory.output {
+        directory.since = clock_of(directory.disk.as_fd()).context(
+            "results could not be written there; mend its permissions, free some space, or name another --data-out",
+        )?;
+    }
+    if directory.input {
+        directory.content = look(directory, None)?.0;
+        directory.mechanism = if directory.output { Mechanism::Mirror } else { Mechanism::Disk };
+        return Ok(());
+    }
+    let empty = is_empty(directory)?;
+    // With a switch the program writes to disk first, so the directory must show through whatever it holds now.
+    let must_overlay = request.delay.is_some();
+    if empty && directory.nested.is_empty() && !must_overlay {
+        directory.mechanism = Mechanism::Bind;
+        return Ok(());
+    }
+    if root {
+        directory.mechanism = match existing {
+            Existing::Copy if !must_overlay => {
+                directory.content = look(directory, None)?.0;
+                Mechanism::Mirror
+            }
+            _ => Mechanism::Overlay,
+        };
+        return Ok(());
+    }
+    let (content, foreign) = look(directory, Some(OwnIds::of_this_process()))?;
+    directory.content = content;
+    let path = directory.path.display();
+    directory.mechanism = match (existing, foreign) {
+        (Existing::Copy, _) if !must_overlay => Mechanism::Mirror,
+        (Existing::Overlay, Some(foreign)) => bail!(
+            "an overlay can't be used without root, because {foreign}: the program would get EOVERFLOW there; leave out \
+             --existing overlay"
+        ),
+        (_, Some(foreign)) if must_overlay => bail!(
+            "the switch after a delay needs an overlay, which can't be used without root because {foreign}; leave out \
+             the delay"
+        ),
+        (_, Some(foreign)) => {
+            if content.bytes > free.0 {
+                bail!(
+                    "what it holds ({}) does not fit into the free RAM ({free}), and it can't be overlaid without root \
+                     because {foreign}; run with --fallback disk, or write to an empty directory",
+                    Bytes(content.bytes)
+                );
+            }
+            notes.push(format!("{path}: copied into RAM rather than overlaid, because {foreign}"));
+            Mechanism::Mirror
+        }
+        (Existing::Auto, None)
+            if !must_overlay && content.directories && content.bytes <= free.0 / SMALL_PART =>
+        {
+            Mechanism::Mirror
+        }
+        (_, None) => {
+            if content.directories {
+                notes.push(format!(
+                    "{path}: the program can't rename the directories that are there already (EXDEV without root); \
+                     --existing copy would copy all of it into RAM instead"
+                ));
+            }
+            Mechanism::Overlay
+        }
+    };
+    Ok(())
+}
+
+fn is_empty(directory: &Directory) -> Result<bool> {
+    let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 1024];
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listing = rustix::fs::openat(&directory.disk, c".", flags, Mode::empty())?;
+    let mut entries = rustix::fs::RawDir::new(&listing, &mut buffer);
+    while let Some(entry) = entries.next() {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The identity that a user namespace can represent.
+#[derive(Clone, Copy)]
+struct OwnIds {
+    uid: u32,
+    gid: u32,
+}
+
+impl OwnIds {
+    fn of_this_process() -> OwnIds {
+        OwnIds { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+}
+
+/// Sums up a directory without what is nested in it; finds an entry whose owner or group a user namespace has no
+/// name for.
+fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<String>)> {
+    const PAGE: u64 = 4096;
+    let mut content = Content::default();
+    let mut foreign = None;
+    let mut judge = |path: &[u8], uid: u32, gid: u32| {
+        let Some(own) = own else { return };
+        if foreign.is_none() && (uid != own.uid || gid != own.gid) {
+            let what = if gid != own.gid { format!("group {gid}") } else { format!("user {uid}") };
+            let name = OsStr::from_bytes(path).display().to_string();
+            let name = if name.is_empty() { "it".to_owned() } else { format!("`{name}` in it") };
+            foreign = Some(format!("{name} belongs to {what}"));
+        }
+    };
+    let root = rustix::fs::fstat(&directory.disk)?;
+    judge(b"", root.st_uid, root.st_gid);
+    survey(directory.disk.as_fd(), &mut |visit| {
+        if directory.nested.iter().any(|nested| nested == visit.path) {
+            return Ok(Descend::No);
+        }
+        judge(visit.path, visit.stat.st_uid, visit.stat.st_gid);
+        content.entries += 1;
+        match FileType::from_raw_mode(visit.stat.st_mode) {
+            FileType::RegularFile => {
+                let size = visit.stat.st_size as u64;
+                // Holes stay holes; what a compressing filesystem saves does not.
+                let data = size.min((visit.stat.st_blocks as u64 * 512).max(size / 2));
+                content.bytes += data.div_ceil(PAGE) * PAGE;
+            }
+            FileType::Directory => content.directories = true,
+            _ => {}
+        }
+        Ok(Descend::Yes)
+    })
+    .map_err(|(path, error)| {
+        anyhow::anyhow!("{} in it can't be read: {error}", OsStr::from_bytes(&path).display())
+    })?;
+    Ok((content, foreign))
+}

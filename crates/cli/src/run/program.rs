@@ -1,0 +1,220 @@
+//! Starting processes inside the run's namespaces, and ending what they leave behind.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use ondeck_core::exit;
+use ondeck_ramdisk::namespace::Namespaces;
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::report::Report;
+
+/// What the user's processes must find as it was when they called us.
+#[derive(Clone, Copy)]
+pub struct Surroundings {
+    /// The file mode mask.
+    pub umask: rustix::fs::Mode,
+    /// The signal mask.
+    pub signals: libc::sigset_t,
+    /// The process group of the command, which the terminal's signals go to.
+    pub group: Pid,
+}
+
+impl Surroundings {
+    /// Those of this process, before anything is changed.
+    pub fn of_this_process() -> Surroundings {
+        let umask = rustix::process::umask(rustix::fs::Mode::empty());
+        rustix::process::umask(umask);
+        // SAFETY: reads the mask into a zeroed set, which is a valid one.
+        let signals = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut set);
+            set
+        };
+        Surroundings { umask, signals, group: rustix::process::getpgrp() }
+    }
+}
+
+/// Starts the program in the namespaces, in the front's process group, with everything else as the user had it.
+pub fn start(
+    namespaces: &Namespaces,
+    command: &[OsString],
+    surroundings: Surroundings,
+) -> io::Result<std::process::Child> {
+    let mut program = Command::new(&command[0]);
+    program.args(&command[1..]);
+    spawn(namespaces, program, surroundings, false)
+}
+
+/// Starts one of the user's scripts: as the program, but without a chance of new privileges, and without the
+/// terminal's input.
+pub fn start_script(
+    namespaces: &Namespaces,
+    script: &Path,
+    arguments: [&Path; 2],
+    environment: &[(&str, OsString)],
+    surroundings: Surroundings,
+) -> io::Result<std::process::Child> {
+    let mut command = Command::new(script);
+    // Its output goes to standard error: standard output is the program's alone.
+    command.args(arguments).envs(environment.iter().map(|(key, value)| (key, value))).stdin(Stdio::null());
+    command.stdout(io::stderr());
+    spawn(namespaces, command, surroundings, true)
+}
+
+fn spawn(
+    namespaces: &Namespaces,
+    mut command: Command,
+    surroundings: Surroundings,
+    no_new_privileges: bool,
+) -> io::Result<std::process::Child> {
+    // By path, so that a working directory inside a data directory is the one that the mounts show.
+    let directory = std::env::current_dir().ok().and_then(|path| {
+        use std::os::unix::ffi::OsStrExt;
+        std::ffi::CString::new(path.as_os_str().as_bytes()).ok()
+    });
+    // The kernel gives descriptors' numbers; a raw copy of the reference is needed because the closure must own it.
+    let namespaces: *const Namespaces = namespaces;
+    let join = SendPointer(namespaces);
+    // SAFETY: the closure runs in the child before exec. It makes system calls only: no allocation, no lock. The
+    // pointer is valid because the child has a copy of all memory, and `spawn` returns only after the exec.
+    unsafe {
+        command.pre_exec(move || {
+            let join = &join;
+            (*join.0).join()?;
+            if let Some(directory) = &directory {
+                // A directory that was removed is no reason not to run.
+                libc::chdir(directory.as_ptr());
+            }
+            if no_new_privileges {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            }
+            // The group is gone if the front was killed at this very moment; then the keeper's must do.
+            let _ = rustix::process::setpgid(None, Some(surroundings.group));
+            rustix::process::umask(surroundings.umask);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &surroundings.signals, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+struct SendPointer(*const Namespaces);
+
+// SAFETY: the pointer is only read, in the child, where a single thread exists.
+unsafe impl Send for SendPointer {}
+// SAFETY: as above.
+unsafe impl Sync for SendPointer {}
+
+/// The exit code that tells how a process ended: its own, or 128 + n for signal n.
+pub fn exit_code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => exit::SIGNAL_BASE.wrapping_add(signal as u8),
+        (None, None) => exit::NOT_STARTED,
+    }
+}
+
+/// The exit code that tells why a program could not be started.
+pub fn start_failure(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
+}
+
+/// Reaps children that were orphaned to this process while `program` runs.
+pub fn reap_orphans(program: i32) {
+    loop {
+        let options = rustix::process::WaitIdOptions::EXITED
+            | rustix::process::WaitIdOptions::NOHANG
+            | rustix::process::WaitIdOptions::NOWAIT;
+        // rustix does not tell the pid of such a status, so the system call is made directly.
+        // SAFETY: fills a zeroed siginfo_t, which is valid; si_pid is read as the kernel wrote it.
+        let pid = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            if libc::waitid(libc::P_ALL, 0, &mut info, options.bits() as libc::c_int) != 0 {
+                return;
+            }
+            info.si_pid()
+        };
+        if pid == 0 || pid == program {
+            return;
+        }
+        let _ = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::NOHANG);
+    }
+}
+
+/// Ends every process that the program left behind (they are children of this process, a subreaper): asks, waits
+/// `grace`, and kills. Returns how many there were.
+pub fn end_left_behind(grace: Duration) -> u64 {
+    let mut ended = std::collections::HashSet::new();
+    let deadline = Instant::now() + grace;
+    loop {
+        // A dead one may leave children of its own, which become ours in turn.
+        while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        let left = children();
+        if left.is_empty() {
+            return ended.len() as u64;
+        }
+        let force = Instant::now() >= deadline;
+        for pid in left {
+            if ended.insert(pid) || force {
+                let _ = rustix::process::kill_process(pid, if force { Signal::KILL } else { Signal::TERM });
+            }
+        }
+        // Waits for a child to end, but not beyond the next look.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn children() -> Vec<Pid> {
+    let own = std::process::id();
+    let list = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+/// Runs the command in place, on disk, as if Ondeck were not there.
+pub fn run_on_disk(command: &[OsString], report: Option<&Path>, why: &str) -> u8 {
+    if report.is_none() {
+        // Nothing is left to do afterwards, so nothing of us need stay.
+        let error = Command::new(&command[0]).args(&command[1..]).exec();
+        eprintln!("ondeck run: can't run {}: {error}", Path::new(&command[0]).display());
+        return start_failure(&error);
+    }
+    let began = Instant::now();
+    // The terminal's signals are the program's; we wait for its end.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: an empty handler does nothing; unlike SIG_IGN it is not inherited through exec.
+        unsafe { libc::signal(signal, ignore as *const () as libc::sighandler_t) };
+    }
+    let status = Command::new(&command[0]).args(&command[1..]).status();
+    let code = match &status {
+        Ok(status) => exit_code(*status),
+        Err(error) => {
+            eprintln!("ondeck run: can't run {}: {error}", Path::new(&command[0]).display());
+            start_failure(error)
+        }
+    };
+    let mut record = Report {
+        command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+        exit_code: code,
+        fallback: Some(why.to_owned()),
+        results_on_disk: true,
+        ..Report::default()
+    };
+    record.program.exit_code = code;
+    record.program.signal = status.ok().and_then(|status| status.signal());
+    record.program.seconds = began.elapsed().as_secs_f64();
+    record.phase("program", began.elapsed(), 0, 0);
+    if let Some(path) = report
+        && let Err(error) = record.write(path)
+    {
+        eprintln!("ondeck run: {error:#}");
+    }
+    code
+}
+
+/// A signal handler that does nothing.
+pub extern "C" fn ignore(_signal: libc::c_int) {}

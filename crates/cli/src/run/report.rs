@@ -1,0 +1,150 @@
+//! The record of a run.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ondeck_core::{Bytes, duration};
+use serde::Serialize;
+
+/// What `--report` writes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// The run's name.
+    pub id: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// What `ondeck run` exited with.
+    pub exit_code: u8,
+    /// The program's end.
+    pub program: Program,
+    /// Whether the program ran on disk, and why.
+    pub fallback: Option<String>,
+    /// The RAM disk.
+    pub ram_disk: Option<RamDisk>,
+    /// The job's directories.
+    pub directories: Vec<Directory>,
+    /// Every phase in order.
+    pub phases: Vec<Phase>,
+    /// Whether all results are on disk: every checksum is in a manifest, sizes agree, the target is synced.
+    pub results_on_disk: bool,
+    /// Files that someone else changed on disk meanwhile, and the name that the program's version has beside them.
+    pub put_beside: Vec<Beside>,
+    /// Files that the program deleted and that someone else had changed: they are still there.
+    pub kept: Vec<String>,
+    /// Entries that could not be staged.
+    pub errors: Vec<String>,
+    /// What the user was told.
+    pub notes: Vec<String>,
+    /// Seconds the program waited for staging, before and after it ran.
+    pub waited_seconds: f64,
+}
+
+/// The program's end.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Program {
+    /// Its exit code; 128 + n for signal n.
+    pub exit_code: u8,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// How long it ran.
+    pub seconds: f64,
+    /// Processes that it left behind and that were ended.
+    pub left_behind: u64,
+}
+
+/// The RAM disk.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RamDisk {
+    /// Its size.
+    pub size: u64,
+    /// The most that was seen in use.
+    pub peak_used: u64,
+    /// Whether the program filled it.
+    pub full: bool,
+    /// Large files use huge pages.
+    pub huge_pages: bool,
+    /// Never swapped.
+    pub no_swap: bool,
+}
+
+/// A directory of the job.
+#[derive(Clone, Debug, Serialize)]
+pub struct Directory {
+    /// Its path.
+    pub path: String,
+    /// Staged in.
+    pub input: bool,
+    /// Staged out.
+    pub output: bool,
+    /// `bind`, `mirror`, `overlay` or `disk`.
+    pub mechanism: &'static str,
+}
+
+/// A phase.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Phase {
+    /// `build`, `stage_in`, `program`, `stage_out`, …
+    pub name: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes it moved.
+    pub bytes: u64,
+    /// Files it moved.
+    pub files: u64,
+    /// Bytes in a second.
+    pub rate: f64,
+}
+
+/// A conflict.
+#[derive(Clone, Debug, Serialize)]
+pub struct Beside {
+    /// The path that the program wrote.
+    pub path: String,
+    /// The name of the program's version.
+    pub name: String,
+}
+
+impl Report {
+    /// Adds a phase.
+    pub fn phase(&mut self, name: &'static str, time: Duration, bytes: u64, files: u64) {
+        let seconds = time.as_secs_f64();
+        let rate = if seconds > 0.0 { bytes as f64 / seconds } else { 0.0 };
+        self.phases.push(Phase { name, seconds, bytes, files, rate });
+    }
+
+    fn total(&self, name: &str) -> (f64, u64, u64) {
+        self.phases.iter().filter(|phase| phase.name == name).fold(
+            (0.0, 0, 0),
+            |(seconds, bytes, files), phase| {
+                (seconds + phase.seconds, bytes + phase.bytes, files + phase.files)
+            },
+        )
+    }
+
+    /// The last line for people.
+    pub fn summary(&self) -> String {
+        let (_, read_bytes, read_files) = self.total("stage_in");
+        let (_, written_bytes, written_files) = self.total("stage_out");
+        let files = |number| crate::display::count(number, "file");
+        format!(
+            "staged in {} ({}), staged out {} ({}); the program ran {} and waited {} for staging",
+            Bytes(read_bytes),
+            files(read_files),
+            Bytes(written_bytes),
+            files(written_files),
+            duration::display(Duration::from_secs_f64(self.program.seconds)),
+            duration::display(Duration::from_secs_f64(self.waited_seconds)),
+        )
+    }
+
+    /// Writes it, under its name only when it is complete.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".ondeck-{}", std::process::id()));
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(&temporary, text)
+            .and_then(|()| std::fs::rename(&temporary, path))
+            .with_context(|| format!("can't write the report {}", path.display()))
+    }
+}
