@@ -289,7 +289,8 @@ impl Census {
 
 impl std::fmt::Display for Census {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} files, {}", grouped(self.files), show(self.bytes))?;
+        let plural = if self.files == 1 { "" } else { "s" };
+        write!(f, "{} file{plural}, {}", grouped(self.files), show(self.bytes))?;
         if self.directories > 1 {
             write!(f, ", {} directories", grouped(self.directories))?;
         }

@@ -18,10 +18,11 @@
 //! | [`run_overhead`] | what `ondeck run` adds to a program that does nothing |
 //! | [`goals`] | the stated goals, met or missed |
 //! | [`machine`], [`page`] | what it ran on; the page that is printed |
-//! | [`phases`] | reads the report of `ondeck run` for the demo |
+//! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
 mod copies;
 mod data;
+mod evict;
 mod goals;
 mod interrupt;
 mod machine;
@@ -67,6 +68,9 @@ enum Command {
         /// What `ondeck run --report` wrote
         report: PathBuf,
     },
+    /// Drop the files of a directory from the page cache, so that the next to read them finds the
+    /// disk
+    Evict { directory: PathBuf },
     /// Measure copying memory, in a process of its own
     #[command(hide = true)]
     Memcpy,
@@ -119,6 +123,7 @@ fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Stage(options) => stage(&options),
         Command::Phases { report } => phases::print(&report),
+        Command::Evict { directory } => evict::evict(&directory),
         Command::Memcpy => memcpy::print(),
     };
     match result {

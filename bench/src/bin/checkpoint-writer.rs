@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ondeck_bench::random::Random;
 use ondeck_bench::size;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Read every file of a directory, then write one file per simulated rank.
 #[derive(Parser)]
@@ -132,6 +133,8 @@ fn write_in_processes(options: &Options, seed: u64) -> Result<()> {
                 return Err(error).context("cannot fork a worker");
             }
             0 => {
+                // Ranks end with the job that started them.
+                let _ = set_parent_process_death_signal(Some(Signal::TERM));
                 let code = match write_share(options, worker, seed) {
                     Ok(()) => 0,
                     Err(error) => {

@@ -10,10 +10,12 @@
 //!
 //! - `plan`: from options and directives to directories, mechanisms and sizes, before anything is changed
 //! - `keeper`: the life of the job; `program`: starting processes inside, ending what they leave behind
-//! - `homecoming`: how results come home; `interim`: copying closed files out while the program runs
-//! - `front`: what the user sees and sends; `message`: what the two say to each other
-//! - `slurm`: what changes inside a batch job; `report`: the record of a run; `held`: results that wait in RAM
+//! - `homecoming`: how results come home; `switch`: from input to output after a delay
+//! - `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts talk
+//! - `slurm` and `deadline`: what changes inside a batch job; `report`: the record of a run
+//! - `held`: listing runs, giving up what one holds
 
+mod deadline;
 mod front;
 mod held;
 mod homecoming;
@@ -23,6 +25,8 @@ mod plan;
 mod program;
 mod report;
 mod slurm;
+mod switch;
+mod watchers;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -122,7 +122,15 @@ impl Homecoming {
 
     /// Whether an entry was on disk when the program was shown the directory, or was put there by this run.
     pub fn was_there(&self, path: &[u8]) -> bool {
-        self.mechanism == Mechanism::Overlay || self.baseline.0.contains_key(&key(path)) || self.is_ours(path)
+        !self.is_beside(path)
+            && (self.mechanism == Mechanism::Overlay
+                || self.baseline.0.contains_key(&key(path))
+                || self.is_ours(path))
+    }
+
+    /// Whether a name is that of a version which was put beside someone else's.
+    fn is_beside(&self, path: &[u8]) -> bool {
+        path.ends_with(format!(".ondeck-{}", self.id).as_bytes())
     }
 
     fn beside(&self, name: &CStr) -> Action {
@@ -132,6 +140,117 @@ impl Homecoming {
         beside.truncate(255 - suffix.len());
         beside.extend_from_slice(suffix.as_bytes());
         CString::new(beside).map_or(Action::Skip, Action::Beside)
+    }
+}
+
+impl Homecoming {
+    /// Does on disk what the overlay recorded as renames of existing directories (and of files whose data it did not
+    /// copy): the upper layer says where their content was, not what it is.
+    ///
+    /// Everything that moves goes to a temporary name first, deepest first, because one move's origin may lie in
+    /// another's. It can be repeated after a failure: what has moved already is found at its temporary or final place.
+    pub fn apply_redirects(
+        &self,
+        upper: BorrowedFd<'_>,
+        disk: BorrowedFd<'_>,
+    ) -> Result<(), (Vec<u8>, io::Error)> {
+        const REDIRECT: &CStr = c"trusted.overlay.redirect";
+        let mut moves: Vec<(Vec<u8>, Vec<u8>, bool)> = Vec::new();
+        let mut origins: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
+        survey(upper, &mut |visit| {
+            let parent_length = visit.path.len() - visit.name.to_bytes().len();
+            let parent = &visit.path[..parent_length.saturating_sub(1)];
+            let parent_origin = origins.get(parent).cloned().unwrap_or_else(|| parent.to_vec());
+            let directory = FileType::from_raw_mode(visit.stat.st_mode) == FileType::Directory;
+            let origin = match mark_at(visit.dir, visit.name, REDIRECT) {
+                Some(value) if value.starts_with(b"/") => value[1..].to_vec(),
+                Some(value) => join(&parent_origin, &value),
+                None => join(&parent_origin, visit.name.to_bytes()),
+            };
+            // A file's redirect counts only while its data are still below; otherwise it is a leftover.
+            let counts = directory || has_mark_at(visit.dir, visit.name, c"trusted.overlay.metacopy");
+            if counts && mark_at(visit.dir, visit.name, REDIRECT).is_some() && origin != visit.path {
+                moves.push((origin.clone(), visit.path.to_vec(), directory));
+            }
+            if directory && origin != visit.path {
+                origins.insert(visit.path.to_vec(), origin);
+            }
+            Ok(Descend::Yes)
+        })?;
+        let depth = |path: &[u8]| path.iter().filter(|b| **b == b'/').count();
+        let temporary =
+            |origin: &[u8]| format!(".ondeck-{}.moved-{:032x}", self.id, key(origin)).into_bytes();
+        moves.sort_by_key(|(origin, _, _)| std::cmp::Reverse(depth(origin)));
+        for (origin, new, directory) in &moves {
+            let failed = |error: Errno| (new.clone(), io::Error::from(error));
+            let from = open_parent(disk, origin, false).map_err(failed)?;
+            let to = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
+            if let Some((dir, name)) = from {
+                let moved = if *directory {
+                    fs::renameat_with(&dir, &*name, disk, &*to, RenameFlags::NOREPLACE)
+                } else {
+                    self.link_aside(origin, &dir, &name, disk, &to)
+                };
+                match moved {
+                    Ok(()) | Err(Errno::NOENT | Errno::EXIST) => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+        }
+        moves.sort_by_key(|(_, new, _)| depth(new));
+        for (origin, new, _) in &moves {
+            let failed = |error: Errno| (new.clone(), io::Error::from(error));
+            let from = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
+            let Some((dir, name)) = open_parent(disk, new, true).map_err(failed)? else { continue };
+            match fs::renameat_with(disk, &*from, &dir, &*name, RenameFlags::NOREPLACE) {
+                Ok(()) => {
+                    if let Ok(stat) = fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+                        self.placed(new, &stat);
+                        if self.is_ours(origin) {
+                            // The rename changed the ctime that a linked file's old name shares.
+                            self.placed(origin, &stat);
+                        }
+                    }
+                }
+                // Moved by an earlier attempt, or the origin is gone from disk.
+                Err(Errno::NOENT) => {}
+                Err(Errno::EXIST) => {
+                    // What the program had replaced. If someone else has written into it, its removal fails and the
+                    // message names it.
+                    let flags = AtFlags::REMOVEDIR;
+                    let old = CString::new(temporary(new)).map_err(|error| (new.clone(), error.into()))?;
+                    fs::renameat(&dir, &*name, disk, &*old).map_err(failed)?;
+                    fs::renameat(disk, &*from, &dir, &*name).map_err(failed)?;
+                    if fs::unlinkat(disk, &*old, AtFlags::empty()).is_err()
+                        && fs::unlinkat(disk, &*old, flags).is_err()
+                    {
+                        let path = format!("/proc/self/fd/{}/{}", disk.as_raw_fd(), old.to_string_lossy());
+                        std::fs::remove_dir_all(Path::new(&path)).map_err(|error| (new.clone(), error))?;
+                    }
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a file whose data the overlay did not copy a second name. That changes its ctime, which must not be
+    /// taken for someone else's change when its old name is deleted.
+    fn link_aside(
+        &self,
+        origin: &[u8],
+        dir: &OwnedFd,
+        name: &CStr,
+        disk: BorrowedFd<'_>,
+        to: &CStr,
+    ) -> Result<(), Errno> {
+        let before = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let foreign = self.is_foreign(origin, &before);
+        fs::linkat(dir, name, disk, to, AtFlags::empty())?;
+        if !foreign {
+            self.placed(origin, &fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        }
+        Ok(())
     }
 }
 
@@ -212,7 +331,8 @@ impl MergePolicy for Homecoming {
             // by then.
             Mechanism::Overlay => directory || !self.is_foreign(path, target),
             Mechanism::Mirror | Mechanism::Bind => {
-                let known = self.baseline.0.contains_key(&key(path)) || self.is_ours(path);
+                let known =
+                    !self.is_beside(path) && (self.baseline.0.contains_key(&key(path)) || self.is_ours(path));
                 known && (directory || !self.is_foreign(path, target))
             }
             Mechanism::Disk => false,
@@ -279,86 +399,6 @@ fn is_open_for_writing(place: &Place<'_>) -> bool {
         }
         !leased
     }
-}
-
-/// Does on disk what the overlay recorded as renames of existing directories (and of files whose data it did not
-/// copy): the upper layer says where their content was, not what it is.
-///
-/// Everything that moves goes to a temporary name first, deepest first, because one move's origin may lie in
-/// another's. It can be repeated after a failure: what has moved already is found at its temporary or final place.
-pub fn apply_redirects(
-    upper: BorrowedFd<'_>,
-    disk: BorrowedFd<'_>,
-    id: &str,
-) -> Result<(), (Vec<u8>, io::Error)> {
-    const REDIRECT: &CStr = c"trusted.overlay.redirect";
-    let mut moves: Vec<(Vec<u8>, Vec<u8>, bool)> = Vec::new();
-    let mut origins: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
-    survey(upper, &mut |visit| {
-        let parent_length = visit.path.len() - visit.name.to_bytes().len();
-        let parent = &visit.path[..parent_length.saturating_sub(1)];
-        let parent_origin = origins.get(parent).cloned().unwrap_or_else(|| parent.to_vec());
-        let directory = FileType::from_raw_mode(visit.stat.st_mode) == FileType::Directory;
-        let origin = match mark_at(visit.dir, visit.name, REDIRECT) {
-            Some(value) if value.starts_with(b"/") => value[1..].to_vec(),
-            Some(value) => join(&parent_origin, &value),
-            None => join(&parent_origin, visit.name.to_bytes()),
-        };
-        // A file's redirect counts only while its data are still below; otherwise it is a leftover.
-        let counts = directory || has_mark_at(visit.dir, visit.name, c"trusted.overlay.metacopy");
-        if counts && mark_at(visit.dir, visit.name, REDIRECT).is_some() && origin != visit.path {
-            moves.push((origin.clone(), visit.path.to_vec(), directory));
-        }
-        if directory && origin != visit.path {
-            origins.insert(visit.path.to_vec(), origin);
-        }
-        Ok(Descend::Yes)
-    })?;
-    let depth = |path: &[u8]| path.iter().filter(|b| **b == b'/').count();
-    let temporary = |origin: &[u8]| format!(".ondeck-{id}.moved-{:032x}", key(origin)).into_bytes();
-    moves.sort_by_key(|(origin, _, _)| std::cmp::Reverse(depth(origin)));
-    for (origin, new, directory) in &moves {
-        let failed = |error: Errno| (new.clone(), io::Error::from(error));
-        let from = open_parent(disk, origin, false).map_err(failed)?;
-        let to = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
-        if let Some((dir, name)) = from {
-            let moved = if *directory {
-                fs::renameat_with(&dir, &*name, disk, &*to, RenameFlags::NOREPLACE)
-            } else {
-                fs::linkat(&dir, &*name, disk, &*to, AtFlags::empty())
-            };
-            match moved {
-                Ok(()) | Err(Errno::NOENT | Errno::EXIST) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-    }
-    moves.sort_by_key(|(_, new, _)| depth(new));
-    for (origin, new, _) in &moves {
-        let failed = |error: Errno| (new.clone(), io::Error::from(error));
-        let from = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
-        let Some((dir, name)) = open_parent(disk, new, true).map_err(failed)? else { continue };
-        match fs::renameat_with(disk, &*from, &dir, &*name, RenameFlags::NOREPLACE) {
-            // Moved by an earlier attempt, or the origin is gone from disk.
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::EXIST) => {
-                // What the program had replaced. If someone else has written into it, its removal fails and the
-                // message names it.
-                let flags = AtFlags::REMOVEDIR;
-                let old = CString::new(temporary(new)).map_err(|error| (new.clone(), error.into()))?;
-                fs::renameat(&dir, &*name, disk, &*old).map_err(failed)?;
-                fs::renameat(disk, &*from, &dir, &*name).map_err(failed)?;
-                if fs::unlinkat(disk, &*old, AtFlags::empty()).is_err()
-                    && fs::unlinkat(disk, &*old, flags).is_err()
-                {
-                    let path = format!("/proc/self/fd/{}/{}", disk.as_raw_fd(), old.to_string_lossy());
-                    std::fs::remove_dir_all(Path::new(&path)).map_err(|error| (new.clone(), error))?;
-                }
-            }
-            Err(error) => return Err(failed(error)),
-        }
-    }
-    Ok(())
 }
 
 fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {

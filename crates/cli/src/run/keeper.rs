@@ -7,37 +7,37 @@
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use ondeck_core::fit::{end_margin, in_mib};
-use ondeck_core::{Bytes, Rate, duration, exit};
+use ondeck_core::fit::in_mib;
+use ondeck_core::{Bytes, duration, exit};
 use ondeck_ramdisk::mounts::{self, Overlay};
 use ondeck_ramdisk::namespace::Namespaces;
 use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
     stage_roots,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::homecoming::{Baseline, Homecoming, Mechanism, apply_redirects, clock_of};
+use super::deadline::{Deadline, measure_rate};
+use super::homecoming::{Baseline, Homecoming, Mechanism};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan};
 use super::program::{self, Surroundings};
 use super::report::{self, Report};
+use super::switch::Switch;
+use super::watchers::{TICK, Watchers};
 use super::{RunArgs, slurm};
 
-/// How often a watcher hears of progress, and how often the keeper looks at the RAM disk's use and its timers.
-const TICK: Duration = Duration::from_millis(100);
 /// What processes that the program left behind get between the request to end and the end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -51,22 +51,25 @@ pub struct Keeper {
 }
 
 /// What the phases, and the threads that work beside them, need.
-struct Shared {
-    plan: Plan,
+pub struct Shared {
+    /// What was decided before the start.
+    pub plan: Plan,
     command: Vec<OsString>,
     options: Options,
-    margin: Margin,
+    /// When the program must end before its batch job does.
+    pub margin: Margin,
     surroundings: Surroundings,
     id: String,
-    dir: PathBuf,
+    /// The run's directory.
+    pub dir: PathBuf,
     /// The output directories that are in RAM, by index into the plan.
-    outputs: Mutex<Vec<std::sync::Arc<Output>>>,
+    pub outputs: Mutex<Vec<std::sync::Arc<Output>>>,
     /// Events of single entries, for the report.
     findings: Mutex<Findings>,
 }
 
 /// An output directory in RAM.
-struct Output {
+pub struct Output {
     directory: usize,
     /// Its results: the directory in RAM that the program writes to, or the overlay's upper layer.
     ram: OwnedFd,
@@ -86,7 +89,7 @@ struct Findings {
 }
 
 /// When the program must end before its batch job does.
-enum Margin {
+pub enum Margin {
     Off,
     Computed,
     Fixed(Duration),
@@ -100,7 +103,8 @@ enum Ending {
     Held(String),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A poisoned lock guards plain data, which is still good.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -159,16 +163,14 @@ impl Keeper {
     /// Lives the whole life; returns the process's exit code, which nobody needs.
     pub fn keep(mut self) -> u8 {
         become_keeper();
-        let ending = self.live();
-        let code = match ending {
-            Ok(code) => code,
-            Err((code, error)) => {
-                self.watchers.send(&Message::Finished { exit_code: code, summary: format!("{error:#}") });
-                code
-            }
+        let (exit_code, summary) = match self.live() {
+            Ok(code) => (code, self.report.summary()),
+            Err((code, error)) => (code, format!("{error:#}")),
         };
+        // Nothing is left when the front ends: not even the pages of the RAM disk.
         self.clean_up();
-        code
+        self.watchers.send(&Message::Finished { exit_code, summary });
+        exit_code
     }
 
     /// From nothing to the end. An error means that the program was not started and nothing was changed.
@@ -347,7 +349,7 @@ impl Keeper {
         let pid = child.id();
         let status = self.watchers.wait_for(pid, |order| {
             if let Order::Signal { number } = order {
-                send_signal(pid, number);
+                program::send_signal(pid, number);
             }
         });
         program::end_left_behind(GRACE);
@@ -417,11 +419,11 @@ impl Keeper {
             Err(error) => {
                 let name = Path::new(&self.shared.command[0]).display().to_string();
                 self.watchers.warning(&format!("can't run {name}: {error}"));
-                program::start_failure(&error)
+                program::start_failure(&self.shared.command[0], &error)
             }
             Ok(child) => {
                 // The program's input and output are its own from now on: a reader of its pipe must not wait for us.
-                let _ = redirect(0..=1);
+                let _ = program::redirect(0..=1);
                 let status = self.accompany(namespaces, child.id());
                 self.report.program.signal = status.signal();
                 program::exit_code(status)
@@ -461,18 +463,18 @@ impl Keeper {
                 scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim));
             }
             if deadline.is_set() {
-                scope.spawn(|| deadline_rate(shared));
+                scope.spawn(|| measure_rate(shared));
             }
-            let handle = open_pid(pid);
+            let handle = program::open_pid(pid);
             let status = loop {
                 if watchers.wait(handle.as_ref().map(|fd| fd.as_fd()), TICK, &mut |order| {
                     if let Order::Signal { number } = order {
-                        send_signal(pid, number);
+                        program::send_signal(pid, number);
                     }
                 }) || handle.is_none()
                 {
                     // Without a descriptor (Linux before 5.3) the pid is asked at every tick.
-                    if let Some(status) = reap(pid, handle.is_some()) {
+                    if let Some(status) = program::reap(pid, handle.is_some()) {
                         break status;
                     }
                 }
@@ -489,7 +491,7 @@ impl Keeper {
                 }
                 if let Some(reason) = deadline.check(shared, peak) {
                     watchers.warning(&reason);
-                    send_signal(pid, if deadline.forced() { libc::SIGKILL } else { libc::SIGTERM });
+                    program::send_signal(pid, if deadline.forced() { libc::SIGKILL } else { libc::SIGTERM });
                 }
             };
             interim.cancel.store(true, Relaxed);
@@ -584,7 +586,7 @@ impl Keeper {
         let shared = &self.shared;
         let directory = &shared.plan.directories[output.directory];
         if output.homecoming.mechanism == Mechanism::Overlay && shared.plan.root {
-            apply_redirects(output.ram.as_fd(), directory.disk.as_fd(), &shared.id).map_err(
+            output.homecoming.apply_redirects(output.ram.as_fd(), directory.disk.as_fd()).map_err(
                 |(path, error)| {
                     Abort::Failed(anyhow!(
                         "renaming {}: {error}",
@@ -642,7 +644,7 @@ impl Keeper {
         let status = self.watchers.wait_for(pid, |order| match order {
             Order::Abandon => {
                 abandoned = true;
-                send_signal(pid, libc::SIGKILL);
+                program::send_signal(pid, libc::SIGKILL);
             }
             Order::Signal { .. } | Order::Resume => {}
         });
@@ -679,7 +681,7 @@ impl Keeper {
         self.watchers.state("holds results that are not on disk; `ondeck run --resume` stages them out");
         self.watchers.send(&Message::Held { exit_code: exit::RESULTS_NOT_STAGED, text });
         // Nobody who reads our output must wait for as long as this takes.
-        let _ = redirect(0..=2);
+        let _ = program::redirect(0..=2);
         let mut answer = None;
         while answer.is_none() {
             self.watchers.wait(None, Duration::from_secs(3600), &mut |order| {
@@ -691,13 +693,11 @@ impl Keeper {
         answer.unwrap_or(Order::Resume)
     }
 
-    /// Everything is on disk (or given up): the record, and the last line.
+    /// Everything is on disk (or given up): the record.
     fn finish(&mut self, code: u8) {
         self.take_findings();
         self.report.exit_code = code;
         self.write_report();
-        let summary = self.report.summary();
-        self.watchers.send(&Message::Finished { exit_code: code, summary });
     }
 
     fn write_report(&mut self) {
@@ -736,6 +736,8 @@ impl Keeper {
 
     /// Removes what the run made outside of its namespaces; the namespaces and the RAM disk go with this process.
     fn clean_up(&mut self) {
+        lock(&self.shared.outputs).clear();
+        self.watchers.listener = None;
         let dir = &self.shared.dir;
         for name in ["control", "state", "log"] {
             let _ = fs::remove_file(dir.join(name));
@@ -784,7 +786,8 @@ impl Shared {
         Ok(slot)
     }
 
-    fn prepare_output(
+    /// Makes the directory in RAM that the program will write to.
+    pub fn prepare_output(
         &self,
         namespaces: &Namespaces,
         index: usize,
@@ -849,7 +852,8 @@ impl Shared {
         })
     }
 
-    fn mount_one(&self, namespaces: &Namespaces, index: usize, mechanism: Mechanism) -> io::Result<()> {
+    /// Shows one directory at its path.
+    pub fn mount_one(&self, namespaces: &Namespaces, index: usize, mechanism: Mechanism) -> io::Result<()> {
         let directory = &self.plan.directories[index];
         let ram_disk = self.dir.join("ramdisk");
         let (slot, work) = (ram_disk.join(slot_name(index)), ram_disk.join(work_name(index)));
@@ -980,7 +984,8 @@ impl Shared {
     }
 }
 
-fn slot_name(index: usize) -> String {
+/// The name of a directory's copy on the RAM disk.
+pub fn slot_name(index: usize) -> String {
     format!("data{index}")
 }
 
@@ -1073,43 +1078,6 @@ fn become_keeper() {
     }
 }
 
-/// Points standard descriptors to nowhere.
-fn redirect(which: std::ops::RangeInclusive<i32>) -> io::Result<()> {
-    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    for number in which {
-        // SAFETY: dup2 onto a standard descriptor, which nothing here owns.
-        if unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), number) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
-}
-
-fn open_pid(pid: u32) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid as i32)?;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-}
-
-fn send_signal(pid: u32, number: i32) {
-    // SAFETY: a signal to a child that has not been reaped, so the pid is still its.
-    unsafe { libc::kill(pid as libc::pid_t, number) };
-}
-
-/// Collects a child's status; without `wait` only if it has ended.
-fn reap(pid: u32, wait: bool) -> Option<std::process::ExitStatus> {
-    let mut status = 0;
-    loop {
-        // SAFETY: waits for a child of this process.
-        match unsafe { libc::waitpid(pid as libc::pid_t, &mut status, if wait { 0 } else { libc::WNOHANG }) }
-        {
-            0 => return None,
-            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            -1 => return Some(std::process::ExitStatus::from_raw(0xff00)),
-            _ => return Some(std::process::ExitStatus::from_raw(status)),
-        }
-    }
-}
-
 /// Lets a thread wait for the next round, and ends it.
 #[derive(Default)]
 struct Ticker {
@@ -1137,320 +1105,4 @@ impl Ticker {
         *lock(&self.stopped) = true;
         self.wake.notify_all();
     }
-}
-
-/// The thesis's switch: after the delay the input is unmounted, the RAM disk emptied, and the output mounted.
-struct Switch {
-    at: Option<Instant>,
-    unmounted: Vec<usize>,
-}
-
-impl Switch {
-    fn new(plan: &Plan) -> Switch {
-        Switch {
-            at: plan.delay.filter(|_| plan.switches()).map(|delay| Instant::now() + delay),
-            unmounted: Vec::new(),
-        }
-    }
-
-    /// Does what is due. Returns the outputs that are in RAM from now on, or why they will not be.
-    fn advance(
-        &mut self,
-        shared: &Shared,
-        namespaces: &Namespaces,
-    ) -> Option<Result<Vec<(usize, Mechanism)>, String>> {
-        if Instant::now() < self.at? {
-            return None;
-        }
-        for (index, directory) in shared.plan.directories.iter().enumerate().rev() {
-            if !directory.input || directory.output || self.unmounted.contains(&index) {
-                continue;
-            }
-            let done = namespaces.inside(|| match mounts::unmount_unless_busy(&directory.path) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
-                Err(error) => Err(error),
-            });
-            match done {
-                Ok(()) => self.unmounted.push(index),
-                // Files are open: the switch waits (the thesis, section 3.2.2).
-                Err(_) => {
-                    self.at = Some(Instant::now() + Duration::from_secs(1));
-                    return None;
-                }
-            }
-        }
-        self.at = None;
-        Some(self.switch(shared, namespaces))
-    }
-
-    fn switch(&self, shared: &Shared, namespaces: &Namespaces) -> Result<Vec<(usize, Mechanism)>, String> {
-        let failed = |what: &str, error: &dyn std::fmt::Display| {
-            format!(
-                "the switch after the delay did not take place ({what}: {error}); the program goes on writing to disk"
-            )
-        };
-        let ram_disk = shared.dir.join("ramdisk");
-        for index in &self.unmounted {
-            let slot = ram_disk.join(slot_name(*index));
-            namespaces
-                .inside(|| fs::remove_dir_all(&slot))
-                .map_err(|error| failed("emptying the RAM disk", &error))?;
-        }
-        let mut switched = Vec::new();
-        for (index, directory) in shared.plan.directories.iter().enumerate() {
-            if !directory.output || directory.input {
-                continue;
-            }
-            let since =
-                clock_of(directory.disk.as_fd()).map_err(|error| failed("looking at the target", &error))?;
-            let output = shared
-                .prepare_output(namespaces, index, Mechanism::Overlay, since)
-                .map_err(|error| failed("preparing the output", &error))?;
-            shared
-                .mount_one(namespaces, index, Mechanism::Overlay)
-                .map_err(|error| failed("mounting the output", &error))?;
-            lock(&shared.outputs).push(std::sync::Arc::new(output));
-            switched.push((index, Mechanism::Overlay));
-        }
-        Ok(switched)
-    }
-}
-
-/// The batch job's end, and when the program must end before it.
-struct Deadline {
-    end: Option<SystemTime>,
-    margin: Option<Duration>,
-    computed: bool,
-    asked: Option<Instant>,
-    forced: bool,
-}
-
-impl Deadline {
-    fn new(margin: &Margin) -> Deadline {
-        let (margin, computed, off) = match margin {
-            Margin::Off => (None, false, true),
-            Margin::Computed => (None, true, false),
-            Margin::Fixed(margin) => (Some(*margin), false, false),
-        };
-        let end = if off || slurm::job_id().is_none() { None } else { slurm::end_time() };
-        Deadline { end, margin, computed, asked: None, forced: false }
-    }
-
-    fn is_set(&self) -> bool {
-        self.end.is_some()
-    }
-
-    fn forced(&self) -> bool {
-        self.forced
-    }
-
-    /// Whether a signal is due now, and why.
-    fn check(&mut self, shared: &Shared, peak: u64) -> Option<String> {
-        let end = self.end?;
-        if let Some(asked) = self.asked {
-            if !self.forced && asked.elapsed() >= Duration::from_secs(10) {
-                self.forced = true;
-                return Some("the program did not end within 10 s of being asked to; killing it".into());
-            }
-            return None;
-        }
-        let staged: u64 = shared.plan.directories.iter().filter(|d| d.input).map(|d| d.content.bytes).sum();
-        let bytes = Bytes(peak.saturating_sub(staged));
-        let rate = Rate(Bytes(MEASURED_RATE.load(Relaxed)));
-        let margin = match self.margin {
-            Some(margin) if !self.computed => margin,
-            _ => end_margin(bytes, rate),
-        };
-        let left = end.duration_since(SystemTime::now()).unwrap_or_default();
-        if left > margin {
-            return None;
-        }
-        self.asked = Some(Instant::now());
-        Some(format!(
-            "ending the program now: the job's time limit is in {}, and staging out {bytes} at {rate} (measured) is given {}; \
-             --end-margin changes that",
-            duration::display(left),
-            duration::display(margin)
-        ))
-    }
-}
-
-/// Bytes in a second that the target took in a trial; a cautious figure until it is measured.
-static MEASURED_RATE: AtomicU64 = AtomicU64::new(50 << 20);
-
-/// Writes a trial file, unnamed, to the first output's filesystem and waits until it is on disk.
-fn deadline_rate(shared: &Shared) {
-    const TRIAL: usize = 16 << 20;
-    let Some(directory) = shared.plan.directories.iter().find(|directory| directory.output) else { return };
-    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::openat(&directory.disk, c".", flags, Mode::RUSR) else { return };
-    // Not zeros: some filesystems don't store those.
-    let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    let began = Instant::now();
-    for _ in 0..TRIAL / block.len() {
-        if rustix::io::write(&file, &block).is_err() {
-            return;
-        }
-    }
-    if rustix::fs::fdatasync(&file).is_ok() {
-        let rate = TRIAL as f64 / began.elapsed().as_secs_f64();
-        MEASURED_RATE.store((rate as u64).max(1), Relaxed);
-    }
-}
-
-/// Those who watch the run: the front that started it, and later ones that attach through the control socket.
-struct Watchers {
-    front: Option<Line>,
-    listener: Option<UnixListener>,
-    dir: PathBuf,
-    /// The phase, to tell it to one who attaches.
-    last: Option<Message>,
-}
-
-impl Watchers {
-    fn send(&mut self, message: &Message) {
-        if let Some(front) = &mut self.front
-            && front.send(message).is_err()
-        {
-            self.front = None;
-        }
-    }
-
-    fn phase(&mut self, name: &str, total_bytes: Option<u64>) {
-        let message = Message::Phase { name: name.to_owned(), total_bytes };
-        self.send(&message);
-        self.last = Some(message);
-    }
-
-    fn note(&mut self, text: &str) {
-        self.send(&Message::Note { text: text.to_owned() });
-    }
-
-    fn warning(&mut self, text: &str) {
-        self.send(&Message::Warning { text: text.to_owned() });
-    }
-
-    /// What `ondeck run --list` shows.
-    fn state(&self, text: &str) {
-        let _ = fs::write(self.dir.join("state"), text);
-    }
-
-    /// Waits for `other` to become readable, for at most `timeout`; hands orders to `on_order` meanwhile. Returns
-    /// whether `other` is readable.
-    fn wait(
-        &mut self,
-        other: Option<BorrowedFd<'_>>,
-        timeout: Duration,
-        on_order: &mut dyn FnMut(Order),
-    ) -> bool {
-        let mut fds = Vec::with_capacity(3);
-        let mut add = |fd: BorrowedFd<'_>| {
-            // SAFETY: the descriptors live in `self` and `other`, which outlive the poll below; only the borrow
-            // checker can't see it through the Vec.
-            fds.push(PollFd::from_borrowed_fd(
-                unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&fd)) },
-                PollFlags::IN,
-            ));
-            fds.len() - 1
-        };
-        let other = other.map(&mut add);
-        let front = self.front.as_ref().map(|line| add(line.stream().as_fd()));
-        let listener = self.listener.as_ref().map(|listener| add(listener.as_fd()));
-        let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
-        if poll(&mut fds, Some(&timeout)).is_err() {
-            return false; // interrupted by a signal: the caller's loop comes back
-        }
-        let ready = |slot: Option<usize>| slot.is_some_and(|slot| !fds[slot].revents().is_empty());
-        let (other, front, listener) = (ready(other), ready(front), ready(listener));
-        if front {
-            match self.front.as_mut().and_then(Line::receive::<Order>) {
-                Some(orders) => orders.into_iter().for_each(on_order),
-                None => self.front = None,
-            }
-        }
-        if listener && let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
-            // A later one takes the place of an earlier one; `--list` connects only to see whether we are alive.
-            if let Ok(line) = Line::new(stream) {
-                self.attach(line);
-            }
-        }
-        other
-    }
-
-    fn attach(&mut self, line: Line) {
-        // Whoever connects and says nothing (as `--list` does) must not displace a front that is watching.
-        let mut fds = [PollFd::new(line.stream(), PollFlags::IN)];
-        let patience = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-        let speaks = poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
-            && rustix::net::recv(line.stream(), &mut [0_u8; 1][..], rustix::net::RecvFlags::PEEK)
-                .is_ok_and(|(read, _)| read > 0);
-        if speaks {
-            self.front = Some(line);
-            if let Some(message) = self.last.clone() {
-                self.send(&message);
-            }
-        }
-    }
-
-    /// Runs `work` in a thread and reports its progress until it is done.
-    fn watch<T: Send>(
-        &mut self,
-        progress: &Progress,
-        mut on_order: impl FnMut(Order),
-        work: impl FnOnce() -> T + Send,
-    ) -> T {
-        let done = event_descriptor();
-        std::thread::scope(|scope| {
-            let done = done.as_ref();
-            let worker = scope.spawn(move || {
-                let result = work();
-                if let Some(done) = done {
-                    let _ = rustix::io::write(done, &1_u64.to_ne_bytes());
-                }
-                result
-            });
-            while !worker.is_finished() {
-                if self.wait(done.map(|fd| fd.as_fd()), TICK, &mut on_order) {
-                    break;
-                }
-                self.send(&Message::Progress {
-                    files: progress.entries_done.load(Relaxed),
-                    files_found: progress.entries_found.load(Relaxed),
-                    bytes: progress.bytes_done.load(Relaxed).max(progress.bytes_written.load(Relaxed)),
-                    bytes_found: progress.bytes_found.load(Relaxed),
-                });
-            }
-            match worker.join() {
-                Ok(result) => result,
-                // A bug in a worker must not pass for success.
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        })
-    }
-
-    /// Waits for a child process to end.
-    fn wait_for(&mut self, pid: u32, mut on_order: impl FnMut(Order)) -> std::process::ExitStatus {
-        let handle = open_pid(pid);
-        loop {
-            if (self.wait(handle.as_ref().map(|fd| fd.as_fd()), TICK, &mut on_order) || handle.is_none())
-                && let Some(status) = reap(pid, handle.is_some())
-            {
-                return status;
-            }
-        }
-    }
-}
-
-fn event_descriptor() -> Option<OwnedFd> {
-    // SAFETY: a new descriptor, owned by nobody else.
-    match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) } {
-        -1 => None,
-        fd => Some(unsafe_owned(fd)),
-    }
-}
-
-fn unsafe_owned(fd: i32) -> OwnedFd {
-    // SAFETY: called with a descriptor that was just made.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }

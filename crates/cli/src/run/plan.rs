@@ -15,7 +15,7 @@ use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::homecoming::{Mechanism, clock_of};
-use super::{Existing, RunArgs};
+use super::{Existing, RunArgs, slurm};
 
 /// What is to be run, and what was asked for.
 pub struct Job {
@@ -195,6 +195,11 @@ impl Plan {
         let request = &job.request;
         let root = rustix::process::geteuid().is_root();
         let mut notes = Vec::new();
+        if let Some(job) = slurm::job_id() {
+            notes.push(format!(
+                "inside Slurm job {job}: the RAM disk dies with the job, so the program will be ended in time to stage out"
+            ));
+        }
         let mut directories = open_directories(request)?;
         let free = memory::free_ram().context("can't read how much RAM is free")?.usable();
         let script = |path: &Option<PathBuf>| -> Result<Option<PathBuf>> {

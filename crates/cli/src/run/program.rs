@@ -1,7 +1,9 @@
 //! Starting processes inside the run's namespaces, and ending what they leave behind.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -73,10 +75,9 @@ fn spawn(
     no_new_privileges: bool,
 ) -> io::Result<std::process::Child> {
     // By path, so that a working directory inside a data directory is the one that the mounts show.
-    let directory = std::env::current_dir().ok().and_then(|path| {
-        use std::os::unix::ffi::OsStrExt;
-        std::ffi::CString::new(path.as_os_str().as_bytes()).ok()
-    });
+    let directory = std::env::current_dir()
+        .ok()
+        .and_then(|path| std::ffi::CString::new(path.as_os_str().as_bytes()).ok());
     // The kernel gives descriptors' numbers; a raw copy of the reference is needed because the closure must own it.
     let namespaces: *const Namespaces = namespaces;
     let join = SendPointer(namespaces);
@@ -120,8 +121,13 @@ pub fn exit_code(status: ExitStatus) -> u8 {
 }
 
 /// The exit code that tells why a program could not be started.
-pub fn start_failure(error: &io::Error) -> u8 {
-    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
+pub fn start_failure(name: &OsStr, error: &io::Error) -> u8 {
+    // A directory of PATH that may not be searched makes exec say "permission denied" although nothing was found.
+    let nowhere = || {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        !name.as_bytes().contains(&b'/') && !std::env::split_paths(&path).any(|dir| dir.join(name).exists())
+    };
+    if error.kind() == io::ErrorKind::NotFound || nowhere() { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
 }
 
 /// Reaps children that were orphaned to this process while `program` runs.
@@ -181,7 +187,7 @@ pub fn run_on_disk(command: &[OsString], report: Option<&Path>, why: &str) -> u8
         // Nothing is left to do afterwards, so nothing of us need stay.
         let error = Command::new(&command[0]).args(&command[1..]).exec();
         eprintln!("ondeck run: can't run {}: {error}", Path::new(&command[0]).display());
-        return start_failure(&error);
+        return start_failure(&command[0], &error);
     }
     let began = Instant::now();
     // The terminal's signals are the program's; we wait for its end.
@@ -194,7 +200,7 @@ pub fn run_on_disk(command: &[OsString], report: Option<&Path>, why: &str) -> u8
         Ok(status) => exit_code(*status),
         Err(error) => {
             eprintln!("ondeck run: can't run {}: {error}", Path::new(&command[0]).display());
-            start_failure(error)
+            start_failure(&command[0], error)
         }
     };
     let mut record = Report {
@@ -218,3 +224,42 @@ pub fn run_on_disk(command: &[OsString], report: Option<&Path>, why: &str) -> u8
 
 /// A signal handler that does nothing.
 pub extern "C" fn ignore(_signal: libc::c_int) {}
+
+/// Points standard descriptors to nowhere.
+pub fn redirect(which: std::ops::RangeInclusive<i32>) -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    for number in which {
+        // SAFETY: dup2 onto a standard descriptor, which nothing here owns.
+        if unsafe { libc::dup2(null.as_raw_fd(), number) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// A descriptor that becomes readable when the child ends (Linux 5.3).
+pub fn open_pid(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(pid as i32)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Sends a signal to a child.
+pub fn send_signal(pid: u32, number: i32) {
+    // SAFETY: a signal to a child that has not been reaped, so the pid is still its.
+    unsafe { libc::kill(pid as libc::pid_t, number) };
+}
+
+/// Collects a child's status; without `wait` only if it has ended.
+pub fn reap(pid: u32, wait: bool) -> Option<ExitStatus> {
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for a child of this process.
+        match unsafe { libc::waitpid(pid as libc::pid_t, &mut status, if wait { 0 } else { libc::WNOHANG }) }
+        {
+            0 => return None,
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            -1 => return Some(ExitStatus::from_raw(0xff00)),
+            _ => return Some(ExitStatus::from_raw(status)),
+        }
+    }
+}

@@ -32,7 +32,7 @@ const IN_MEMORY: usize = 4 << 20;
 const SPARSE: u8 = 0x80;
 /// Set in the type of a file whose content could not be read to its end.
 const INCOMPLETE: u8 = 0x40;
-/// The letters of types are 7 bits without these two; this is what is left of them.
+/// The types; a member has its place in this list.
 const LETTERS: &[u8; 7] = b"fhdlpcb";
 
 /// A member of an archive.
@@ -75,7 +75,6 @@ pub(super) struct Writer<'a> {
     record: Vec<u8>,
     path: Vec<u8>,
     end: u64,
-    count: u64,
     frames: Vec<u8>,
 }
 
@@ -88,7 +87,6 @@ impl<'a> Writer<'a> {
             record: Vec::new(),
             path: Vec::new(),
             end: 0,
-            count: 0,
             frames: Vec::new(),
         })
     }
@@ -125,7 +123,6 @@ impl<'a> Writer<'a> {
         self.path.truncate(shared);
         self.path.extend_from_slice(&member.path[shared..]);
         self.end = member.end();
-        self.count += 1;
         Ok(())
     }
 
@@ -141,7 +138,6 @@ impl<'a> Writer<'a> {
         Ok(Finished {
             members: self.encoder.finish()?,
             frames: self.frames,
-            count: self.count,
             stream,
             compressed,
         })
@@ -152,7 +148,6 @@ impl<'a> Writer<'a> {
 pub(super) struct Finished<'a> {
     members: Spill<'a>,
     frames: Vec<u8>,
-    count: u64,
     stream: u64,
     compressed: bool,
 }
@@ -177,8 +172,7 @@ impl Finished<'_> {
         footer.extend_from_slice(&VERSION.to_le_bytes());
         footer.extend_from_slice(&(if self.compressed { COMPRESSED } else { 0 }).to_le_bytes());
         footer.extend_from_slice(&self.members.length().to_le_bytes());
-        footer.extend_from_slice(&(self.frames.len() as u32).to_le_bytes());
-        footer.extend_from_slice(&u32::try_from(self.count).unwrap_or(u32::MAX).to_le_bytes());
+        footer.extend_from_slice(&(self.frames.len() as u64).to_le_bytes());
         footer.extend_from_slice(&self.stream.to_le_bytes());
         hasher.update(&footer);
         footer.extend_from_slice(hasher.finish().as_bytes());
@@ -218,7 +212,7 @@ pub(super) fn find(file: BorrowedFd<'_>, length: u64) -> io::Result<Found> {
     }
     let four = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     let eight = |at: usize| u64::from(four(at)) | u64::from(four(at + 4)) << 32;
-    let (members_length, frames_length, stream) = (eight(16), u64::from(four(24)), eight(32));
+    let (members_length, frames_length, stream) = (eight(16), eight(24), eight(32));
     let total = members_length.checked_add(frames_length).filter(|total| *total <= footer_at);
     let Some(members_at) = total.map(|total| footer_at - total).filter(|_| four(8) == VERSION) else {
         return Ok(Found::Damaged);
@@ -248,7 +242,7 @@ pub(super) fn find(file: BorrowedFd<'_>, length: u64) -> io::Result<Found> {
     };
     // The checksum guards against accidents only; that the parts fit together is checked all the same.
     let Some(frames) = frames else { return Ok(Found::Damaged) };
-    let read = length - members_at;
+    let read = length - members_at + members_length; // the members are read once more
     Ok(Found::Index(Index { members_at, members_length, stream, frames, read }))
 }
 
@@ -333,6 +327,7 @@ impl Members<'_> {
                 if tag & INCOMPLETE == 0 {
                     let mut digest = [0; 16];
                     reader.read_exact(&mut digest)?;
+                    // The canonical form of an XXH3 is a number, big end first.
                     checksum = Digest::from_hex(&format!("{:032x}", u128::from_be_bytes(digest)));
                 }
             }

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Installs the tools that `ondeck-bench stage` compares Ondeck with: Debian's packages through
+# apt-get, and the four written in Rust through cargo, into a directory of their own:
+#
+#   ${XDG_CACHE_HOME:-$HOME/.cache}/ondeck-bench/bin
+#
+# Quick when everything is there. A tool that cannot be installed is named and left out: the
+# benchmark then shows it as "not installed".
+set -u
+
+# The versions are part of the figures, so they do not move by themselves.
+crates=(fcp@0.2.2 cpz@3.2.1 xcp@0.24.9 lms@0.4.0)
+
+# command:package
+packages=(
+    cp:coreutils rsync:rsync tar:tar rclone:rclone fpsync:fpart
+    # What the benchmark itself needs: a disk of its own, and an ordinary user.
+    mkfs.ext4:e2fsprogs losetup:mount setpriv:util-linux
+)
+
+root=${XDG_CACHE_HOME:-$HOME/.cache}/ondeck-bench
+# Administrators' programs are not on everyone's PATH, and cargo often is only in its own directory.
+PATH=$PATH:/usr/sbin:/sbin:${CARGO_HOME:-$HOME/.cargo}/bin
+missing=()
+
+say() { printf 'bench/setup.sh: %s\n' "$*"; }
+
+install_packages() {
+    local entry wanted=()
+    for entry in "${packages[@]}"; do
+        command -v "${entry%%:*}" >/dev/null || wanted+=("${entry#*:}")
+    done
+    [ ${#wanted[@]} -eq 0 ] && return
+
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        say "cannot install ${wanted[*]}: this takes root and apt-get"
+    else
+        say "installing ${wanted[*]}"
+        # Another apt-get may be running; a stale list of packages is the usual reason to fail.
+        local apt=(apt-get -q -y -o DPkg::Lock::Timeout=300)
+        export DEBIAN_FRONTEND=noninteractive
+        "${apt[@]}" update >/dev/null || say "the list of packages could not be brought up to date"
+        # One by one: a package that is gone must not keep the others away.
+        local package
+        for package in "${wanted[@]}"; do
+            "${apt[@]}" install --no-install-recommends "$package" >/dev/null ||
+                say "$package could not be installed"
+        done
+    fi
+    for entry in "${packages[@]}"; do
+        command -v "${entry%%:*}" >/dev/null || missing+=("${entry%%:*}")
+    done
+}
+
+install_crate() {
+    local name=${1%@*} version=${1#*@} log
+    if [ -x "$root/bin/$name" ] && grep -q "^\"$name $version " "$root/.crates.toml" 2>/dev/null; then
+        return
+    fi
+    if ! command -v cargo >/dev/null; then
+        missing+=("$name (no cargo)")
+        return
+    fi
+    say "building $name $version"
+    log=$root/$name.log
+    local install=(cargo install --quiet --force --root "$root" --version "$version" "$name")
+    # The versions its authors tested, unless those no longer build.
+    if "${install[@]}" --locked >"$log" 2>&1 || "${install[@]}" >"$log" 2>&1; then
+        rm -f "$log"
+    else
+        tail -n 5 "$log"
+        missing+=("$name")
+    fi
+}
+
+mkdir -p "$root" || exit 1
+install_packages
+for crate in "${crates[@]}"; do
+    install_crate "$crate"
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+    say "going on without: ${missing[*]}"
+else
+    say "everything is there"
+fi

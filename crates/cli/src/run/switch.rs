@@ -1,0 +1,93 @@
+//! The switch from input to output (the thesis, section 3.2.2).
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ondeck_ramdisk::mounts;
+use ondeck_ramdisk::namespace::Namespaces;
+
+use super::homecoming::{Mechanism, clock_of};
+use super::keeper::{Shared, lock, slot_name};
+use super::plan::Plan;
+
+/// The thesis's switch: after the delay the input is unmounted, the RAM disk emptied, and the output mounted.
+pub struct Switch {
+    at: Option<Instant>,
+    unmounted: Vec<usize>,
+}
+
+impl Switch {
+    /// Armed if the plan has a switch.
+    pub fn new(plan: &Plan) -> Switch {
+        Switch {
+            at: plan.delay.filter(|_| plan.switches()).map(|delay| Instant::now() + delay),
+            unmounted: Vec::new(),
+        }
+    }
+
+    /// Does what is due. Returns the outputs that are in RAM from now on, or why they will not be.
+    pub fn advance(
+        &mut self,
+        shared: &Shared,
+        namespaces: &Namespaces,
+    ) -> Option<Result<Vec<(usize, Mechanism)>, String>> {
+        if Instant::now() < self.at? {
+            return None;
+        }
+        for (index, directory) in shared.plan.directories.iter().enumerate().rev() {
+            if !directory.input || directory.output || self.unmounted.contains(&index) {
+                continue;
+            }
+            let done = namespaces.inside(|| match mounts::unmount_unless_busy(&directory.path) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+                Err(error) => Err(error),
+            });
+            match done {
+                Ok(()) => self.unmounted.push(index),
+                // Files are open: the switch waits (the thesis, section 3.2.2).
+                Err(_) => {
+                    self.at = Some(Instant::now() + Duration::from_secs(1));
+                    return None;
+                }
+            }
+        }
+        self.at = None;
+        Some(self.switch(shared, namespaces))
+    }
+
+    fn switch(&self, shared: &Shared, namespaces: &Namespaces) -> Result<Vec<(usize, Mechanism)>, String> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            format!(
+                "the switch after the delay did not take place ({what}: {error}); the program goes on writing to disk"
+            )
+        };
+        let ram_disk = shared.dir.join("ramdisk");
+        for index in &self.unmounted {
+            let slot = ram_disk.join(slot_name(*index));
+            namespaces
+                .inside(|| fs::remove_dir_all(&slot))
+                .map_err(|error| failed("emptying the RAM disk", &error))?;
+        }
+        let mut switched = Vec::new();
+        for (index, directory) in shared.plan.directories.iter().enumerate() {
+            if !directory.output || directory.input {
+                continue;
+            }
+            let since =
+                clock_of(directory.disk.as_fd()).map_err(|error| failed("looking at the target", &error))?;
+            let output = shared
+                .prepare_output(namespaces, index, Mechanism::Overlay, since)
+                .map_err(|error| failed("preparing the output", &error))?;
+            shared
+                .mount_one(namespaces, index, Mechanism::Overlay)
+                .map_err(|error| failed("mounting the output", &error))?;
+            lock(&shared.outputs).push(Arc::new(output));
+            switched.push((index, Mechanism::Overlay));
+        }
+        Ok(switched)
+    }
+}

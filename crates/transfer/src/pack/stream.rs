@@ -1,0 +1,273 @@
+//! The tar stream inside an archive, read at any place or from its beginning.
+
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::io::Errno;
+use zstd::bulk::Decompressor;
+
+use crate::error::{During, Fault};
+
+/// The most bytes of the stream in one frame, and of a frame when it did not get smaller.
+pub(super) const MOST_FRAME: usize = 16 << 20;
+/// What is read from a member at a time. A multiple of what the packer puts into a frame of a large file.
+pub(super) const PIECE: u64 = 4 << 20;
+/// Bytes read at a time where there is no index to read by.
+const SEQUENTIAL: usize = 1 << 20;
+
+/// A part of the stream that was compressed on its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    /// Where it begins in the stream.
+    pub plain: u64,
+    pub plain_length: u32,
+    /// Where it begins in the file.
+    pub at: u64,
+    pub stored: u32,
+}
+
+impl Frame {
+    fn plain_end(&self) -> u64 {
+        self.plain + u64::from(self.plain_length)
+    }
+}
+
+/// The stream of an archive with an index.
+pub(super) struct Stream<'a> {
+    pub file: BorrowedFd<'a>,
+    pub frames: Option<Vec<Frame>>,
+    /// Bytes read from the file.
+    pub read: AtomicU64,
+}
+
+impl Stream<'_> {
+    /// The frame that holds this byte of the stream.
+    pub fn frame_at(&self, offset: u64) -> Option<(usize, &Frame)> {
+        let frames = self.frames.as_ref()?;
+        let at = frames.partition_point(|frame| frame.plain_end() <= offset);
+        frames.get(at).map(|frame| (at, frame))
+    }
+}
+
+/// What a worker sees of a stream: one piece of it at a time.
+#[derive(Default)]
+pub(super) struct Window {
+    /// The piece of an uncompressed stream, or a frame before it is decompressed.
+    raw: Vec<u8>,
+    /// The frame that was decompressed last.
+    frame: Vec<u8>,
+    number: Option<usize>,
+    /// A piece that is in several frames.
+    joined: Vec<u8>,
+    decompressor: Option<Decompressor<'static>>,
+    /// Where the last view is.
+    last: Held,
+}
+
+/// A piece in one of the buffers.
+#[derive(Clone, Copy, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    /// The first bytes of `raw`.
+    Raw(usize),
+    /// From here to there in `frame`.
+    Frame(usize, usize),
+    /// All of `joined`.
+    Joined,
+}
+
+impl Window {
+    /// A piece of the stream. Its length is what memory it takes.
+    pub fn view(&mut self, stream: &Stream<'_>, start: u64, end: u64) -> Result<&[u8], Fault> {
+        const ACTION: &str = "reading it from the archive";
+        let length = (end - start) as usize;
+        if stream.frames.is_none() {
+            self.raw.resize(self.raw.len().max(length), 0);
+            read_at(stream.file, &mut self.raw[..length], start).during(ACTION)?;
+            stream.read.fetch_add(length as u64, Relaxed);
+            self.last = Held::Raw(length);
+            return Ok(self.last());
+        }
+        let ended = || Fault::message(ACTION, "the archive has no such place");
+        let (number, frame) = stream.frame_at(start).ok_or_else(ended)?;
+        if end <= frame.plain_end() {
+            self.decompress(stream, number, frame).during(ACTION)?;
+            let from = (start - frame.plain) as usize;
+            self.last = Held::Frame(from, from + length);
+            return Ok(self.last());
+        }
+        self.joined.clear();
+        let mut at = start;
+        while at < end {
+            let (number, frame) = stream.frame_at(at).ok_or_else(ended)?;
+            self.decompress(stream, number, frame).during(ACTION)?;
+            let from = (at - frame.plain) as usize;
+            let until = frame.plain_end().min(end);
+            self.joined.extend_from_slice(&self.frame[from..(until - frame.plain) as usize]);
+            at = until;
+        }
+        self.last = Held::Joined;
+        Ok(self.last())
+    }
+
+    /// What [`Window::view`] returned last.
+    fn last(&self) -> &[u8] {
+        match self.last {
+            Held::Nothing => &[],
+            Held::Raw(length) => &self.raw[..length],
+            Held::Frame(from, to) => &self.frame[from..to],
+            Held::Joined => &self.joined,
+        }
+    }
+
+    fn decompress(&mut self, stream: &Stream<'_>, number: usize, frame: &Frame) -> io::Result<()> {
+        if self.number == Some(number) {
+            return Ok(());
+        }
+        self.number = None;
+        let stored = frame.stored as usize;
+        self.raw.resize(self.raw.len().max(stored), 0);
+        read_at(stream.file, &mut self.raw[..stored], frame.at)?;
+        stream.read.fetch_add(stored as u64, Relaxed);
+        let decompressor = match &mut self.decompressor {
+            Some(decompressor) => decompressor,
+            none => none.insert(Decompressor::new()?),
+        };
+        self.frame.clear();
+        self.frame.reserve(frame.plain_length as usize);
+        decompressor.decompress_to_buffer(&self.raw[..stored], &mut self.frame)?;
+        if self.frame.len() != frame.plain_length as usize {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a compressed part has not the length it should"));
+        }
+        self.number = Some(number);
+        Ok(())
+    }
+}
+
+/// A range of the stream as a reader that hands out what the window shows.
+pub(super) struct Range<'a, 'w> {
+    stream: &'a Stream<'a>,
+    window: &'w mut Window,
+    at: u64,
+    end: u64,
+    /// The piece in the window.
+    shown: Option<(u64, u64)>,
+}
+
+impl<'a, 'w> Range<'a, 'w> {
+    pub fn new(stream: &'a Stream<'a>, window: &'w mut Window, at: u64, end: u64) -> Self {
+        Range { stream, window, at, end, shown: None }
+    }
+}
+
+impl BufRead for Range<'_, '_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.at == self.end {
+            return Ok(&[]);
+        }
+        let start = match self.shown {
+            Some((start, end)) if self.at < end => start,
+            _ => {
+                let mut end = self.end.min(self.at + PIECE);
+                // To the end of a frame, so that none is decompressed twice.
+                if let Some((_, frame)) = self.stream.frame_at(self.at) {
+                    end = end.min(frame.plain_end());
+                }
+                self.window.view(self.stream, self.at, end).map_err(|fault| fault.source)?;
+                self.shown = Some((self.at, end));
+                self.at
+            }
+        };
+        Ok(&self.window.last()[(self.at - start) as usize..])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.at += count as u64;
+    }
+}
+
+impl io::Read for Range<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let data = self.fill_buf()?;
+        let count = data.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&data[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+/// Whether a file that begins with these bytes is compressed with Zstandard.
+pub(super) fn is_zstd(magic: [u8; 4]) -> bool {
+    // A frame, or one that is to be skipped.
+    magic == [0x28, 0xb5, 0x2f, 0xfd] || (magic[0] & 0xf0 == 0x50 && magic[1..] == [0x2a, 0x4d, 0x18])
+}
+
+/// The stream of any archive from its beginning. `read` counts the bytes of the file.
+pub(super) fn sequential<'a>(
+    file: BorrowedFd<'a>,
+    compressed: bool,
+    read: &'a AtomicU64,
+) -> io::Result<Box<dyn BufRead + 'a>> {
+    let reader = BufReader::with_capacity(SEQUENTIAL, FromStart { file, at: 0, read });
+    if !compressed {
+        return Ok(Box::new(reader));
+    }
+    let decoder = zstd::stream::read::Decoder::with_buffer(reader)?;
+    Ok(Box::new(BufReader::with_capacity(SEQUENTIAL, decoder)))
+}
+
+struct FromStart<'a> {
+    file: BorrowedFd<'a>,
+    at: u64,
+    read: &'a AtomicU64,
+}
+
+impl io::Read for FromStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::pread(self.file, &mut *buffer, self.at) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(count) => {
+                    self.at += count as u64;
+                    self.read.fetch_add(count as u64, Relaxed);
+                    return Ok(count);
+                }
+            }
+        }
+    }
+}
+
+/// Fills a buffer from this place of a file.
+pub(super) fn read_at(file: BorrowedFd<'_>, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match rustix::io::pread(file, &mut *buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of a buffer to this place of a file.
+pub(super) fn write_at(file: BorrowedFd<'_>, mut data: &[u8], mut offset: u64) -> io::Result<()> {
+    while !data.is_empty() {
+        match rustix::io::pwrite(file, data, offset) {
+            Ok(0) => return Err(Errno::NOSPC.into()),
+            Ok(count) => {
+                data = &data[count..];
+                offset += count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
