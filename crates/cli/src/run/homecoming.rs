@@ -5,7 +5,7 @@
 //! changed by someone else. It is kept: the program's version of such a file goes beside it as `NAME.ondeck-ID`,
 //! and a file that the program deleted stays.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -104,12 +104,18 @@ pub struct Homecoming {
     pub interim: AtomicBool,
     /// What this run itself put on disk: inode and ctime by the hash of the path.
     pub ours: Mutex<HashMap<u128, (u64, Moment)>>,
+    /// Old names of files that the program renamed and that this run gave their new names: by hash of the path.
+    pub moved: Mutex<HashSet<u128>>,
 }
 
 impl Homecoming {
     /// Whether someone else changed what stands at `path` on disk since the program was shown the directory.
     fn is_foreign(&self, path: &[u8], target: &Stat) -> bool {
         if changed_at(target) <= self.since {
+            return false;
+        }
+        // Both names are the same inode, and what is done to it under its new name shows under the old one.
+        if self.moved.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(path)) {
             return false;
         }
         let ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -234,8 +240,7 @@ impl Homecoming {
         Ok(())
     }
 
-    /// Gives a file whose data the overlay did not copy a second name. That changes its ctime, which must not be
-    /// taken for someone else's change when its old name is deleted.
+    /// Gives a file whose data the overlay did not copy a second name, and remembers that its old one may go.
     fn link_aside(
         &self,
         origin: &[u8],
@@ -248,7 +253,7 @@ impl Homecoming {
         let foreign = self.is_foreign(origin, &before);
         fs::linkat(dir, name, disk, to, AtFlags::empty())?;
         if !foreign {
-            self.placed(origin, &fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+            self.moved.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(origin));
         }
         Ok(())
     }

@@ -821,6 +821,7 @@ impl Shared {
                 nested: directory.nested.clone(),
                 interim: AtomicBool::new(false),
                 ours: Mutex::default(),
+                moved: Mutex::default(),
             },
             home: AtomicBool::new(false),
         })
