@@ -45,7 +45,7 @@ done
 
 # --- what is set up, and how each step is undone -------------------------------------------------
 
-work='' child='' device='' mounted=''
+work='' child='' device='' mounted='' throttled=''
 cgroup_v1='' cgroup_v2='' cgroup_v2_parent='' io_enabled='' bdi='' bdi_before=''
 
 cleanup() {
@@ -102,6 +102,7 @@ throttle() {
         say "unthrottled: no controller (neither cgroup v1 blkio nor cgroup v2 io can be used)"
         return
     fi
+    throttled=yes
     limit_write_back "$number"
 }
 
@@ -262,6 +263,7 @@ show() {
     row "the program's nodes were busy for" \
         "$(figure "$(sum "$direct_read" "$direct_write")")" \
         "$(figure "$(sum "$ondeck_read" "$ondeck_write")")"
+    [ -n "$throttled" ] || return 0
     say
     say 'The disk is as slow either way. The difference is who waits for it: staging needs one copy'
     say 'process and no compute nodes, and on a cluster happens before and after the job has them.'

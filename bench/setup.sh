@@ -64,8 +64,9 @@ install_crate() {
     say "building $name $version"
     log=$root/$name.log
     local install=(cargo install --quiet --force --root "$root" --version "$version" "$name")
-    # The versions its authors tested, unless those no longer build.
-    if "${install[@]}" --locked >"$log" 2>&1 || "${install[@]}" >"$log" 2>&1; then
+    # Not from the workspace, whose cargo configuration (static linking) is not the peers'. With the
+    # versions of libraries that its authors tested, unless those no longer build.
+    if (cd "$root" && { "${install[@]}" --locked || "${install[@]}"; }) >"$log" 2>&1; then
         rm -f "$log"
     else
         tail -n 5 "$log"

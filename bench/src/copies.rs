@@ -394,8 +394,6 @@ impl Field<'_> {
         let on_disk_s = start.elapsed().as_secs_f64();
         if !finished.status.success() {
             let complaint = timed::complaint(finished.status, &errors);
-            // The complaint may end up on a page that others read.
-            let complaint = complaint.replace(&*self.plan.scratch.disk.to_string_lossy(), "");
             return Ok(Err(format!("failed, {complaint}")));
         }
         Ok(Ok(Sample {

@@ -36,7 +36,7 @@ mod timed;
 mod tools;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::copies::Direction;
@@ -142,14 +142,14 @@ fn main() -> ExitCode {
 
 fn stage(options: &StageOptions) -> Result<()> {
     interrupt::install()?;
-    let programs = Programs::find()?;
+    let mut programs = Programs::find()?;
     match programs.ondeck() {
         Some(path) => eprintln!("ondeck: {}", path.display()),
         None => {
             eprintln!("ondeck: not built, its rows are skipped; run cargo build --release, or set ONDECK")
         }
     }
-    let page = measure(options, &programs)?.render();
+    let page = measure(options, &mut programs)?;
     print!("{page}");
     if let Some(file) = &options.markdown {
         fs::write(file, &page).with_context(|| format!("cannot write {}", file.display()))?;
@@ -158,10 +158,12 @@ fn stage(options: &StageOptions) -> Result<()> {
 }
 
 /// Measures with a scratch directory that is gone when this returns.
-fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
+fn measure(options: &StageOptions, programs: &mut Programs) -> Result<String> {
     let cases = all_or(&options.cases, &Case::ALL);
     let disk_space = cases.iter().map(|case| case.shape(options.quick).space()).max().unwrap_or(0);
     let scratch = Scratch::new(&options.disk, options.plain_disk, disk_space)?;
+    programs.copy_ondeck_to(&scratch.base)?;
+    let programs = &*programs;
     let wants = |part| options.parts.is_empty() || options.parts.contains(&part);
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
     let rounds = usize::from(rounds);
@@ -189,7 +191,7 @@ fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
     let overheads = if wants(Part::Run) { run_overhead::measure(&scratch, programs)? } else { Vec::new() };
     let results = if plan.copies || plan.checksum_costs { plan.run()? } else { copies::Results::default() };
     let tools = [&Tool::PEERS[..], &[Tool::ondeck(Checksum::Xxh3, true)]].concat();
-    Ok(Page {
+    let page = Page {
         command: command_line(),
         facts: machine::facts(&scratch.disk_label, &scratch.ram_label),
         versions: tools.iter().filter_map(|t| t.version(programs)).collect(),
@@ -199,7 +201,17 @@ fn measure(options: &StageOptions, programs: &Programs) -> Result<Page> {
         results,
         metadata,
         overheads,
-    })
+    };
+    Ok(without_paths(page.render(), &scratch.base))
+}
+
+/// Complaints of a tool quote paths, and a page that others read should not say whose they are.
+fn without_paths(page: String, scratch: &Path) -> String {
+    let page = page.replace(&*scratch.to_string_lossy(), "");
+    match std::env::home_dir() {
+        Some(home) if home.components().count() > 1 => page.replace(&*home.to_string_lossy(), "~"),
+        _ => page,
+    }
 }
 
 fn all_or<'a, T>(chosen: &'a [T], all: &'a [T]) -> &'a [T] {

@@ -59,11 +59,9 @@ pub fn compare(scratch: &Scratch, programs: &Programs, only: &[String]) -> Resul
                 match timed::run(&mut command, &errors) {
                     Err(error) if error.is::<Interrupted>() => return Err(error),
                     Err(error) => Err(format!("{error:#}")),
-                    Ok(finished) if !finished.status.success() => Err(format!(
-                        "failed, {}",
-                        timed::complaint(finished.status, &errors)
-                            .replace(&*scratch.disk.to_string_lossy(), "")
-                    )),
+                    Ok(finished) if !finished.status.success() => {
+                        Err(format!("failed, {}", timed::complaint(finished.status, &errors)))
+                    }
                     Ok(_) => Ok(probe.answers(&target)),
                 }
             }

@@ -41,7 +41,7 @@ pub struct Scratch {
     pub disk_label: String,
     pub ram_label: String,
     /// Directory of the machine's filesystem that holds the rest.
-    base: PathBuf,
+    pub base: PathBuf,
     mounted: Vec<PathBuf>,
 }
 

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::machine::{find_program, first_line, is_executable};
 use crate::scratch::remove;
@@ -91,6 +91,17 @@ impl Programs {
             None => newest_build(),
         };
         Ok(Self { extra: extra.into_iter().collect(), ondeck })
+    }
+
+    /// Puts a copy of the binary under test in its place: a build that goes on beside the benchmark
+    /// would otherwise replace it halfway, and it may lie where an ordinary user cannot look.
+    pub fn copy_ondeck_to(&mut self, directory: &Path) -> Result<()> {
+        if let Some(ondeck) = &mut self.ondeck {
+            let copy = directory.join("ondeck");
+            fs::copy(&*ondeck, &copy).with_context(|| format!("cannot copy {}", ondeck.display()))?;
+            *ondeck = copy;
+        }
+        Ok(())
     }
 
     pub fn ondeck(&self) -> Option<&Path> {

@@ -4,10 +4,12 @@
 //!
 //! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand
+//! - `doctor`: what works on this machine
 //! - `display`: progress bars, plain lines and JSON events
 //! - `state`: where manifests and the state of runs are kept
 
 mod display;
+mod doctor;
 mod run;
 mod stage;
 mod state;
@@ -30,12 +32,14 @@ const AFTER_HELP: &str = "Examples:
   ondeck run --data-in in --data-out out -- ./solver   run a program with its data in RAM
   ondeck run job.sh                                    a batch script with #RSA_ lines
   ondeck stage /scratch/case /dev/shm/case             copy a tree, with checksums
+  ondeck doctor                                        what works on this machine
   ondeck COMMAND --help                                all options of a command, with examples";
 
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::RunArgs>),
     Stage(Box<stage::StageArgs>),
+    Doctor(doctor::DoctorArgs),
 }
 
 fn main() -> ExitCode {
@@ -52,5 +56,6 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
     }
 }

@@ -46,17 +46,20 @@ pub fn manifest_for(target: &Path, home: Option<&Path>) -> Result<PathBuf> {
     Ok(dir.join(format!("{name}-{hash:016x}.manifest")))
 }
 
-/// Where this user's runs keep their state: `$ONDECK_STATE_DIR`, or `/run/ondeck` for root and `/tmp/ondeck-UID` for
-/// others. It is made if it is missing, and must be the user's alone.
+/// Where this user's runs keep their state: `$ONDECK_STATE_DIR`, or `/dev/shm/ondeck-UID` (`/tmp/ondeck-UID` where there
+/// is no /dev/shm). It is made if it is missing, and must be the user's alone.
 ///
-/// It is not `$XDG_RUNTIME_DIR`, which is removed when the user logs out while a run may go on.
+/// Like the runs themselves it lives in this machine's RAM. It is not `$XDG_RUNTIME_DIR`, which is removed when the
+/// user logs out while a run may go on.
 pub fn runs() -> Result<PathBuf> {
     let uid = rustix::process::geteuid();
     let base = match std::env::var_os("ONDECK_STATE_DIR") {
         Some(dir) if Path::new(&dir).is_absolute() => PathBuf::from(dir),
         Some(dir) => anyhow::bail!("ONDECK_STATE_DIR={} is not an absolute path", Path::new(&dir).display()),
-        None if uid.is_root() && Path::new("/run").is_dir() => PathBuf::from("/run/ondeck"),
-        None => PathBuf::from(format!("/tmp/ondeck-{uid}")),
+        None => {
+            let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
+            Path::new(parent).join(format!("ondeck-{}", uid.as_raw()))
+        }
     };
     match std::fs::DirBuilder::new().mode(0o700).create(&base) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -70,7 +73,7 @@ pub fn runs() -> Result<PathBuf> {
         _ => {}
     }
     let stat = rustix::fs::lstat(&base)?;
-    // In /tmp anybody could have made it first.
+    // In /dev/shm and /tmp anybody could have made it first.
     if stat.st_mode & 0o170_077 != 0o040_000 || stat.st_uid != uid.as_raw() {
         anyhow::bail!(
             "{} is not a directory of yours alone (mode 0700); remove it or name another with ONDECK_STATE_DIR",

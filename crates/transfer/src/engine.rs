@@ -66,6 +66,7 @@ pub struct Summary {
 pub(crate) struct Counts {
     files: AtomicU64,
     directories: AtomicU64,
+    made_directories: AtomicU64,
     others: AtomicU64,
     hard_links: AtomicU64,
     bytes: AtomicU64,
@@ -75,6 +76,13 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Whether the target has nothing of this copy's or of an earlier one's.
+    fn idle(&self) -> bool {
+        [&self.files, &self.made_directories, &self.others, &self.hard_links, &self.deleted, &self.unchanged]
+            .iter()
+            .all(|counter| counter.load(Ordering::Relaxed) == 0)
+    }
+
     pub fn deleted(&self) {
         self.deleted.fetch_add(1, Ordering::Relaxed);
     }
@@ -330,7 +338,8 @@ fn run(
     let cancelled = monitor.progress.is_cancelled();
 
     let began = Instant::now();
-    if options.sync && !options.dry_run {
+    // A copy that found nothing to do and nothing that an earlier one may have left unsynced need not wait.
+    if options.sync && !options.dry_run && !engine.counts.idle() {
         fs::syncfs(&sync_fd)
             .map_err(|error| StageError::Sync { path: target_path.clone(), source: error.into() })?;
     }
@@ -761,6 +770,9 @@ impl Engine<'_> {
             self.show_directory(node)?;
         }
         self.counts.directories.fetch_add(1, Ordering::Relaxed);
+        if node.kind != Kind::Existing || node.attributes {
+            self.counts.made_directories.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(policy) = self.policy {
             policy.placed(&path, &fs::fstat(target).during("reading its attributes")?);
         }

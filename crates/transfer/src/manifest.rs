@@ -437,8 +437,8 @@ impl Manifest {
 
 /// A worker's lines that are not in the file yet.
 ///
-/// They are written after a few thousand bytes or half a second, whichever comes first: what a killed copy did in
-/// that time is copied again.
+/// They are written after a few thousand bytes or a twentieth of a second, whichever comes first: what a killed copy
+/// did in that time is copied again.
 pub(crate) struct Lines {
     buffer: Vec<u8>,
     since: std::time::Instant,
@@ -446,7 +446,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     const MOST_BYTES: usize = 16 << 10;
-    const LONGEST: std::time::Duration = std::time::Duration::from_millis(500);
+    const LONGEST: std::time::Duration = std::time::Duration::from_millis(50);
 
     pub fn new() -> Self {
         Lines { buffer: Vec::new(), since: std::time::Instant::now() }
@@ -455,7 +455,7 @@ impl Lines {
     pub fn push(&mut self, manifest: Option<&Manifest>, record: &Record) {
         if let Some(manifest) = manifest {
             record.write_to(&mut self.buffer);
-            if self.buffer.len() >= Self::MOST_BYTES {
+            if self.buffer.len() >= Self::MOST_BYTES || self.since.elapsed() >= Self::LONGEST {
                 self.flush(manifest);
             }
         }

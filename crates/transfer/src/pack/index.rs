@@ -1,6 +1,7 @@
 //! The index behind the stream: which member is where. Its format is described in [`super`].
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::Arc;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
@@ -9,7 +10,7 @@ use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
 
 use super::header::{BLOCK, padded};
-use super::stream::{Frame, MOST_FRAME, read_at};
+use super::stream::{Frame, MOST_FRAME, Section, Source, read_at, write_at};
 use crate::checksum::{Checksum, Digest, Hasher};
 
 /// Bytes of the footer, which end the file.
@@ -189,8 +190,6 @@ pub(super) struct Index {
     pub stream: u64,
     /// The frames of a compressed stream.
     pub frames: Option<Vec<Frame>>,
-    /// Bytes of the archive that were read for this.
-    pub read: u64,
 }
 
 /// What is at the end of a file.
@@ -202,11 +201,11 @@ pub(super) enum Found {
     Damaged,
 }
 
-/// Looks for an index at the end of a file of `length` bytes, and checks it.
-pub(super) fn find(file: BorrowedFd<'_>, length: u64) -> io::Result<Found> {
-    let Some(footer_at) = length.checked_sub(FOOTER) else { return Ok(Found::Nothing) };
+/// Looks for an index at the end of an archive, and checks it.
+pub(super) fn find(source: &Arc<Source>) -> io::Result<Found> {
+    let Some(footer_at) = source.length.checked_sub(FOOTER) else { return Ok(Found::Nothing) };
     let mut footer = [0; FOOTER as usize];
-    read_at(file, &mut footer, footer_at)?;
+    source.read_at(&mut footer, footer_at)?;
     if !footer.starts_with(MAGIC) || !footer.ends_with(END) {
         return Ok(Found::Nothing);
     }
@@ -220,7 +219,7 @@ pub(super) fn find(file: BorrowedFd<'_>, length: u64) -> io::Result<Found> {
     // The frames come into memory, some seven bytes for four megabytes of stream; the members are only passed by.
     let mut hasher = Checksum::Xxh3.hasher();
     let mut frames = Vec::new();
-    let mut section = Section { file, at: members_at, end: footer_at };
+    let mut section = Section { source: source.clone(), at: members_at, end: footer_at };
     let mut buffer = vec![0; 64 << 10];
     loop {
         let at = section.at;
@@ -242,8 +241,7 @@ pub(super) fn find(file: BorrowedFd<'_>, length: u64) -> io::Result<Found> {
     };
     // The checksum guards against accidents only; that the parts fit together is checked all the same.
     let Some(frames) = frames else { return Ok(Found::Damaged) };
-    let read = length - members_at + members_length; // the members are read once more
-    Ok(Found::Index(Index { members_at, members_length, stream, frames, read }))
+    Ok(Found::Index(Index { members_at, members_length, stream, frames }))
 }
 
 fn read_frames(mut data: &[u8], stream: u64, most: u64) -> Option<Vec<Frame>> {
@@ -269,9 +267,9 @@ fn read_frames(mut data: &[u8], stream: u64, most: u64) -> Option<Vec<Frame>> {
 
 impl Index {
     /// The members, in the order of the stream.
-    pub fn members<'a>(&self, file: BorrowedFd<'a>) -> io::Result<Members<'a>> {
-        let section =
-            Section { file, at: self.members_at, end: self.members_at + self.members_length };
+    pub fn members(&self, source: &Arc<Source>) -> io::Result<Members> {
+        let (at, end) = (self.members_at, self.members_at + self.members_length);
+        let section = Section { source: source.clone(), at, end };
         let decoder = Decoder::with_buffer(BufReader::with_capacity(64 << 10, section))?.single_frame();
         Ok(Members {
             reader: BufReader::with_capacity(64 << 10, decoder),
@@ -283,14 +281,14 @@ impl Index {
 }
 
 /// Reads the members of an index one after another.
-pub(super) struct Members<'a> {
-    reader: BufReader<Decoder<'static, BufReader<Section<'a>>>>,
+pub(super) struct Members {
+    reader: BufReader<Decoder<'static, BufReader<Section>>>,
     path: Vec<u8>,
     end: u64,
     stream: u64,
 }
 
-impl Iterator for Members<'_> {
+impl Iterator for Members {
     type Item = io::Result<Member>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -302,7 +300,7 @@ impl Iterator for Members<'_> {
     }
 }
 
-impl Members<'_> {
+impl Members {
     fn read(&mut self) -> io::Result<Member> {
         let reader = &mut self.reader;
         let mut tag = [0];
@@ -388,30 +386,6 @@ fn take_text(reader: &mut impl Read, text: &mut Vec<u8>) -> io::Result<()> {
     reader.read_exact(&mut text[start..])
 }
 
-/// A part of a file as a stream.
-struct Section<'a> {
-    file: BorrowedFd<'a>,
-    at: u64,
-    end: u64,
-}
-
-impl Read for Section<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let count = loop {
-            match rustix::io::pread(self.file, &mut buffer[..length], self.at) {
-                Err(Errno::INTR) => {}
-                other => break other?,
-            }
-        };
-        if count == 0 && length > 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
 /// Bytes that are kept in memory as long as they are few, so that an archive of any number of files is written in
 /// bounded memory.
 struct Spill<'a> {
@@ -428,11 +402,13 @@ impl Spill<'_> {
 
     fn pieces(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         if let Some(file) = &self.file {
-            let mut section = Section { file: file.as_fd(), at: 0, end: self.written };
             let mut piece = vec![0; 1 << 20];
-            while section.at < section.end {
-                let count = section.read(&mut piece)?;
+            let mut at = 0;
+            while at < self.written {
+                let count = piece.len().min((self.written - at) as usize);
+                read_at(file.as_fd(), &mut piece[..count], at)?;
                 take(&piece[..count])?;
+                at += count as u64;
             }
         }
         take(&self.buffer)
@@ -462,7 +438,7 @@ impl Write for Spill<'_> {
                 self.file = Some(self.nameless()?);
             }
             let Some(file) = &self.file else { return Ok(data.len()) };
-            super::stream::write_at(file.as_fd(), &self.buffer, self.written)?;
+            write_at(file.as_fd(), &self.buffer, self.written)?;
             self.written += self.buffer.len() as u64;
             self.buffer.clear();
         }

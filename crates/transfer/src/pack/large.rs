@@ -6,11 +6,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::fs::{self, Stat};
+use rustix::io::Errno;
 
 use super::header::{Holes, padded};
 use super::index::Member;
 use super::sparse::{ContentHasher, Segment};
-use super::write::{Packer, attributes_of, header_of, open_source, read_into};
+use super::write::{Packer, attributes_of, header_of, open_source};
 use crate::attributes::{read_xattrs, same_state};
 use crate::checksum::Digest;
 use crate::dir::DirNode;
@@ -107,7 +108,7 @@ impl LargeFile {
         self.packed.div_ceil(PART).max(1)
     }
 
-    /// Appends a part to a buffer. The last one also returns what the index says of the file, and whether there is
+    /// Makes a buffer hold a part, whatever it held before. The last one also returns what the index says of the file, and whether there is
     /// something to report.
     ///
     /// Must be called once for every part, in order, by any worker: each waits for its turn until those before it
@@ -118,14 +119,13 @@ impl LargeFile {
         part: u64,
         buffer: &mut Vec<u8>,
     ) -> Option<(Member, Result<(), Fault>)> {
-        if part == 0 {
-            buffer.extend_from_slice(&self.header);
-        }
         let (start, end) = (part * PART, ((part + 1) * PART).min(self.packed));
-        let from = buffer.len();
-        let read = if packer.output.is_stopped() { Ok(()) } else { self.read(start, end, buffer) };
-        // Whatever happened, the part has the length that the header promised.
-        buffer.resize(from + (end - start) as usize, 0);
+        let header = if part == 0 { &self.header[..] } else { &[] };
+        // What the buffer holds from its last use is overwritten, not cleared beforehand.
+        buffer.resize(header.len() + (end - start) as usize, 0);
+        buffer[..header.len()].copy_from_slice(header);
+        let data = &mut buffer[header.len()..];
+        let read = if packer.output.is_stopped() { Ok(()) } else { self.read(start, end, data) };
         let last = part + 1 == self.parts();
         let mut turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while turn.part != part && !packer.output.is_stopped() {
@@ -138,7 +138,7 @@ impl LargeFile {
         if let Some(hasher) = &mut turn.hasher
             && !packer.output.is_stopped()
         {
-            let mut data = &buffer[from..];
+            let mut data = &buffer[header.len()..];
             for (_, piece) in self.pieces_of(start, end) {
                 hasher.zeros_to(piece.offset);
                 let (head, tail) = data.split_at(piece.length as usize);
@@ -173,10 +173,26 @@ impl LargeFile {
         })
     }
 
-    fn read(&self, start: u64, end: u64, buffer: &mut Vec<u8>) -> Result<(), Fault> {
+    /// Fills a part's data. Whatever happens it is filled: with zeros where the file has nothing.
+    fn read(&self, start: u64, end: u64, mut data: &mut [u8]) -> Result<(), Fault> {
         for (_, piece) in self.pieces_of(start, end) {
-            // What is missing because the file became shorter is zeros, and the last look at the file reports it.
-            read_into(self.file.as_fd(), piece.offset, piece.length as usize, buffer)?;
+            let (head, tail) = data.split_at_mut(piece.length as usize);
+            data = tail;
+            let mut filled = 0;
+            while filled < head.len() {
+                match rustix::io::pread(&self.file, &mut head[filled..], piece.offset + filled as u64) {
+                    // It became shorter, which the last look at the file reports.
+                    Ok(0) => break,
+                    Ok(count) => filled += count,
+                    Err(Errno::INTR) => {}
+                    Err(error) => {
+                        head[filled..].fill(0);
+                        data.fill(0);
+                        return Err(Fault::new("reading it", error));
+                    }
+                }
+            }
+            head[filled..].fill(0);
         }
         Ok(())
     }

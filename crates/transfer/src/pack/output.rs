@@ -128,15 +128,14 @@ impl<'a> Output<'a> {
         self.written.notify_all();
     }
 
-    /// An empty buffer.
+    /// A buffer with anything in it.
     pub fn buffer(&self) -> Vec<u8> {
         self.spare.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop().unwrap_or_default()
     }
 
-    fn recycle(&self, mut buffer: Vec<u8>) {
+    fn recycle(&self, buffer: Vec<u8>) {
         let mut spare = self.spare.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if buffer.capacity() > 0 && spare.len() < self.most_unwritten {
-            buffer.clear();
             spare.push(buffer);
         }
     }
@@ -164,7 +163,7 @@ impl<'a> Output<'a> {
                     Ok(()) => {
                         self.monitor.progress.bytes_written.fetch_add(bytes.len() as u64, Relaxed);
                     }
-                    Err(error) => self.fail(&mut self.lock(), error),
+                    Err(error) => self.fail(error),
                 }
             }
             self.recycle(bytes);
@@ -178,8 +177,9 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn fail(&self, state: &mut State<'_>, error: io::Error) {
-        state.failure.get_or_insert(error);
+    /// Gives the archive up.
+    pub fn fail(&self, error: io::Error) {
+        self.lock().failure.get_or_insert(error);
         self.stop();
     }
 
@@ -196,7 +196,8 @@ impl<'a> Output<'a> {
             member.header_offset += base;
             member.data_offset += base;
             if let Err(error) = state.index.member(&member) {
-                self.fail(state, error);
+                state.failure.get_or_insert(error);
+                self.stop();
             }
         }
         for (plain, stored) in unit.frames {

@@ -1,9 +1,11 @@
 //! The tar stream inside an archive, read at any place or from its beginning.
 
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rustix::fs;
 use rustix::io::Errno;
 use zstd::bulk::Decompressor;
 
@@ -33,15 +35,68 @@ impl Frame {
     }
 }
 
-/// The stream of an archive with an index.
-pub(super) struct Stream<'a> {
-    pub file: BorrowedFd<'a>,
-    pub frames: Option<Vec<Frame>>,
-    /// Bytes read from the file.
-    pub read: AtomicU64,
+/// The archive's file.
+pub(super) struct Source {
+    file: OwnedFd,
+    pub length: u64,
+    /// Whether it is compressed.
+    pub compressed: bool,
+    /// Bytes that were read from it.
+    read: AtomicU64,
 }
 
-impl Stream<'_> {
+impl Source {
+    /// Shares the caller's open file.
+    pub fn new(file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
+        let file = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
+        let length = fs::fstat(&file)?.st_size as u64;
+        let mut source = Source { file, length, compressed: false, read: AtomicU64::new(0) };
+        if length >= 4 {
+            let mut magic = [0; 4];
+            source.read_at(&mut magic, 0)?;
+            // A frame of Zstandard, or one that is to be skipped.
+            source.compressed = magic == [0x28, 0xb5, 0x2f, 0xfd]
+                || (magic[0] & 0xf0 == 0x50 && magic[1..] == [0x2a, 0x4d, 0x18]);
+        }
+        Ok(Arc::new(source))
+    }
+
+    /// Fills a buffer from this place.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        read_at(self.file.as_fd(), buffer, offset)?;
+        self.read.fetch_add(buffer.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// How many bytes were read from it.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+}
+
+/// A part of the archive's file as a stream.
+pub(super) struct Section {
+    pub source: Arc<Source>,
+    pub at: u64,
+    pub end: u64,
+}
+
+impl io::Read for Section {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
+        self.source.read_at(&mut buffer[..length], self.at)?;
+        self.at += length as u64;
+        Ok(length)
+    }
+}
+
+/// The stream of an archive with an index.
+pub(super) struct Stream {
+    pub source: Arc<Source>,
+    pub frames: Option<Vec<Frame>>,
+}
+
+impl Stream {
     /// The frame that holds this byte of the stream.
     pub fn frame_at(&self, offset: u64) -> Option<(usize, &Frame)> {
         let frames = self.frames.as_ref()?;
@@ -80,13 +135,12 @@ enum Held {
 
 impl Window {
     /// A piece of the stream. Its length is what memory it takes.
-    pub fn view(&mut self, stream: &Stream<'_>, start: u64, end: u64) -> Result<&[u8], Fault> {
+    pub fn view(&mut self, stream: &Stream, start: u64, end: u64) -> Result<&[u8], Fault> {
         const ACTION: &str = "reading it from the archive";
         let length = (end - start) as usize;
         if stream.frames.is_none() {
             self.raw.resize(self.raw.len().max(length), 0);
-            read_at(stream.file, &mut self.raw[..length], start).during(ACTION)?;
-            stream.read.fetch_add(length as u64, Relaxed);
+            stream.source.read_at(&mut self.raw[..length], start).during(ACTION)?;
             self.last = Held::Raw(length);
             return Ok(self.last());
         }
@@ -122,15 +176,14 @@ impl Window {
         }
     }
 
-    fn decompress(&mut self, stream: &Stream<'_>, number: usize, frame: &Frame) -> io::Result<()> {
+    fn decompress(&mut self, stream: &Stream, number: usize, frame: &Frame) -> io::Result<()> {
         if self.number == Some(number) {
             return Ok(());
         }
         self.number = None;
         let stored = frame.stored as usize;
         self.raw.resize(self.raw.len().max(stored), 0);
-        read_at(stream.file, &mut self.raw[..stored], frame.at)?;
-        stream.read.fetch_add(stored as u64, Relaxed);
+        stream.source.read_at(&mut self.raw[..stored], frame.at)?;
         let decompressor = match &mut self.decompressor {
             Some(decompressor) => decompressor,
             none => none.insert(Decompressor::new()?),
@@ -148,7 +201,7 @@ impl Window {
 
 /// A range of the stream as a reader that hands out what the window shows.
 pub(super) struct Range<'a, 'w> {
-    stream: &'a Stream<'a>,
+    stream: &'a Stream,
     window: &'w mut Window,
     at: u64,
     end: u64,
@@ -157,7 +210,7 @@ pub(super) struct Range<'a, 'w> {
 }
 
 impl<'a, 'w> Range<'a, 'w> {
-    pub fn new(stream: &'a Stream<'a>, window: &'w mut Window, at: u64, end: u64) -> Self {
+    pub fn new(stream: &'a Stream, window: &'w mut Window, at: u64, end: u64) -> Self {
         Range { stream, window, at, end, shown: None }
     }
 }
@@ -198,46 +251,15 @@ impl io::Read for Range<'_, '_> {
     }
 }
 
-/// Whether a file that begins with these bytes is compressed with Zstandard.
-pub(super) fn is_zstd(magic: [u8; 4]) -> bool {
-    // A frame, or one that is to be skipped.
-    magic == [0x28, 0xb5, 0x2f, 0xfd] || (magic[0] & 0xf0 == 0x50 && magic[1..] == [0x2a, 0x4d, 0x18])
-}
-
-/// The stream of any archive from its beginning. `read` counts the bytes of the file.
-pub(super) fn sequential<'a>(
-    file: BorrowedFd<'a>,
-    compressed: bool,
-    read: &'a AtomicU64,
-) -> io::Result<Box<dyn BufRead + 'a>> {
-    let reader = BufReader::with_capacity(SEQUENTIAL, FromStart { file, at: 0, read });
-    if !compressed {
+/// The stream of any archive from its beginning.
+pub(super) fn sequential(source: &Arc<Source>) -> io::Result<Box<dyn BufRead>> {
+    let section = Section { source: source.clone(), at: 0, end: source.length };
+    let reader = BufReader::with_capacity(SEQUENTIAL, section);
+    if !source.compressed {
         return Ok(Box::new(reader));
     }
     let decoder = zstd::stream::read::Decoder::with_buffer(reader)?;
     Ok(Box::new(BufReader::with_capacity(SEQUENTIAL, decoder)))
-}
-
-struct FromStart<'a> {
-    file: BorrowedFd<'a>,
-    at: u64,
-    read: &'a AtomicU64,
-}
-
-impl io::Read for FromStart<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match rustix::io::pread(self.file, &mut *buffer, self.at) {
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-                Ok(count) => {
-                    self.at += count as u64;
-                    self.read.fetch_add(count as u64, Relaxed);
-                    return Ok(count);
-                }
-            }
-        }
-    }
 }
 
 /// Fills a buffer from this place of a file.

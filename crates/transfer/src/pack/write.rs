@@ -1,9 +1,10 @@
 //! The packer: one thread walks the tree and cuts it into units, workers read and compress them.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -34,6 +35,8 @@ use crate::progress::{Event, Monitor};
 /// Large enough that compression loses nothing at its edges and that a write is cheap, small enough that a single
 /// file is found quickly and that a few dozen of them fit in memory.
 const UNIT: u64 = 4 << 20;
+/// The most entries in a unit: all of them may have attributes of 64 KiB each, which nobody knows before they are read.
+const MOST_ENTRIES: usize = 1024;
 /// Files larger than this are packed in parts.
 const LARGE: u64 = UNIT;
 /// The most bytes of a frame. A unit is larger only if its files have very large attributes.
@@ -115,7 +118,7 @@ pub(super) fn pack(
     monitor: &Monitor<'_>,
 ) -> Result<PackSummary, PackError> {
     let source_error = |error: Errno| PackError::Source { path: name_of(source), source: error.into() };
-    let path = name_of(directory).join(std::ffi::OsStr::new(&*name.to_string_lossy()));
+    let path = name_of(directory).join(OsStr::from_bytes(name.to_bytes()));
     let write_error = |source: io::Error| PackError::Write { path: path.clone(), source };
     let began = Instant::now();
     let root = fs::openat(source, c".", OPEN_DIRECTORY, Mode::empty()).map_err(source_error)?;
@@ -231,17 +234,19 @@ impl Packer<'_> {
         // One unit for each worker waits, so that none has to wait for the walk. A unit that waits holds names, not
         // data.
         let (send, receive) = sync_channel(workers);
-        let receive = Mutex::new(receive);
+        let receive = Arc::new(Mutex::new(receive));
         std::thread::scope(|scope| {
             let mut started = 0;
             for number in 0..workers {
+                let receive = receive.clone();
                 let thread = std::thread::Builder::new().name(format!("pack-{number}"));
-                started += usize::from(thread.spawn_scoped(scope, || self.work(&receive)).is_ok());
+                started += usize::from(thread.spawn_scoped(scope, move || self.work(&receive)).is_ok());
             }
             let mut walk = Walk {
                 packer: self,
                 send,
-                alone: (started == 0).then_some(&receive),
+                // Otherwise the channel belongs to the workers alone, so that it ends with them.
+                alone: (started == 0).then_some(receive),
                 number: 0,
                 entries: Vec::new(),
                 bytes: 0,
@@ -265,11 +270,13 @@ impl Packer<'_> {
 
     fn unit(&self, number: u64, work: Work, worker: &mut Worker) {
         let mut plain = if self.compressed { std::mem::take(&mut worker.plain) } else { self.output.buffer() };
-        plain.clear();
-        plain.reserve((UNIT + UNIT / 8) as usize);
         let mut unit = Unit::default();
         match work {
-            Work::Entries(entries) => unit.members = self.entries(&entries, &mut plain),
+            Work::Entries(entries) => {
+                plain.clear();
+                plain.reserve((UNIT + UNIT / 8) as usize);
+                unit.members = self.entries(&entries, &mut plain);
+            }
             Work::Part { file, part } => {
                 if let Some((member, outcome)) = file.part(self, part, &mut plain)
                     && !self.output.is_stopped()
@@ -289,10 +296,11 @@ impl Packer<'_> {
         unit.plain_length = plain.len() as u64;
         if self.compressed {
             let mut bytes = self.output.buffer();
+            bytes.clear();
             for piece in plain.chunks(FRAME) {
                 match worker.compress(piece, &mut bytes) {
                     Ok(length) => unit.frames.push((piece.len(), length)),
-                    Err(error) => self.output.fail_with(error),
+                    Err(error) => self.output.fail(error),
                 }
             }
             unit.bytes = bytes;
@@ -536,7 +544,7 @@ struct Walk<'a, 'b> {
     packer: &'a Packer<'b>,
     send: SyncSender<(u64, Work)>,
     /// No thread could be started: the walk does the work as well.
-    alone: Option<&'a Mutex<Receiver<(u64, Work)>>>,
+    alone: Option<Arc<Mutex<Receiver<(u64, Work)>>>>,
     /// The next unit's.
     number: u64,
     /// What is being gathered, and about how many bytes it will be.
@@ -685,7 +693,7 @@ impl Walk<'_, '_> {
     fn gather(&mut self, entry: Entry, size: u64) {
         // A member with nanoseconds in its time has a header of three blocks.
         let bytes = padded(size) + 3 * BLOCK;
-        if self.bytes + bytes > UNIT && self.bytes > 0 {
+        if (self.bytes + bytes > UNIT && self.bytes > 0) || self.entries.len() == MOST_ENTRIES {
             self.flush();
         }
         self.entries.push(entry);
@@ -706,7 +714,7 @@ impl Walk<'_, '_> {
             self.packer.output.stop();
         }
         self.number += 1;
-        if let Some(receive) = self.alone
+        if let Some(receive) = &self.alone
             && let Ok((number, work)) = receive.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv()
         {
             let mut worker = Worker::new(self.packer.compressed, self.packer.options.level)

@@ -1,0 +1,374 @@
+//! Where members go: the directories of the target, always reached from its root and never through a symlink.
+//!
+//! A directory that the target has not is built under a temporary name until the archive is unpacked, and everything
+//! in it gets its own name at once, because nobody looks into it yet. In a directory that was there before, every
+//! entry is made under a temporary name of its own.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
+use rustix::io::Errno;
+
+use super::header::Attributes;
+use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
+use crate::dir::{OPEN_DIRECTORY, join, partial_name};
+use crate::error::{During, Fault};
+
+/// A directory of the target.
+pub(super) struct Place {
+    /// Its path below the target's root as it is on disk now.
+    disk: Vec<u8>,
+    /// We made it, under a temporary name or in one that has such: nobody looks into it yet.
+    pub fresh: bool,
+    /// Whether new entries inherit an ACL that they should not have.
+    pub hands_down_acl: bool,
+    /// What the archive says of it, once that was read.
+    pub attributes: OnceLock<(Attributes, Option<String>)>,
+    /// The mode it gets when the archive says nothing.
+    plain_mode: Option<Mode>,
+}
+
+/// The directories that were met, by their path in the archive. They take about half a kilobyte each.
+pub(super) struct Places<'a> {
+    root: BorrowedFd<'a>,
+    known: HashMap<Vec<u8>, Known>,
+    /// In the order in which they were made: a directory after the one that holds it.
+    met: Vec<Met>,
+    opened: Opened,
+}
+
+enum Known {
+    Place(Arc<Place>),
+    /// The archive has a symlink here.
+    Symlink,
+}
+
+struct Met {
+    place: Arc<Place>,
+    path: Vec<u8>,
+    partial: bool,
+}
+
+/// The directory that was opened last: members of one directory stand together.
+#[derive(Default)]
+pub(super) struct Opened(Option<(Vec<u8>, OwnedFd)>);
+
+impl Opened {
+    /// Opens a directory of the target.
+    pub fn open<'a>(&'a mut self, root: BorrowedFd<'a>, place: &Place) -> Result<BorrowedFd<'a>, Fault> {
+        self.open_path(root, &place.disk)
+    }
+
+    fn open_path<'a>(&'a mut self, root: BorrowedFd<'a>, disk: &[u8]) -> Result<BorrowedFd<'a>, Fault> {
+        if disk.is_empty() {
+            return Ok(root);
+        }
+        if self.0.as_ref().is_none_or(|(path, _)| path != disk) {
+            let fd = open_beneath(root, disk).during("opening its directory")?;
+            self.0 = Some((disk.to_vec(), fd));
+        }
+        match &self.0 {
+            Some((_, fd)) => Ok(fd.as_fd()),
+            None => Ok(root),
+        }
+    }
+}
+
+impl<'a> Places<'a> {
+    pub fn new(root: BorrowedFd<'a>) -> Self {
+        let place = Arc::new(Place {
+            disk: Vec::new(),
+            fresh: false,
+            hands_down_acl: has_default_acl(root),
+            attributes: OnceLock::new(),
+            plain_mode: None,
+        });
+        let mut known = HashMap::new();
+        known.insert(Vec::new(), Known::Place(place.clone()));
+        let met = vec![Met { place, path: Vec::new(), partial: false }];
+        Places { root, known, met, opened: Opened::default() }
+    }
+
+    /// The directory of this path, made if the target has none, with all above it. `listed` says that the archive
+    /// has it as a member.
+    pub fn directory(&mut self, path: &[u8], listed: bool) -> Result<Arc<Place>, Fault> {
+        // From the longest part that is known downwards; not recursive, because a path can have half a million parts.
+        let mut from = path.len();
+        let mut place = loop {
+            match self.known.get(&path[..from]) {
+                Some(Known::Place(place)) => break place.clone(),
+                Some(Known::Symlink) => return Err(through_symlink()),
+                None => from = path[..from].iter().rposition(|b| *b == b'/').unwrap_or(0),
+            }
+        };
+        while from < path.len() {
+            let start = if from == 0 { 0 } else { from + 1 };
+            let end = path[start..].iter().position(|b| *b == b'/').map_or(path.len(), |length| start + length);
+            place = self.make(&place, &path[..end], &path[start..end], listed && end == path.len())?;
+            from = end;
+        }
+        Ok(place)
+    }
+
+    fn make(&mut self, parent: &Place, path: &[u8], name: &[u8], listed: bool) -> Result<Arc<Place>, Fault> {
+        const ACTION: &str = "making the directory";
+        let dir = self.opened.open(self.root, parent)?;
+        let name = CString::new(name).during(ACTION)?;
+        let existing = match fs::statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Some(stat),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(Fault::new(ACTION, error)),
+        };
+        let (mut partial, mut plain_mode, mut hands_down_acl) = (false, None, false);
+        let mut on_disk = name.clone();
+        match existing {
+            Some(stat) if is_directory(&stat) => {
+                let fd = fs::openat(dir, &*name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+                hands_down_acl = has_default_acl(fd.as_fd());
+            }
+            Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+                return Err(through_symlink());
+            }
+            Some(_) => return Err(Fault::new(ACTION, Errno::NOTDIR)),
+            None => {
+                partial = !parent.fresh;
+                if partial {
+                    on_disk = partial_name(&name);
+                    // What an interrupted run left may be anything.
+                    remove_tree(dir, &on_disk, 0).during("removing what an earlier run left")?;
+                }
+                let mode = if listed { Mode::RWXU } else { Mode::from_raw_mode(0o777) };
+                fs::mkdirat(dir, &*on_disk, mode).during(ACTION)?;
+                if partial {
+                    let fd = fs::openat(dir, &*on_disk, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+                    // What it inherited is not the archive's; drop it before it is handed down.
+                    let _ = fs::fremovexattr(&fd, ACL_DEFAULT);
+                    let _ = fs::fremovexattr(&fd, ACL_ACCESS);
+                    if !listed {
+                        // Closed while it is built; this is what the process's umask leaves.
+                        plain_mode = Some(Mode::from_raw_mode(fs::fstat(&fd).during(ACTION)?.st_mode & 0o7777));
+                        fs::fchmod(&fd, Mode::RWXU).during(ACTION)?;
+                    }
+                }
+            }
+        }
+        let place = Arc::new(Place {
+            disk: join(&parent.disk, on_disk.to_bytes()),
+            fresh: parent.fresh || partial,
+            hands_down_acl,
+            attributes: OnceLock::new(),
+            plain_mode,
+        });
+        self.known.insert(path.to_vec(), Known::Place(place.clone()));
+        self.met.push(Met { place: place.clone(), path: path.to_vec(), partial });
+        Ok(place)
+    }
+
+    /// Whether a member that is no directory may have this path. A symlink closes it for what comes later.
+    pub fn claim(&mut self, path: &[u8], symlink: bool) -> Result<(), Fault> {
+        if let Some(Known::Place(_)) = self.known.get(path) {
+            return Err(Fault::message("unpacking it", "the archive has a directory of this name, too"));
+        }
+        if symlink {
+            self.known.insert(path.to_vec(), Known::Symlink);
+        }
+        Ok(())
+    }
+
+    /// Gives all directories their attributes and names, the deepest first. Returns how many the archive listed.
+    pub fn complete(
+        mut self,
+        privilege: &attributes::Privilege,
+        failed: &mut dyn FnMut(&[u8], Fault),
+    ) -> u64 {
+        let mut listed = 0;
+        for Met { place, path, partial } in std::mem::take(&mut self.met).into_iter().rev() {
+            let done = self.finish(&place, privilege);
+            listed += u64::from(place.attributes.get().is_some());
+            let named = if partial { self.give_name(&path, &place) } else { Ok(()) };
+            if let Err(fault) = done.and(named) {
+                failed(&path, fault);
+            }
+        }
+        listed
+    }
+
+    fn finish(&mut self, place: &Place, privilege: &attributes::Privilege) -> Result<(), Fault> {
+        // Not through `opened`: every directory comes once here, and its parent is asked for right after.
+        let fd;
+        let dir = if place.disk.is_empty() {
+            self.root
+        } else {
+            fd = open_beneath(self.root, &place.disk).during("opening its directory")?;
+            fd.as_fd()
+        };
+        if let Some((wanted, lost)) = place.attributes.get() {
+            let have = fs::fstat(dir).during("reading its attributes")?;
+            let want = wanted.of(&have);
+            attributes::apply(dir, &have, &want, &wanted.xattrs, crate::Ownership::Preserve, privilege)?;
+            if let Some(why) = lost {
+                return Err(lost_acl(why));
+            }
+        } else if let Some(mode) = place.plain_mode {
+            fs::fchmod(dir, mode).during("setting its mode")?;
+        }
+        Ok(())
+    }
+
+    fn give_name(&mut self, path: &[u8], place: &Place) -> Result<(), Fault> {
+        let (parent, temporary) = split(&place.disk);
+        let name = CString::new(split(path).1).during("giving it its name")?;
+        let temporary = CString::new(temporary).during("giving it its name")?;
+        let dir = self.opened.open_path(self.root, parent)?;
+        fs::renameat(dir, &*temporary, dir, &*name).during("giving it its name")
+    }
+
+    /// Removes the directories that have no name yet.
+    pub fn abandon(mut self) {
+        for Met { place, partial, .. } in std::mem::take(&mut self.met) {
+            let (parent, temporary) = split(&place.disk);
+            if partial
+                && let Ok(dir) = self.opened.open_path(self.root, parent)
+                && let Ok(temporary) = CString::new(temporary)
+            {
+                // What can't be removed now is removed by the next run.
+                let _ = remove_tree(dir, &temporary, 0);
+            }
+        }
+    }
+}
+
+impl Attributes {
+    /// As the attributes of an entry that has just been made.
+    pub fn of(&self, made: &fs::Stat) -> fs::Stat {
+        let mut stat = *made;
+        stat.st_mode = made.st_mode & libc::S_IFMT | self.mode;
+        stat.st_uid = self.uid;
+        stat.st_gid = self.gid;
+        stat.st_mtime = self.mtime.0 as _;
+        stat.st_mtime_nsec = self.mtime.1 as _;
+        stat
+    }
+}
+
+pub(super) fn lost_acl(why: &str) -> Fault {
+    Fault::message("it was unpacked, but not its access control list", why)
+}
+
+fn through_symlink() -> Fault {
+    Fault::message("unpacking it", "its path leads through a symbolic link")
+}
+
+/// A path of an archive without its harmless oddities: dots and double slashes.
+///
+/// # Errors
+/// Why nothing may be unpacked there.
+pub(super) fn checked(path: &[u8]) -> Result<Vec<u8>, Fault> {
+    let refused = |why| Err(Fault::message("unpacking it", why));
+    if path.starts_with(b"/") {
+        return refused("its path is absolute");
+    }
+    let mut clean: Vec<u8> = Vec::with_capacity(path.len());
+    for name in path.split(|b| *b == b'/') {
+        match name {
+            b"" | b"." => continue,
+            b".." => return refused("its path leads upwards (`..`)"),
+            _ if name.contains(&0) => return refused("its path holds a zero byte"),
+            _ => {}
+        }
+        if !clean.is_empty() {
+            clean.push(b'/');
+        }
+        clean.extend_from_slice(name);
+    }
+    if clean.len() > super::index::MOST_PATH {
+        return refused("its path is longer than 1 MiB");
+    }
+    Ok(clean)
+}
+
+/// A path's directory and name.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (b"", path),
+    }
+}
+
+fn has_default_acl(dir: BorrowedFd<'_>) -> bool {
+    fs::fgetxattr(dir, ACL_DEFAULT, &mut [0_u8; 0]).is_ok()
+}
+
+/// Opens a directory below another, never through a symlink, whatever the length of its path.
+fn open_beneath(root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    match fs::openat2(
+        root,
+        path,
+        OPEN_DIRECTORY,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
+    ) {
+        // NAMETOOLONG: longer than PATH_MAX. NOSYS, PERM: openat2 is unknown or filtered by a container's seccomp.
+        // AGAIN: something was renamed meanwhile.
+        Err(Errno::NAMETOOLONG | Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}
+        other => return other,
+    }
+    let mut dir: Option<OwnedFd> = None;
+    for name in path.split(|b| *b == b'/') {
+        let at = dir.as_ref().map_or(root, |fd| fd.as_fd());
+        dir = Some(fs::openat(at, name, OPEN_DIRECTORY, Mode::empty())?);
+    }
+    dir.ok_or(Errno::NOENT)
+}
+
+/// Removes an entry with all it holds; what is not there need not be removed.
+fn remove_tree(dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
+    /// A level needs a descriptor, 4 KiB of heap and some stack.
+    const DEEPEST: usize = 4096;
+    match fs::unlinkat(dir, name, AtFlags::empty()) {
+        // PERM is what POSIX says for a directory.
+        Err(Errno::ISDIR | Errno::PERM) if depth < DEEPEST => {}
+        Err(Errno::NOENT) => return Ok(()),
+        other => return other,
+    }
+    let inner = fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty())?;
+    let mut buffer = Box::new_uninit_slice(4 << 10);
+    let mut entries = RawDir::new(&inner, &mut buffer as &mut [MaybeUninit<u8>]);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            match remove_tree(inner.as_fd(), entry.file_name(), depth + 1) {
+                // It had its final mode already when its run was interrupted.
+                Err(Errno::ACCESS) => {
+                    fs::fchmod(&inner, Mode::RWXU)?;
+                    remove_tree(inner.as_fd(), entry.file_name(), depth + 1)?;
+                }
+                other => other?,
+            }
+        }
+    }
+    fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
+}
+
+/// How a file is made: never what is there, never through a symlink.
+pub(super) const CREATE: OFlags =
+    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_that_stay_inside_are_taken() {
+        for (path, clean) in [(&b"./"[..], &b""[..]), (b"a/b", b"a/b"), (b"./a//b/./c/", b"a/b/c"), (b"..a", b"..a")] {
+            assert_eq!(checked(path).unwrap(), clean);
+        }
+        for path in [&b"/etc/passwd"[..], b"..", b"a/../b", b"../x", b"a/..", b"a\0b"] {
+            assert!(checked(path).is_err(), "{path:?}");
+        }
+    }
+}
