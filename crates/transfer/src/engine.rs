@@ -516,9 +516,9 @@ impl Engine<'_> {
                 Some(Ok(entry)) => {
                     let name = entry.file_name();
                     let bytes = name.to_bytes();
-                    if !matches!(bytes, b"." | b"..")
-                        && !(!self.options.exclude.is_empty() && self.options.exclude.matches(&path, bytes))
-                    {
+                    let excluded =
+                        !self.options.exclude.is_empty() && self.options.exclude.matches(&path, bytes);
+                    if !matches!(bytes, b"." | b"..") && !excluded {
                         block.push((entry.ino(), names.len() as u32, entry.file_type()));
                         names.extend_from_slice(name.to_bytes_with_nul());
                     }

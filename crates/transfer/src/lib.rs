@@ -23,6 +23,7 @@
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
 //! - `attributes`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
 //! - [`survey`]: walking a tree without copying it
+//! - [`pack`]: many small files as one archive, and back
 //! - [`progress`], `throttle`, `exclude`: watching it, slowing it, leaving things out
 
 mod attributes;
@@ -38,6 +39,7 @@ mod links;
 pub mod manifest;
 pub mod merge;
 mod options;
+pub mod pack;
 pub mod progress;
 mod queue;
 pub mod survey;

@@ -1,6 +1,8 @@
 //! What `stage` promises, each promise as a test on real filesystems: the disk that holds the temporary directory,
 //! and tmpfs at /dev/shm.
 
+#![allow(clippy::unwrap_used)]
+
 mod trees;
 
 use std::fs;

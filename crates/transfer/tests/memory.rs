@@ -1,5 +1,7 @@
 //! Memory that a copy needs. Alone in its file, because it is measured on the whole process.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

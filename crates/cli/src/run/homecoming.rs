@@ -47,7 +47,7 @@ impl Mechanism {
 type Moment = (i64, i64);
 
 fn changed_at(stat: &Stat) -> Moment {
-    (stat.st_ctime as i64, stat.st_ctime_nsec as i64)
+    (stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
 /// The time by the clock of a directory's filesystem, and whether new files can be made in it at all.

@@ -973,7 +973,7 @@ impl Shared {
             let _ = ondeck_transfer::survey::survey(output.ram.as_fd(), &mut |visit| {
                 if visit.stat.st_mode & 0o170_000 == 0o100_000 {
                     let path = directory.path.join(std::ffi::OsStr::from_bytes(visit.path));
-                    let time = (visit.stat.st_mtime as i64, visit.stat.st_mtime_nsec as i64);
+                    let time = (visit.stat.st_mtime, visit.stat.st_mtime_nsec as i64);
                     latest.push((time, path.display().to_string()));
                     latest.sort_by(|a, b| b.cmp(a));
                     latest.truncate(3);

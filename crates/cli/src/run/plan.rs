@@ -196,8 +196,22 @@ impl Plan {
         let root = rustix::process::geteuid().is_root();
         let mut notes = Vec::new();
         if let Some(job) = slurm::job_id() {
+            notes.push(if slurm::end_time().is_some() {
+                format!(
+                    "inside Slurm job {job}: the RAM disk dies with the job, so the program will be ended in time to stage out"
+                )
+            } else {
+                format!(
+                    "inside Slurm job {job}: the RAM disk dies with the job, and its time limit is not known \
+                     (SLURM_JOB_END_TIME is not set); use --copy-out-interval to lose little if the job runs into it"
+                )
+            });
+        }
+        if !root && let Some(program) = set_uid_program(&job.command[0]) {
             notes.push(format!(
-                "inside Slurm job {job}: the RAM disk dies with the job, so the program will be ended in time to stage out"
+                "{} is a set-uid program: it does not get its privileges inside a user namespace; run as root, or with \
+                 --fallback disk",
+                program.display()
             ));
         }
         let mut directories = open_directories(request)?;
@@ -241,6 +255,17 @@ impl Plan {
     pub fn switches(&self) -> bool {
         self.delay.is_some() && self.directories.iter().any(|directory| directory.output && !directory.input)
     }
+}
+
+/// The file that a command names, if it is set-uid.
+fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
+    let found = if name.as_bytes().contains(&b'/') {
+        PathBuf::from(name)
+    } else {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|dir| dir.join(name)).find(|candidate| candidate.is_file())?
+    };
+    (rustix::fs::stat(&found).ok()?.st_mode & 0o4000 != 0).then_some(found)
 }
 
 fn runnable_script(path: &Path) -> Result<PathBuf> {
@@ -386,8 +411,9 @@ fn decide(
         (_, None) => {
             if content.directories {
                 notes.push(format!(
-                    "{path}: the program can't rename the directories that are there already (EXDEV without root); \
-                     --existing copy would copy all of it into RAM instead"
+                    "{path}: the program can't rename the directories that are there already (EXDEV without root), and \
+                     changing the mode or times of a file that is there copies it into RAM; --existing copy would copy all \
+                     of it into RAM beforehand instead"
                 ));
             }
             Mechanism::Overlay

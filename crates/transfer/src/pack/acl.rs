@@ -70,7 +70,10 @@ fn parse(entry: &str) -> Option<Result<Entry, String>> {
     let id = match database {
         None => NO_ID,
         Some(database) => {
-            match (name.parse().ok()).or_else(|| id.and_then(|id| id.parse().ok())).or_else(|| look_up(database, name)) {
+            match (name.parse().ok())
+                .or_else(|| id.and_then(|id| id.parse().ok()))
+                .or_else(|| look_up(database, name))
+            {
                 Some(id) => id,
                 None => return Some(Err(format!("nobody is called `{name}` here, whom its ACL names"))),
             }
@@ -106,18 +109,15 @@ mod tests {
 
     #[test]
     fn text_becomes_the_kernels_form() {
-        let acl = from_text(b"other::r-x\nuser::rw-,user:12345:r--,group:root:r--:0,group::---,mask::r--").unwrap();
-        let expected: Vec<u8> = [
-            (1_u16, 6_u16, NO_ID),
-            (2, 4, 12_345),
-            (4, 0, NO_ID),
-            (8, 4, 0),
-            (16, 4, NO_ID),
-            (32, 5, NO_ID),
-        ]
-        .iter()
-        .flat_map(|(tag, bits, id)| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat())
-        .collect();
+        let acl =
+            from_text(b"other::r-x\nuser::rw-,user:12345:r--,group:root:r--:0,group::---,mask::r--").unwrap();
+        let expected: Vec<u8> =
+            [(1_u16, 6_u16, NO_ID), (2, 4, 12_345), (4, 0, NO_ID), (8, 4, 0), (16, 4, NO_ID), (32, 5, NO_ID)]
+                .iter()
+                .flat_map(|(tag, bits, id)| {
+                    [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat()
+                })
+                .collect();
         assert_eq!(acl[4..], expected);
         assert_eq!(from_text(b"user:root:rwx").unwrap(), from_text(b"user:0:rwx").unwrap());
         assert!(from_text(b"user:nobody-has-this-name:rwx").unwrap_err().contains("nobody-has-this-name"));

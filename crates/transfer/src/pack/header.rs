@@ -152,7 +152,9 @@ impl Header {
         block.set_gid(if attributes.gid > MOST_7_DIGITS { 0 } else { attributes.gid.into() });
         block.set_mtime(seconds.unwrap_or(0));
         block.set_size(if self.stored > MOST_11_DIGITS { 0 } else { self.stored });
-        if matches!(self.kind, b'c' | b'b') && (self.device.0 > MOST_7_DIGITS || self.device.1 > MOST_7_DIGITS) {
+        if matches!(self.kind, b'c' | b'b')
+            && (self.device.0 > MOST_7_DIGITS || self.device.1 > MOST_7_DIGITS)
+        {
             return Err(Fault::message("packing it", "its device number is too large for an archive"));
         }
         // Both succeed on a ustar block.
@@ -480,7 +482,8 @@ fn parse_records(mut data: &[u8]) -> io::Result<Vec<Record>> {
     while !data.is_empty() {
         let space = data.iter().take(20).position(|b| *b == b' ').ok_or_else(broken)?;
         let length = usize::try_from(decimal(&data[..space])?).map_err(|_| broken())?;
-        let line = data.get(space + 1..length).and_then(|line| line.strip_suffix(b"\n")).ok_or_else(broken)?;
+        let line =
+            data.get(space + 1..length).and_then(|line| line.strip_suffix(b"\n")).ok_or_else(broken)?;
         let equals = line.iter().position(|b| *b == b'=').ok_or_else(broken)?;
         records.push(Record { key: line[..equals].to_vec(), value: line[equals + 1..].to_vec() });
         data = &data[length..];
@@ -544,7 +547,8 @@ fn parse_time(text: &[u8]) -> Option<(i64, u32)> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let mut nanoseconds = 0;
     for place in 0..9 {
-        let digit = fraction.as_bytes().get(place).map_or(Some(0), |b| b.is_ascii_digit().then(|| b - b'0'))?;
+        let digit =
+            fraction.as_bytes().get(place).map_or(Some(0), |b| b.is_ascii_digit().then(|| b - b'0'))?;
         nanoseconds = nanoseconds * 10 + u32::from(digit);
     }
     let seconds: i64 = whole.parse().ok()?;
@@ -662,7 +666,9 @@ mod tests {
         write_map(&segments, 200 << 20, &mut data);
         let (read, consumed) = read_map(&mut &data[..]).unwrap();
         assert_eq!((read, consumed), (segments, data.len() as u64));
-        for nonsense in ["", "2\n5\n", "1\n5\nx\n", "2\n5\n5\n6\n1\n", "99999999999\n", "1\n18446744073709551615\n2\n"] {
+        for nonsense in
+            ["", "2\n5\n", "1\n5\nx\n", "2\n5\n5\n6\n1\n", "99999999999\n", "1\n18446744073709551615\n2\n"]
+        {
             let mut block = nonsense.as_bytes().to_vec();
             block.resize(512, 0);
             assert!(read_map(&mut &block[..]).is_err(), "{nonsense}");

@@ -1,8 +1,8 @@
 //! The index behind the stream: which member is where. Its format is described in [`super`].
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::sync::Arc;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use zstd::stream::write::Encoder;
 
 use super::header::{BLOCK, padded};
 use super::stream::{Frame, MOST_FRAME, Section, Source, read_at, write_at};
-use crate::checksum::{Checksum, Digest, Hasher};
+use crate::checksum::{Checksum, Digest};
 
 /// Bytes of the footer, which end the file.
 pub(super) const FOOTER: u64 = 64;
@@ -98,9 +98,8 @@ impl<'a> Writer<'a> {
         record.clear();
         let incomplete = member.kind == b'f' && member.checksum.is_none();
         let letter = LETTERS.iter().position(|letter| *letter == member.kind).unwrap_or_default() as u8;
-        record.push(
-            letter | if member.sparse { SPARSE } else { 0 } | if incomplete { INCOMPLETE } else { 0 },
-        );
+        record
+            .push(letter | if member.sparse { SPARSE } else { 0 } | if incomplete { INCOMPLETE } else { 0 });
         let shared = self.path.iter().zip(&member.path).take_while(|(a, b)| a == b).count();
         number(record, shared as u64);
         text(record, &member.path[shared..]);
@@ -136,12 +135,7 @@ impl<'a> Writer<'a> {
     /// The index complete, for a stream of so many bytes.
     pub fn finish(self, stream: u64) -> io::Result<Finished<'a>> {
         let compressed = !self.frames.is_empty();
-        Ok(Finished {
-            members: self.encoder.finish()?,
-            frames: self.frames,
-            stream,
-            compressed,
-        })
+        Ok(Finished { members: self.encoder.finish()?, frames: self.frames, stream, compressed })
     }
 }
 

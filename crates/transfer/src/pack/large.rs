@@ -1,19 +1,18 @@
 //! A file so large that several workers pack it, each a part at a time.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::fs::{self, Stat};
 use rustix::io::Errno;
 
-use super::header::{Holes, padded};
+use super::header::Holes;
 use super::index::Member;
 use super::sparse::{ContentHasher, Segment};
 use super::write::{Packer, attributes_of, header_of, open_source};
 use crate::attributes::{read_xattrs, same_state};
-use crate::checksum::Digest;
 use crate::dir::DirNode;
 use crate::error::{During, Fault};
 

@@ -173,7 +173,8 @@ impl<'a> Output<'a> {
         let mut state = self.lock();
         // Whoever waits here holds no unit, so the one that all wait for is in someone's hands.
         while state.unwritten > self.most_unwritten && !self.stopped.load(Relaxed) {
-            state = self.written.wait_timeout(state, LOOK_UP).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            state =
+                self.written.wait_timeout(state, LOOK_UP).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 

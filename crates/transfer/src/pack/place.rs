@@ -107,7 +107,8 @@ impl<'a> Places<'a> {
         };
         while from < path.len() {
             let start = if from == 0 { 0 } else { from + 1 };
-            let end = path[start..].iter().position(|b| *b == b'/').map_or(path.len(), |length| start + length);
+            let end =
+                path[start..].iter().position(|b| *b == b'/').map_or(path.len(), |length| start + length);
             place = self.make(&place, &path[..end], &path[start..end], listed && end == path.len())?;
             from = end;
         }
@@ -150,7 +151,8 @@ impl<'a> Places<'a> {
                     let _ = fs::fremovexattr(&fd, ACL_ACCESS);
                     if !listed {
                         // Closed while it is built; this is what the process's umask leaves.
-                        plain_mode = Some(Mode::from_raw_mode(fs::fstat(&fd).during(ACTION)?.st_mode & 0o7777));
+                        plain_mode =
+                            Some(Mode::from_raw_mode(fs::fstat(&fd).during(ACTION)?.st_mode & 0o7777));
                         fs::fchmod(&fd, Mode::RWXU).during(ACTION)?;
                     }
                 }
@@ -364,7 +366,9 @@ mod tests {
 
     #[test]
     fn only_paths_that_stay_inside_are_taken() {
-        for (path, clean) in [(&b"./"[..], &b""[..]), (b"a/b", b"a/b"), (b"./a//b/./c/", b"a/b/c"), (b"..a", b"..a")] {
+        for (path, clean) in
+            [(&b"./"[..], &b""[..]), (b"a/b", b"a/b"), (b"./a//b/./c/", b"a/b/c"), (b"..a", b"..a")]
+        {
             assert_eq!(checked(path).unwrap(), clean);
         }
         for path in [&b"/etc/passwd"[..], b"..", b"a/../b", b"../x", b"a/..", b"a\0b"] {

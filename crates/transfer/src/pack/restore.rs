@@ -186,7 +186,7 @@ impl<'a> Restorer<'a> {
         let (file, created) = self.create(spot, &working, header)?;
         let written = self.content(file.as_fd(), header, data, checksum.is_some());
         let digest = written.inspect_err(|_| spot.discard(&working))?;
-        self.complete(spot, &working, file, &created, header, checksum.zip(digest))
+        self.complete(spot, &working, file.as_fd(), &created, header, checksum.zip(digest))
     }
 
     /// The data is there: checksum, attributes, and the name. What could not be kept of the attributes is in the
@@ -195,7 +195,7 @@ impl<'a> Restorer<'a> {
         &self,
         spot: &Spot<'_>,
         working: &CStr,
-        file: OwnedFd,
+        file: BorrowedFd<'_>,
         created: &Stat,
         header: &Header,
         checksums: Option<(&Digest, Digest)>,
@@ -203,7 +203,8 @@ impl<'a> Restorer<'a> {
         if let Some((expected, found)) = checksums {
             if *expected != found {
                 spot.discard(working);
-                let why = format!("its checksum is {found}, the index says {expected}: the archive is damaged");
+                let why =
+                    format!("its checksum is {found}, the index says {expected}: the archive is damaged");
                 return Err(Fault::message("checking it", &why));
             }
             self.counts.verified.fetch_add(1, Relaxed);
@@ -211,9 +212,7 @@ impl<'a> Restorer<'a> {
         let wanted = &header.attributes;
         let want = wanted.of(created);
         let xattrs = &wanted.xattrs;
-        let applied =
-            attributes::apply(file.as_fd(), created, &want, xattrs, Ownership::Preserve, &self.privilege);
-        drop(file);
+        let applied = attributes::apply(file, created, &want, xattrs, Ownership::Preserve, &self.privilege);
         spot.give_name(working)?;
         Ok(applied)
     }
@@ -227,7 +226,7 @@ impl<'a> Restorer<'a> {
         hash: bool,
     ) -> Result<Option<Digest>, Fault> {
         let mut hasher = hash.then(|| ContentHasher::new(header.size));
-        let read_map_;
+        let in_data;
         let (segments, map) = match &header.holes {
             Holes::None => {
                 self.pieces(file, Segment { offset: 0, length: header.size }, data, &mut hasher)?;
@@ -235,8 +234,8 @@ impl<'a> Restorer<'a> {
             }
             Holes::Map(segments) => (segments, 0),
             Holes::InData => {
-                read_map_ = read_map(&mut &mut *data).during(READING)?;
-                (&read_map_.0, read_map_.1)
+                in_data = read_map(data).during(READING)?;
+                (&in_data.0, in_data.1)
             }
         };
         let end = segments.last().map_or(0, |last| last.offset + last.length);
@@ -246,6 +245,9 @@ impl<'a> Restorer<'a> {
         }
         fs::ftruncate(file, header.size).during("setting its size")?;
         for segment in segments {
+            if let Some(hasher) = &mut hasher {
+                hasher.zeros_to(segment.offset);
+            }
             self.pieces(file, *segment, data, &mut hasher)?;
         }
         Ok(hasher.map(ContentHasher::finish))
@@ -260,9 +262,6 @@ impl<'a> Restorer<'a> {
         hasher: &mut Option<ContentHasher>,
     ) -> Result<(), Fault> {
         let mut written = 0;
-        if let Some(hasher) = hasher {
-            hasher.zeros_to(segment.offset);
-        }
         while written < segment.length {
             if self.monitor.progress.is_cancelled() {
                 return Err(Fault::new("unpacking it", Errno::CANCELED));
@@ -271,7 +270,8 @@ impl<'a> Restorer<'a> {
             if piece.is_empty() {
                 return Err(Fault::new(READING, io::ErrorKind::UnexpectedEof));
             }
-            let piece = &piece[..piece.len().min(usize::try_from(segment.length - written).unwrap_or(usize::MAX))];
+            let piece =
+                &piece[..piece.len().min(usize::try_from(segment.length - written).unwrap_or(usize::MAX))];
             if let Some(hasher) = hasher {
                 hasher.update(piece);
             }
@@ -323,7 +323,14 @@ impl<'a> Restorer<'a> {
     }
 
     /// Makes a further name of a file that is in place.
-    pub fn hard_link(&self, path: &[u8], spot: &Spot<'_>, first: &[u8], first_dir: BorrowedFd<'_>, first_name: &CStr) {
+    pub fn hard_link(
+        &self,
+        path: &[u8],
+        spot: &Spot<'_>,
+        first: &[u8],
+        first_dir: BorrowedFd<'_>,
+        first_name: &CStr,
+    ) {
         let linked = if self.lock_failed().contains(first) {
             Err(Fault::message("linking it", "the file it is another name of could not be unpacked"))
         } else {

@@ -191,10 +191,10 @@ mod tests {
         assert_eq!(found(&[], 1000), None);
         assert_eq!(found(&[(0, 4096), (8192, 4096)], 12_288), None);
         assert_eq!(found(&[], 1 << 20), Some(vec![]));
-        assert_eq!(found(&[(8192, 4096), (1 << 20, 4096)], (1 << 20) + 8192), Some(vec![
-            segment(0, 12_288),
-            segment(1 << 20, 8192),
-        ]));
+        assert_eq!(
+            found(&[(8192, 4096), (1 << 20, 4096)], (1 << 20) + 8192),
+            Some(vec![segment(0, 12_288), segment(1 << 20, 8192),])
+        );
         assert_eq!(found(&[(0, 4096)], 1 << 20), Some(vec![segment(0, 4096)]));
     }
 }

@@ -192,7 +192,10 @@ impl Window {
         self.frame.reserve(frame.plain_length as usize);
         decompressor.decompress_to_buffer(&self.raw[..stored], &mut self.frame)?;
         if self.frame.len() != frame.plain_length as usize {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a compressed part has not the length it should"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a compressed part has not the length it should",
+            ));
         }
         self.number = Some(number);
         Ok(())

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,14 +18,12 @@ use super::index::{Index, Member};
 use super::place::{Opened, Place, Places, checked, split};
 use super::restore::{READING, Restorer, Spot};
 use super::sparse::{ContentHasher, Segment};
-use super::stream::{PIECE, Range, Source, Stream, Window};
+use super::stream::{Range, Source, Stream, Window};
 use crate::checksum::{CHUNK, CHUNKED_ABOVE, Checksum, Digest};
 use crate::error::{During, Fault};
 
-/// Bytes of the stream that are handed out together.
+/// Bytes of the stream that are handed out together. A larger member is alone, and is read piece by piece.
 const GROUP: u64 = 4 << 20;
-/// A group of more than this is one member, and is read piece by piece.
-const WHOLE: u64 = 16 << 20;
 /// The most members of a group: with their paths they wait in memory.
 const MOST_MEMBERS: usize = 4096;
 
@@ -165,14 +163,8 @@ impl Unpacker<'_> {
                 started += usize::from(thread.spawn_scoped(scope, move || self.work(&receive)).is_ok());
             }
             let alone = (started == 0).then(|| (receive, Worker::default()));
-            let mut feeder = Feeder {
-                send,
-                alone,
-                compressed: &self.stream,
-                tasks: Vec::new(),
-                start: 0,
-                end: 0,
-            };
+            let mut feeder =
+                Feeder { send, alone, compressed: &self.stream, tasks: Vec::new(), start: 0, end: 0 };
             feed(&mut feeder)?;
             feeder.flush(self);
             Ok(())
@@ -189,25 +181,29 @@ impl Unpacker<'_> {
         feeder: &mut Feeder<'_>,
     ) {
         let progress = self.restorer.monitor.progress;
-        let path = match checked(&member.path) {
-            Ok(path) => path,
-            Err(fault) => {
-                // What nobody asked for need not be told.
-                if selection.0.is_none() {
-                    self.restorer.failed(&member.path, fault);
-                }
-                return;
+        let plain = checked(&member.path).and_then(|path| {
+            // The packer writes no other.
+            if path == member.path {
+                Ok(())
+            } else {
+                Err(Fault::message("unpacking it", "its path is not plain"))
             }
-        };
-        if !selection.wants(&path) {
+        });
+        if let Err(fault) = plain {
+            // What nobody asked for need not be told.
+            if selection.0.is_none() {
+                self.restorer.failed(&member.path, fault);
+            }
             return;
         }
-        let clean = (path != member.path).then_some(path);
+        if !selection.wants(&member.path) {
+            return;
+        }
         if member.kind != b'd' {
             progress.entries_found.fetch_add(1, Relaxed);
             progress.bytes_found.fetch_add(member.size, Relaxed);
         }
-        let path = clean.as_deref().unwrap_or(&member.path);
+        let path = &member.path[..];
         let placed = if member.kind == b'd' {
             places.directory(path, true)
         } else {
@@ -220,13 +216,13 @@ impl Unpacker<'_> {
         match member.kind {
             b'h' => {
                 let link = std::mem::take(&mut member.link);
-                links.push((clean.unwrap_or(member.path), link, member.header_offset));
+                links.push((member.path, link, member.header_offset));
             }
             b'f' if member.checksum.is_none() => {
                 let why = "its content could not be read to its end when it was packed";
                 self.restorer.failed(path, Fault::message("unpacking it", why));
             }
-            _ => feeder.take(self, Task { member, place, path: clean }),
+            _ => feeder.take(self, Task { member, place, path: None }),
         }
     }
 
@@ -254,7 +250,7 @@ impl Unpacker<'_> {
                 for member in index.members(source).map_err(read_error)? {
                     let member = member.map_err(read_error)?;
                     if let Some(path) = stand_in.get(&member.path)
-                        && !matches!(member.kind, b'd' | b'h')
+                        && (member.checksum.is_some() || !matches!(member.kind, b'd' | b'h' | b'f'))
                     {
                         match places.directory(split(path).0, false) {
                             Ok(place) => feeder.take(self, Task { place, path: Some(path.clone()), member }),
@@ -391,12 +387,12 @@ impl Unpacker<'_> {
             let at = member.data_offset;
             let mut data = Range::new(&self.stream, &mut worker.window, at + start, at + end);
             let mut hasher = Some(ContentHasher::new(end - start));
-            // The hasher of a chunk counts from the chunk's beginning.
             let segment = Segment { offset: start, length: end - start };
-            match self.restorer.chunk(&made.file, segment, &mut data, &mut hasher) {
+            match self.restorer.pieces(made.file.as_fd(), segment, &mut data, &mut hasher) {
                 Ok(()) => {
                     let digest = hasher.map(ContentHasher::finish).unwrap_or_default();
-                    file.digests.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[chunk as usize] = digest;
+                    file.digests.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[chunk as usize] =
+                        digest;
                 }
                 Err(fault) => {
                     let _ = file.fault.set(fault);
@@ -412,8 +408,7 @@ impl Unpacker<'_> {
         let header = self.header(&file.task.member, &mut worker.window)?;
         let name = CString::new(split(file.task.path()).1).during("creating it")?;
         let dir = worker.opened.open(self.restorer.target, &file.task.place)?;
-        let spot =
-            Spot { place: &file.task.place, dir, name: &name, offset: file.task.member.header_offset };
+        let spot = Spot { place: &file.task.place, dir, name: &name, offset: file.task.member.header_offset };
         let working = spot.working_name();
         let (fd, created) = self.restorer.create(&spot, &working, &header)?;
         Ok(Made { file: fd, created, header, working })
@@ -443,7 +438,7 @@ impl Unpacker<'_> {
             let digests = file.digests.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let found = Checksum::Xxh3.of_chunks(&digests);
             let checksums = file.task.member.checksum.as_ref().map(|expected| (expected, found));
-            let fd = rustix::io::fcntl_dupfd_cloexec(&made.file, 0).during("creating it")?;
+            let fd = made.file.as_fd();
             let applied =
                 self.restorer.complete(&spot, &made.working, fd, &made.created, &made.header, checksums)?;
             self.restorer.finished(path, &made.header, applied);
@@ -478,13 +473,20 @@ pub(super) fn make_link(
     let first_place = places.directory(first_parent, false)?;
     let dir = opened.open(restorer.target, &place)?;
     let first_dir = first_opened.open(restorer.target, &first_place)?;
-    restorer.hard_link(path, &Spot { place: &place, dir, name: &name, offset }, &first, first_dir, &first_name);
+    restorer.hard_link(
+        path,
+        &Spot { place: &place, dir, name: &name, offset },
+        &first,
+        first_dir,
+        &first_name,
+    );
     Ok(())
 }
 
 /// The header at a member's place, if it is the member's.
 fn read_header(member: &Member, mut view: &[u8]) -> Result<Header, Fault> {
-    let differs = || Fault::message(READING, "what is at its place is not what the index says: the archive is damaged");
+    let differs =
+        || Fault::message(READING, "what is at its place is not what the index says: the archive is damaged");
     let header = Header::read(&mut view, &mut Vec::new()).during(READING)?.ok_or_else(differs)?;
     let path = checked(&header.path)?;
     let same = path == member.path
@@ -533,7 +535,7 @@ impl Feeder<'_> {
                     self.flush(unpacker);
                     self.start = from;
                 }
-                to - from <= WHOLE
+                to - from <= GROUP
             }
         };
         if self.tasks.len() == MOST_MEMBERS {

@@ -18,7 +18,7 @@ use zstd::zstd_safe::{CParameter, compress_bound};
 
 use super::header::{Attributes, BLOCK, Header, Holes, pad, padded};
 use super::index::{self, MOST_PATH, Member};
-use super::large::{LargeFile, PART};
+use super::large::LargeFile;
 use super::output::{Output, PartOf, Sizes, Unit};
 use super::sparse::ContentHasher;
 use super::{PackError, PackOptions, PackSummary, name_of};
@@ -212,7 +212,8 @@ fn create(directory: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Err
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error),
     }
-    let file = fs::openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o666))?;
+    let file =
+        fs::openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o666))?;
     lock(&file)?;
     let stat = fs::fstat(&file)?;
     Ok((file, stat))
@@ -269,7 +270,8 @@ impl Packer<'_> {
     }
 
     fn unit(&self, number: u64, work: Work, worker: &mut Worker) {
-        let mut plain = if self.compressed { std::mem::take(&mut worker.plain) } else { self.output.buffer() };
+        let mut plain =
+            if self.compressed { std::mem::take(&mut worker.plain) } else { self.output.buffer() };
         let mut unit = Unit::default();
         match work {
             Work::Entries(entries) => {
@@ -403,7 +405,12 @@ impl Packer<'_> {
                     FileType::Fifo => b'p',
                     FileType::CharacterDevice => b'c',
                     FileType::BlockDevice => b'b',
-                    _ => return Err(Fault::message("packing it", "it was replaced by another kind of entry meanwhile")),
+                    _ => {
+                        return Err(Fault::message(
+                            "packing it",
+                            "it was replaced by another kind of entry meanwhile",
+                        ));
+                    }
                 };
                 let xattrs = read_xattrs_at(dir, &entry.name, None)?;
                 let mut header = header_of(kind, path, attributes_of(&stat, xattrs));
@@ -725,11 +732,7 @@ impl Walk<'_, '_> {
 }
 
 /// Opens a file of the source.
-pub(super) fn open_source(
-    packer: &Packer<'_>,
-    fds: &DirFds,
-    name: &CStr,
-) -> Result<(OwnedFd, Stat), Fault> {
+pub(super) fn open_source(packer: &Packer<'_>, fds: &DirFds, name: &CStr) -> Result<(OwnedFd, Stat), Fault> {
     // Reading a source should not change its access time; only its owner (or root) may ask for that.
     let mut opened = Err(Errno::PERM);
     if packer.root || packer.no_atime.load(Relaxed) {

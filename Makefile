@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all that a newcomer needs; each does its own set-up.
+
+CARGO ?= cargo
+ONDECK = target/$(shell rustc -vV | sed -n 's/^host: //p')/release/ondeck
+
+.PHONY: help build install setup demo test lint bench clean-testbed
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+build: setup ## Build the release binary
+	$(CARGO) build --release --locked -p ondeck
+	@echo "built: $(ONDECK)"
+
+install: build ## Install the binary to $(PREFIX)/bin (default /usr/local)
+	install -D -m 755 $(ONDECK) $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/ondeck
+
+setup:
+	@tests/setup.sh
+
+demo: build ## Run a program on a slow disk, once directly and once through `ondeck run`
+	$(CARGO) build --release --locked -p ondeck-bench
+	ONDECK=$(abspath $(ONDECK)) bench/demo.sh
+
+test: setup ## Run all tests (as root also those that need mounts and other users)
+	$(CARGO) test --locked --workspace
+
+lint: setup ## Check formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+bench: build ## Compare with other copy tools and write docs/benchmarks.md (some minutes, best as root)
+	bench/setup.sh
+	$(CARGO) build --release --locked -p ondeck-bench
+	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --markdown docs/benchmarks.md
+
+clean-testbed: ## Remove what a crashed test, benchmark or demonstration left behind
+	@tests/clean.sh

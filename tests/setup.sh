@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs what building and testing need beside a Rust toolchain: Debian packages, nothing else.
+# Quick when everything is there. Without root it says what is missing.
+set -eu
+
+# gcc, libc6-dev: linking, and the C parts of zstd and blake3. acl, attr, libarchive-tools, zstd: the tools that the
+# tests compare with. e2fsprogs, mount, util-linux: the slow disk of the demonstration.
+packages="gcc libc6-dev make acl attr tar libarchive-tools zstd e2fsprogs mount util-linux"
+
+missing=""
+for package in $packages; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "setup: this is not Debian; install the equivalent of:$missing" >&2
+    exit 1
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "setup: missing Debian packages; as root, run: apt-get install$missing" >&2
+    exit 1
+fi
+echo "setup: installing$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086  # a list of words
+apt-get install -y -qq --no-install-recommends $missing >/dev/null
