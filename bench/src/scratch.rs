@@ -116,12 +116,12 @@ impl Scratch {
 
     /// Refuses a case that would not fit, before hours are spent or a disk is filled.
     ///
-    /// The source, one target and the dirty pages of one target may be in memory at once.
+    /// The source and one target are in memory at once, beside the buffers of [`crate::memcpy`].
     pub fn check_space(&self, name: &str, bytes: u64) -> Result<()> {
         if bytes > RAM_LIMIT {
             bail!("case {name} needs {} in RAM; the limit is {}", show(bytes), show(RAM_LIMIT));
         }
-        let needed = bytes * 2 + GIB;
+        let needed = bytes * 2 + 3 * GIB;
         let available = machine::memory("MemAvailable");
         if available < needed {
             bail!(
@@ -201,6 +201,8 @@ fn output_of(name: &str, options: &[&str], path: &Path) -> Result<String> {
         .arg(path)
         .output()
         .with_context(|| format!("cannot start {name}"))?;
+    // The terminal's Ctrl-C reaches it as well, and is then why it failed.
+    interrupt::check()?;
     if !output.status.success() {
         bail!(
             "{name} failed: {}; --plain-disk does without it",

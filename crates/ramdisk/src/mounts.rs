@@ -5,29 +5,57 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 
-/// A name for an open directory that the mount system calls take.
-fn fd_path(fd: BorrowedFd<'_>) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+/// A directory that will be mounted over: opened, and known to be the one that is meant.
+///
+/// Mounting goes through the descriptor, so that no symlink or other directory can be put in its place in between.
+pub struct Target(OwnedFd);
+
+impl Target {
+    /// Opens the directory at `path`, which must be the one that `expected` was opened on (if given).
+    ///
+    /// # Errors
+    /// The kernel's; `ESTALE` if it is another directory.
+    pub fn open(path: &Path, expected: Option<BorrowedFd<'_>>) -> io::Result<Target> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        if let Some(expected) = expected {
+            let (found, expected) = (rustix::fs::fstat(&fd)?, rustix::fs::fstat(expected)?);
+            if (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino) {
+                return Err(Errno::STALE.into());
+            }
+        }
+        Ok(Target(fd))
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
 }
 
-/// Shows `source`, a directory of the RAM disk, at `target`.
+/// Shows the directory `source` at `target`. A source that [`make_read_only`] was called on stays read-only there.
 ///
 /// # Errors
 /// The kernel's.
-pub fn bind(source: &Path, target: &Path, read_only: bool) -> io::Result<()> {
-    mount_bind(source, target)?;
-    if read_only {
-        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-        mount_remount(target, flags, c"")?;
-    }
-    Ok(())
+pub fn bind(source: &Path, target: &Target) -> io::Result<()> {
+    Ok(mount_bind(source, target.path())?)
+}
+
+/// Mounts a directory over itself, read-only.
+///
+/// # Errors
+/// The kernel's.
+pub fn make_read_only(directory: &Path) -> io::Result<()> {
+    mount_bind(directory, directory)?;
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount_remount(directory, flags, c"")?)
 }
 
 /// The parts of an overlay: `lower` stays as it is, what is written goes to `upper`. `upper` and `work` must be
@@ -49,7 +77,7 @@ impl Overlay<'_> {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn mount(&self, target: &Path) -> io::Result<()> {
+    pub fn mount(&self, target: &Target) -> io::Result<()> {
         let mut options = Vec::new();
         for (key, path) in [("lowerdir=", self.lower), ("upperdir=", self.upper), ("workdir=", self.work)] {
             if !options.is_empty() {
@@ -65,7 +93,7 @@ impl Overlay<'_> {
             b",userxattr"
         });
         let options = CString::new(options)?;
-        mount("ondeck", target, "overlay", MountFlags::NOSUID | MountFlags::NODEV, &*options)?;
+        mount("ondeck", target.path(), "overlay", MountFlags::NOSUID | MountFlags::NODEV, &*options)?;
         Ok(())
     }
 }
@@ -101,23 +129,4 @@ pub fn detach(target: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether `path` still names the directory that `fd` was opened on. A symlink or another directory that was put in
-/// its place since must not be mounted over.
-///
-/// # Errors
-/// The kernel's.
-pub fn names(path: &Path, fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let by_path = rustix::fs::lstat(path)?;
-    let by_fd = rustix::fs::fstat(fd)?;
-    Ok((by_path.st_dev, by_path.st_ino) == (by_fd.st_dev, by_fd.st_ino))
-}
-
-/// The real path of an open directory.
-///
-/// # Errors
-/// If /proc is not mounted.
-pub fn path_of(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
-    std::fs::read_link(fd_path(fd))
 }

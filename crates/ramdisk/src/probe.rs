@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ondeck_core::Bytes;
 
-use crate::mounts::Overlay;
+use crate::mounts::{Overlay, Target};
 use crate::namespace::{BuildError, Namespaces};
 use crate::tmpfs::Features;
 
@@ -43,7 +43,7 @@ pub fn probe(scratch: &Path) -> Probe {
         fs::create_dir(&upper)?;
         fs::create_dir(&work)?;
         let root = rustix::process::geteuid().is_root();
-        Overlay { lower: &lower, upper: &upper, work: &work, root }.mount(&lower)?;
+        Overlay { lower: &lower, upper: &upper, work: &work, root }.mount(&Target::open(&lower, None)?)?;
         fs::write(lower.join("x"), "x")?;
         fs::metadata(upper.join("x")).map(|_| ())
     });

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use ondeck_core::fit::in_mib;
 use ondeck_core::{Bytes, duration, exit};
-use ondeck_ramdisk::mounts::{self, Overlay};
+use ondeck_ramdisk::mounts::{self, Overlay, Target};
 use ondeck_ramdisk::namespace::Namespaces;
 use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
@@ -844,10 +844,10 @@ impl Shared {
         }
         namespaces.inside(|| {
             for (index, directory) in &overlaid {
-                if !mounts::names(&directory.path, directory.disk.as_fd())? {
-                    return Err(io::Error::from_raw_os_error(libc::ESTALE));
-                }
-                mounts::bind(&directory.path, &self.dir.join("ramdisk").join(anchor_name(*index)), false)?;
+                // Bound from the path, then compared: what is behind the anchor is what will be overlaid.
+                let anchor = self.dir.join("ramdisk").join(anchor_name(*index));
+                mounts::bind(&directory.path, &Target::open(&anchor, None)?)?;
+                Target::open(&anchor, Some(directory.disk.as_fd()))?;
             }
             Ok(())
         })
@@ -863,19 +863,20 @@ impl Shared {
             .directories
             .iter()
             .any(|other| directory.path != other.path && directory.path.starts_with(&other.path));
+        let read_only = directory.input && !directory.output;
         namespaces.inside(|| {
             // Below a directory that is in RAM already, the path names the mount point that we made there.
-            if !nested_in_ours && !mounts::names(&directory.path, directory.disk.as_fd())? {
-                return Err(io::Error::from_raw_os_error(libc::ESTALE));
+            let expected = (!nested_in_ours).then_some(directory.disk.as_fd());
+            let target = Target::open(&directory.path, expected)?;
+            if mechanism == Mechanism::Overlay {
+                let lower = ram_disk.join(anchor_name(index));
+                return Overlay { lower: &lower, upper: &slot, work: &work, root: self.plan.root }
+                    .mount(&target);
             }
-            match mechanism {
-                Mechanism::Overlay => {
-                    let lower = ram_disk.join(anchor_name(index));
-                    Overlay { lower: &lower, upper: &slot, work: &work, root: self.plan.root }
-                        .mount(&directory.path)
-                }
-                _ => mounts::bind(&slot, &directory.path, directory.input && !directory.output),
+            if read_only {
+                mounts::make_read_only(&slot)?;
             }
+            mounts::bind(&slot, &target)
         })
     }
 

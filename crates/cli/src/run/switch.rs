@@ -69,7 +69,11 @@ impl Switch {
         for index in &self.unmounted {
             let slot = ram_disk.join(slot_name(*index));
             namespaces
-                .inside(|| fs::remove_dir_all(&slot))
+                .inside(|| {
+                    // The read-only mount of the input over itself goes first.
+                    mounts::detach(&slot)?;
+                    fs::remove_dir_all(&slot)
+                })
                 .map_err(|error| failed("emptying the RAM disk", &error))?;
         }
         let mut switched = Vec::new();

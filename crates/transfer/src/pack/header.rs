@@ -88,14 +88,15 @@ impl Header {
     /// If the records would be larger than [`MOST_RECORDS`].
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), Fault> {
         let attributes = &self.attributes;
-        let path: Cow<'_, [u8]> = match self.kind {
-            b'd' if self.path.is_empty() => Cow::Borrowed(b"./"),
-            b'd' => Cow::Owned([&self.path[..], b"/"].concat()),
-            _ => Cow::Borrowed(&self.path),
+        let path = match self.kind {
+            b'd' if self.path.is_empty() => Cow::Borrowed(&b"./"[..]),
+            b'd' => Cow::Owned([&relative(&self.path)[..], b"/"].concat()),
+            _ => relative(&self.path),
         };
+        let link = if self.kind == b'h' { relative(&self.link) } else { Cow::Borrowed(&self.link[..]) };
         let sparse = matches!(self.holes, Holes::InData);
         let mut records = Vec::new();
-        if std::str::from_utf8(&path).is_err() || std::str::from_utf8(&self.link).is_err() {
+        if std::str::from_utf8(&path).is_err() || std::str::from_utf8(&link).is_err() {
             record(&mut records, b"hdrcharset", b"BINARY");
         }
         if sparse {
@@ -106,8 +107,8 @@ impl Header {
         } else if !fits(&path) {
             record(&mut records, b"path", &path);
         }
-        if !fits(&self.link) {
-            record(&mut records, b"linkpath", &self.link);
+        if !fits(&link) {
+            record(&mut records, b"linkpath", &link);
         }
         if self.stored > MOST_11_DIGITS {
             record(&mut records, b"size", self.stored.to_string().as_bytes());
@@ -164,7 +165,7 @@ impl Header {
             // The name that shows in programs which don't know sparse files, as GNU tar does it.
             finish(block, &[b"GNUSparseFile.0/", base].concat(), b"", out);
         } else {
-            finish(block, &path, &self.link, out);
+            finish(block, &path, &link, out);
         }
         Ok(())
     }
@@ -441,6 +442,14 @@ fn segments_of(numbers: Vec<u64>) -> io::Result<Vec<Segment>> {
 /// Zeros up to the next block after `length` bytes.
 pub(super) fn pad(out: &mut Vec<u8>, length: u64) {
     out.resize(out.len() + (padded(length) - length) as usize, 0);
+}
+
+/// A path that no program takes for an absolute one: bsdtar removes what could be the drive of another system.
+fn relative(path: &[u8]) -> Cow<'_, [u8]> {
+    match path {
+        [b'\\', ..] | [_, b':', ..] => Cow::Owned([b"./", path].concat()),
+        _ => Cow::Borrowed(path),
+    }
 }
 
 fn fits(name: &[u8]) -> bool {

@@ -151,7 +151,7 @@ pub(super) fn unpack(
             match places.directory(&path, true) {
                 // Kept until everything in it is there.
                 Ok(place) => drop(place.attributes.set((header.attributes, header.lost))),
-                Err(fault) => restorer.failed(&path, fault),
+                Err(fault) => restorer.report(&path, fault),
             }
             continue;
         }

@@ -101,6 +101,9 @@ enum Work {
     Part { file: Arc<LargeFile>, part: u64 },
 }
 
+/// The units that wait, each with its number in the stream.
+type Units = Mutex<Receiver<(u64, Work)>>;
+
 /// A worker's own buffers.
 struct Worker {
     compressor: Option<Compressor<'static>>,
@@ -256,7 +259,7 @@ impl Packer<'_> {
         });
     }
 
-    fn work(&self, units: &Mutex<Receiver<(u64, Work)>>) {
+    fn work(&self, units: &Units) {
         let _guard = StopOnPanic(self);
         let mut worker = match Worker::new(self.compressed, self.options.level) {
             Ok(worker) => worker,
@@ -551,7 +554,7 @@ struct Walk<'a, 'b> {
     packer: &'a Packer<'b>,
     send: SyncSender<(u64, Work)>,
     /// No thread could be started: the walk does the work as well.
-    alone: Option<Arc<Mutex<Receiver<(u64, Work)>>>>,
+    alone: Option<Arc<Units>>,
     /// The next unit's.
     number: u64,
     /// What is being gathered, and about how many bytes it will be.
