@@ -1,0 +1,111 @@
+//! `ondeck stage` and `ondeck doctor` as their users call them.
+
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use scene::{Ran, Scene, UID, Who, is_root, wait_until};
+
+#[test]
+fn a_copy_says_what_it_did_and_keeps_its_manifest_in_the_home_directory() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "content");
+    let ran = scene.run(&["stage", "a/", "b"]);
+    ran.assert_code(0);
+    assert!(ran.out.starts_with("1 file (7 B) copied in ") && ran.out.contains("synced in"), "{ran:?}");
+    assert_eq!(scene.list(".local/state/ondeck/manifests").len(), 1);
+    // The same command again, from elsewhere and by another name of the same target: nothing to do.
+    let mut again = scene.ondeck(&["stage", "--json", "../a", "../b/"]);
+    again.current_dir(scene.path("a"));
+    let ran = Ran::of(again.output().unwrap());
+    let json: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(
+        (&json["files"], &json["unchanged"], &json["synced"]),
+        (&0.into(), &1.into(), &true.into()),
+        "{ran:?}"
+    );
+    assert_eq!(scene.run(&["stage", "-q", "a", "c"]).out, "");
+    let ran = scene.run(&["stage", "--dry-run", "a", "d"]);
+    assert!(ran.out.contains("would copy x") && !scene.path("d").exists(), "{ran:?}");
+}
+
+#[test]
+fn exit_codes_tell_a_wrong_call_from_a_failed_entry_and_a_failed_copy() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "x");
+    scene.run(&["stage", "a"]).assert_code(2).assert_says("<DST>");
+    scene
+        .run(&["stage", "--bandwidth", "fast", "a", "b"])
+        .assert_code(2)
+        .assert_says("write it like 500MB/s");
+    scene
+        .run(&["stage", "missing", "b"])
+        .assert_code(3)
+        .assert_says("can't read the source missing: No such file");
+    scene.run(&["stage", "a", "no/parent"]).assert_code(3).assert_says("make its parent directory first");
+    scene.run(&["stage", "a", "a/inside"]).assert_code(3).assert_says("copied into itself");
+    scene.run(&["stage", "--manifest", "a/x", "a", "b"]).assert_code(3).assert_says("not an Ondeck manifest");
+    scene
+        .run(&["stage", "--as-user", "no-such-user", "a", "b"])
+        .assert_code(3)
+        .assert_says("there is no user");
+    if is_root() {
+        fs::set_permissions(scene.path("a/x"), fs::Permissions::from_mode(0)).unwrap();
+        scene.file("a/y", "y");
+        let ran = scene.run(&["stage", "a", "b"]);
+        ran.assert_code(1).assert_says("x: opening it: Permission denied").assert_says("1 entry failed");
+        assert_eq!(scene.list("b"), ["y"]);
+    }
+}
+
+#[test]
+fn as_user_copies_with_the_users_rights_only() {
+    if !is_root() {
+        return eprintln!("not run: becoming another user needs root");
+    }
+    let scene = Scene::new(Who::Me);
+    let dir = scene.dir("a");
+    scene.file("a/open", "x");
+    scene.file("a/secret", "x");
+    fs::set_permissions(dir.join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let target = scene.dir("theirs");
+    std::os::unix::fs::chown(&target, Some(UID), Some(UID)).unwrap();
+    // A user that exists on every Debian.
+    let nobody = scene.run(&["stage", "--as-user", "nobody", "--no-manifest", "a", "theirs/copy"]);
+    nobody.assert_code(3).assert_says("Permission denied");
+    std::os::unix::fs::chown(&target, Some(65_534), Some(65_534)).unwrap();
+    let nobody = scene.run(&["stage", "--as-user", "nobody", "--no-manifest", "a", "theirs/copy"]);
+    nobody.assert_code(1).assert_says("secret: opening it: Permission denied");
+    assert_eq!(fs::metadata(target.join("copy/open")).unwrap().uid(), 65_534);
+}
+
+#[test]
+fn an_interrupted_copy_says_how_to_go_on() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", vec![1; 4_000_000]);
+    let child = scene.start(&["stage", "--bandwidth", "1MiB/s", "a", "b"]);
+    wait_until("the copy", || scene.path(".b.ondeck-partial").exists());
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    Ran::of(child.wait_with_output().unwrap()).assert_code(3).assert_says("run the same command again");
+    scene.run(&["stage", "a", "b"]).assert_code(0);
+    assert_eq!(scene.list("b"), ["x"]);
+}
+
+#[test]
+fn doctor_finds_this_machine_fit() {
+    for who in scene::everyone() {
+        let scene = Scene::new(who);
+        let ran = scene.run(&["doctor"]);
+        ran.assert_code(0);
+        assert!(ran.out.contains("ok       RAM disk"), "{ran:?}");
+        let json: serde_json::Value = serde_json::from_str(&scene.run(&["doctor", "--json"]).out).unwrap();
+        assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "overlay"));
+    }
+}
