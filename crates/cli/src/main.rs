@@ -3,11 +3,12 @@
 //! # Layout
 //!
 //! - `run`: `ondeck run`, the life of a job on this machine
-//! - `stage`: `ondeck stage`, the staging engine by hand
+//! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
 //! - `doctor`: what works on this machine
 //! - `display`: progress bars, plain lines and JSON events
 //! - `state`: where manifests and the state of runs are kept
 
+mod archive;
 mod display;
 mod doctor;
 mod run;

@@ -36,7 +36,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use ondeck_core::{Bytes, PackFormat, Rate, duration, exit};
 
-use crate::stage::ChecksumArg;
+use crate::stage::{ChecksumArg, parse_pack};
 
 /// Run a program with its data in RAM
 ///
@@ -190,10 +190,6 @@ fn parse_minutes(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("an interval of zero would copy without end; write it like 5m".into()),
         interval => Ok(interval),
     }
-}
-
-fn parse_pack(text: &str) -> Result<PackFormat, String> {
-    PackFormat::from_word(text).ok_or_else(|| format!("write one of {}", PackFormat::WORDS.join(", ")))
 }
 
 /// Runs the command.

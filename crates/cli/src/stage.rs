@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use ondeck_core::{Bytes, Rate, duration, exit};
+use ondeck_core::{Bytes, PackFormat, Rate, duration, exit};
 use ondeck_transfer::credentials::User;
 use ondeck_transfer::{
     Checksum, Event, Exclude, Monitor, Options, Progress, StageError, Summary, stage as run_stage,
@@ -17,7 +17,7 @@ use ondeck_transfer::{
 use serde_json::json;
 
 use crate::display::{self, Watch};
-use crate::state;
+use crate::{archive, state};
 
 /// Copy a directory or a file: fast, verified, resumable, with everything a filesystem can hold
 ///
@@ -33,8 +33,8 @@ pub struct StageArgs {
     source: PathBuf,
 
     /// What becomes a copy of it
-    #[arg(value_name = "DST")]
-    target: PathBuf,
+    #[arg(value_name = "DST", required_unless_present = "list")]
+    target: Option<PathBuf>,
 
     /// The checksum that is taken of every file as it passes
     #[arg(long, value_enum, default_value = "xxh3", value_name = "KIND")]
@@ -84,6 +84,22 @@ pub struct StageArgs {
     #[arg(long, value_name = "USER")]
     as_user: Option<String>,
 
+    /// Make DST one archive of the tree SRC, readable by any tar: tar or tar.zst
+    #[arg(long, value_name = "FORMAT", value_parser = parse_pack, conflicts_with_all = NOT_FOR_ARCHIVES)]
+    pack: Option<PackFormat>,
+
+    /// Unpack the archive SRC into the directory DST; checksums are verified if Ondeck packed it
+    #[arg(long, conflicts_with = "pack", conflicts_with_all = NOT_FOR_ARCHIVES)]
+    unpack: bool,
+
+    /// With --unpack: only this path of the archive, with what it holds (may be repeated)
+    #[arg(long, value_name = "PATH", requires = "unpack")]
+    only: Vec<PathBuf>,
+
+    /// List what the archive SRC holds: type, mode, size, checksum, path
+    #[arg(long, conflicts_with_all = ["pack", "unpack", "target"], conflicts_with_all = NOT_FOR_ARCHIVES)]
+    list: bool,
+
     /// Print one JSON object with the result instead of a line
     #[arg(long)]
     json: bool,
@@ -93,14 +109,68 @@ pub struct StageArgs {
     quiet: bool,
 }
 
+/// What has no meaning for archives.
+const NOT_FOR_ARCHIVES: [&str; 9] =
+    ["checksum", "verify", "manifest", "no_manifest", "delete", "update", "exclude", "bandwidth", "dry_run"];
+
 const EXAMPLES: &str = "Examples:
   ondeck stage /scratch/case/input /dev/shm/input            into RAM
   ondeck stage --verify /dev/shm/results /scratch/results    back to disk, and read it back
   ondeck stage --bandwidth 500MB/s --exclude '*.tmp' A B     politely, without some files
   ondeck stage --dry-run --delete A B                        what would make B equal to A
+  ondeck stage --pack tar.zst results results.tar.zst        one archive of many small files
+  ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
 
 Exit codes: 0 all copied; 1 some entries failed and were named, the rest is complete; 2 wrong usage;
 3 the copy could not begin or go on (run it again to resume).";
+
+/// An archive format, as options name it.
+pub fn parse_pack(text: &str) -> Result<PackFormat, String> {
+    PackFormat::from_word(text).ok_or_else(|| format!("write one of {}", PackFormat::WORDS.join(", ")))
+}
+
+impl StageArgs {
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
+    pub fn target(&self) -> Result<&Path> {
+        self.target.as_deref().context("DST is missing")
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads.map_or(0, usize::from)
+    }
+
+    pub fn only(&self) -> Option<Vec<PathBuf>> {
+        (!self.only.is_empty()).then(|| self.only.clone())
+    }
+
+    pub fn no_sync(&self) -> bool {
+        self.no_sync
+    }
+
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    pub fn quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// Runs `work` with a progress bar, if anyone would see it.
+    pub fn watched<T>(&self, what: &'static str, work: impl FnOnce() -> T) -> T {
+        let watch = Watch::new();
+        std::thread::scope(|scope| {
+            if !self.quiet && !self.json && !self.dry_run && Watch::is_useful() {
+                scope.spawn(|| watch.draw(what, &PROGRESS, None));
+            }
+            let result = work();
+            watch.end();
+            result
+        })
+    }
+}
 
 /// Checksums as options name them.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -169,14 +239,26 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     cancel_on_signals();
     // Modes come from the source; a mask would only have to be undone for every file.
     rustix::process::umask(rustix::fs::Mode::empty());
+    let event = |event: Event<'_>| report_event(&event);
+    let monitor = Monitor { progress: &PROGRESS, event: &event };
+    if let Some(format) = args.pack {
+        return archive::pack(args, format, &monitor);
+    }
+    if args.unpack {
+        return archive::unpack(args, &monitor);
+    }
+    if args.list {
+        return archive::list(args);
+    }
+    let target = args.target()?;
     let manifest = match (&args.manifest, args.no_manifest || args.dry_run) {
         (Some(path), _) => Some(path.clone()),
         (None, true) => None,
-        (None, false) => Some(state::manifest_for(&args.target, home.as_deref())?),
+        (None, false) => Some(state::manifest_for(target, home.as_deref())?),
     };
     let options = Options {
         checksum: args.checksum.into(),
-        threads: args.threads.map_or(0, usize::from),
+        threads: args.threads(),
         bandwidth: args.bandwidth,
         dry_run: args.dry_run,
         delete: args.delete,
@@ -187,18 +269,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         manifest: manifest.clone(),
         ..Options::default()
     };
-    let event = |event: Event<'_>| report_event(&event);
-    let monitor = Monitor { progress: &PROGRESS, event: &event };
-    let watch = Watch::new();
-    let summary = std::thread::scope(|scope| {
-        let watching = !args.quiet && !args.json && !args.dry_run && Watch::is_useful();
-        if watching {
-            scope.spawn(|| watch.draw("staging", &PROGRESS, None));
-        }
-        let summary = run_stage(&args.source, &args.target, &options, &monitor);
-        watch.end();
-        summary
-    });
+    let summary = args.watched("staging", || run_stage(&args.source, target, &options, &monitor));
     let summary = match summary {
         Ok(summary) => summary,
         Err(error @ StageError::Interrupted) => {
@@ -297,7 +368,7 @@ fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
 fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::Path>) -> Result<()> {
     let object = json!({
         "source": args.source.to_string_lossy(),
-        "target": args.target.to_string_lossy(),
+        "target": args.target()?.to_string_lossy(),
         "manifest": manifest.map(|path| path.to_string_lossy()),
         "checksum": Checksum::from(args.checksum).name(),
         "files": summary.files,

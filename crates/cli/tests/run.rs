@@ -521,9 +521,10 @@ fn processes_that_the_program_leaves_behind_are_ended_before_the_stage_out() {
         scene.dir("out");
         let ran = scene.run_shell(
             &["--data-out", "out", "--report", "report"],
-            "(trap '' TERM; while :; do date +%N > out/beat; sleep 0.01; done) > /dev/null 2>&1 & setsid sleep 1000 > /dev/null 2>&1 & echo done > out/done",
+            "(trap '' TERM; while :; do date +%N > out/beat; sleep 0.01; done) > /dev/null 2>&1 & setsid sleep 1000 > /dev/null 2>&1 & \
+             while ! test -e out/beat; do sleep 0.01; done; echo done > out/done",
         );
-        ran.assert_code(0).assert_says("left 2 processes behind");
+        ran.assert_code(0).assert_says("processes behind, which were ended");
         assert_eq!(scene.read("out/done"), "done\n");
         scene.assert_clean();
     }
@@ -649,6 +650,28 @@ fn closed_files_are_copied_out_while_the_program_runs() {
             (scene.read("out/open"), scene.read("out/closed")),
             ("begun\ndone\n".into(), "changed\n".into())
         );
+        scene.assert_clean();
+    }
+}
+
+#[test]
+fn results_can_come_home_as_one_archive() {
+    for who in everyone() {
+        let scene = Scene::new(who);
+        scene.dir("out");
+        scene.file("out/before", "before");
+        scene.script(
+            "job.sh",
+            &format!(
+                "#!/bin/sh\n#RSA_DATA_OUT={}\n#RSA_PACK=tar.zst\nmkdir out/d; echo x > out/d/x\n",
+                scene.path("out").display()
+            ),
+        );
+        scene.run(&["run", "--report", "report", "job.sh"]).assert_code(0);
+        let archive = format!("results-{}.tar.zst", scene.report("report")["id"].as_str().unwrap());
+        assert_eq!(scene.list("out"), ["before", archive.as_str()]);
+        scene.run(&["stage", "--unpack", &format!("out/{archive}"), "unpacked"]).assert_code(0);
+        assert_eq!(scene.read("unpacked/d/x"), "x\n");
         scene.assert_clean();
     }
 }

@@ -99,6 +99,40 @@ fn an_interrupted_copy_says_how_to_go_on() {
 }
 
 #[test]
+fn a_tree_becomes_one_archive_and_a_file_can_be_taken_out_of_it() {
+    for format in ["tar", "tar.zst"] {
+        let scene = Scene::new(Who::User);
+        scene.dir("a");
+        scene.dir("a/sub");
+        for number in 0..300 {
+            scene.file(&format!("a/sub/f{number}"), format!("content {number}"));
+        }
+        let archive = format!("a.{format}");
+        scene.run(&["stage", "--pack", format, "a", &archive]).assert_code(0);
+        let list = scene.run(&["stage", "--list", &archive]);
+        assert!(list.out.lines().count() == 302 && list.out.contains(" sub/f299\n"), "{list:?}");
+        let ran = scene.run(&["stage", "--unpack", &archive, "b"]);
+        ran.assert_code(0);
+        assert!(ran.out.contains("300 files") && ran.out.contains("300 checksums verified"), "{ran:?}");
+        assert_eq!(scene.read("b/sub/f7"), "content 7");
+        scene.run(&["stage", "--unpack", "--only", "sub/f8", &archive, "c"]).assert_code(0);
+        assert_eq!(scene.list("c/sub"), ["f8"]);
+        scene
+            .run(&["stage", "--unpack", "--only", "nothing", &archive, "d"])
+            .assert_code(1)
+            .assert_says("no such path");
+        scene
+            .run(&["stage", "--unpack", "a/sub/f1", "e"])
+            .assert_code(3)
+            .assert_says("neither a tar archive");
+        scene
+            .run(&["stage", "--pack", "zip", "a", "x"])
+            .assert_code(2)
+            .assert_says("write one of tar, tar.zst");
+    }
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

@@ -90,7 +90,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ondeck_core::PackFormat;
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 pub use self::index::Member;
@@ -234,10 +234,10 @@ pub enum PackError {
         /// Why.
         source: io::Error,
     },
-    /// Another process is writing the same archive.
+    /// Another process is writing the same archive, or into the same target.
     #[error("another process is writing {}; wait for it or end it", .path.display())]
     Busy {
-        /// The archive.
+        /// The archive or the target.
         path: PathBuf,
     },
     /// The archive can't be opened or read.
@@ -421,6 +421,7 @@ pub fn unpack(
     })?;
     let opened = open_archive(archive, &path)?;
     let state = opened.state();
+    let _lock = lock(target)?;
     let restorer = Restorer::new(target, state != IndexState::Used, monitor);
     let mut places = Places::new(target);
     let read = match opened.found {
@@ -508,6 +509,16 @@ fn open_archive(archive: BorrowedFd<'_>, path: &Path) -> Result<Opened, PackErro
         found => found,
     };
     Ok(Opened { source, found })
+}
+
+/// Keeps a second unpacker out of the same target. Filesystems without locks are used without.
+fn lock(target: BorrowedFd<'_>) -> Result<OwnedFd, PackError> {
+    let target_error = |error: Errno| PackError::Target { path: name_of(target), source: error.into() };
+    let own = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).map_err(target_error)?;
+    match fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(PackError::Busy { path: name_of(target) }),
+        _ => Ok(own),
+    }
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {

@@ -1,5 +1,7 @@
 //! What `pack` and `unpack` promise, with GNU tar, bsdtar and zstd as witnesses.
 
+#![allow(clippy::unwrap_used)]
+
 mod trees;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,7 +156,7 @@ proptest! {
         for target in [&gnu, &bsd] {
             fs::create_dir(target).unwrap();
         }
-        let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--no-recursion" };
+        let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--xattrs" };
         // The attributes of every kind that GNU tar can be asked for: with them the trees are the same.
         tool("tar", &[&zstd, &"--xattrs", &"--xattrs-include=*", &"--numeric-owner", &"-xpf", &archive, &"-C", &gnu]);
         trees::assert_same(&source, &gnu);
@@ -170,8 +172,11 @@ proptest! {
     }
 }
 
+/// Mode, owner, time, content.
+type PlainLook = (u32, (u32, u32), Option<(i64, i64)>, Vec<u8>);
+
 /// What bsdtar can restore: not ACLs in this form, nor fractions of times before 1970, nor the time of the root.
-fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, (u32, u32, u32, Option<(i64, i64)>, Vec<u8>)> {
+fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, PlainLook> {
     let mut looks = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
     while let Some(path) = waiting.pop() {
@@ -188,7 +193,7 @@ fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, (u32, u32, u32, Option<(i64, i64
             }
             Vec::new()
         };
-        let look = (metadata.mode(), metadata.uid(), metadata.gid(), time, content);
+        let look = (metadata.mode(), (metadata.uid(), metadata.gid()), time, content);
         looks.insert(path.strip_prefix(root).unwrap().as_os_str().as_bytes().to_vec(), look);
     }
     looks
@@ -337,27 +342,12 @@ fn archives_of_gnu_tar_are_unpacked() {
     trees::assert_same(&source, &target);
     assert_eq!(members(&archive).keys().collect::<Vec<_>>(), plain_look(&source).keys().collect::<Vec<_>>());
     // Compressed, in GNU's own format with its long names and old maps of holes, and through a pipe.
-    let looked: Vec<_> = plain_look(&source).into_iter().map(|(path, look)| (path, look.4)).collect();
-    for arguments in
-        [["--zstd", "--format=gnu"], ["--no-recursion", "--format=gnu"], ["--zstd", "--format=pax"]]
-    {
+    let looked: Vec<_> = plain_look(&source).into_iter().map(|(path, look)| (path, look.3)).collect();
+    for arguments in [["--zstd", "--format=gnu"], ["--sparse", "--format=gnu"], ["--zstd", "--format=pax"]] {
         fs::remove_dir_all(&target).unwrap();
-        tool(
-            "tar",
-            &[
-                &arguments[0],
-                &"--recursion",
-                &arguments[1],
-                &"--sparse",
-                &"-cf",
-                &archive,
-                &"-C",
-                &source,
-                &".",
-            ],
-        );
+        tool("tar", &[&arguments[0], &arguments[1], &"--sparse", &"-cf", &archive, &"-C", &source, &"."]);
         unpack(&archive, &target);
-        let unpacked: Vec<_> = plain_look(&target).into_iter().map(|(path, look)| (path, look.4)).collect();
+        let unpacked: Vec<_> = plain_look(&target).into_iter().map(|(path, look)| (path, look.3)).collect();
         assert!(unpacked == looked, "{arguments:?}");
         assert!(fs::metadata(target.join("holes")).unwrap().blocks() < 1 << 11, "{arguments:?}");
     }
@@ -873,6 +863,35 @@ fn in_a_process_of_its_own() {
 }
 
 #[test]
+fn a_tree_deeper_than_any_path_may_be_long_is_packed_and_unpacked() {
+    const DEPTH: u64 = 1000;
+    let ram = ram();
+    let name = "ten letters";
+    let make = |root: &Path| {
+        fs::create_dir(root).unwrap();
+        let mut directory = fs::File::open(root).unwrap();
+        for _ in 0..DEPTH {
+            rustix::fs::mkdirat(&directory, name, rustix::fs::Mode::RWXU).unwrap();
+            let flags = rustix::fs::OFlags::DIRECTORY;
+            directory =
+                rustix::fs::openat(&directory, name, flags, rustix::fs::Mode::empty()).unwrap().into();
+        }
+        let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
+        let file = rustix::fs::openat(&directory, "bottom", flags, rustix::fs::Mode::RUSR).unwrap();
+        rustix::io::write(&file, b"down here").unwrap();
+    };
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    make(&source);
+    let archive = ram.path().join("a.tar.zst");
+    let packed = pack(&source, &archive, PackFormat::TarZst);
+    assert_eq!((packed.directories, packed.files), (DEPTH + 1, 1));
+    let unpacked = unpack(&archive, &target);
+    assert_eq!((unpacked.directories, unpacked.files, unpacked.bytes), (DEPTH + 1, 1, 9));
+    // Over itself, where everything is there.
+    assert_eq!(unpack(&archive, &target).files, 1);
+}
+
+#[test]
 fn open_descriptors_serve_as_well_as_paths() {
     let ram = ram();
     let source = ram.path().join("s");
@@ -899,6 +918,9 @@ fn open_descriptors_serve_as_well_as_paths() {
     assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");
     assert!(partial.exists());
     drop(held);
+    rustix::fs::flock(&to, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let busy = unpack_with(&ram.path().join("a.tar"), &target, &only(&[])).0;
+    assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");
     pack(&source, &ram.path().join("a.tar"), PackFormat::Tar);
     assert!(!partial.exists());
 }

@@ -19,14 +19,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use ondeck_core::fit::in_mib;
-use ondeck_core::{Bytes, duration, exit};
+use ondeck_core::{Bytes, PackFormat, duration, exit};
 use ondeck_ramdisk::mounts::{self, Overlay, Target};
 use ondeck_ramdisk::namespace::Namespaces;
+use ondeck_transfer::pack::{self, PackOptions};
+use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
     stage_roots,
 };
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 
 use super::deadline::{Deadline, measure_rate};
 use super::homecoming::{Baseline, Homecoming, Mechanism};
@@ -914,14 +916,34 @@ impl Shared {
         }
     }
 
-    /// Copies one output's results into an archive on disk.
-    fn pack_out(
-        &self,
-        _output: &Output,
-        _format: ondeck_core::PackFormat,
-        _progress: &Progress,
-    ) -> Result<Summary> {
-        anyhow::bail!("packing is not available")
+    /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
+    fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
+        let directory = &self.plan.directories[output.directory];
+        // An archive can't hold sockets, and nobody listens on them any more.
+        survey(output.ram.as_fd(), &mut |visit| {
+            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
+                rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
+            }
+            Ok(Descend::Yes)
+        })
+        .map_err(|(path, error)| anyhow!("{}: {error}", std::ffi::OsStr::from_bytes(&path).display()))?;
+        let events = |event: Event<'_>| self.record(directory, Some(output), &event);
+        let monitor = Monitor { progress, event: &events };
+        let name = CString::new(format!("results-{}.{format}", self.id))?;
+        let options = PackOptions { threads: self.options.threads, ..PackOptions::default() };
+        let packed =
+            pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)?;
+        Ok(Summary {
+            files: packed.files,
+            directories: packed.directories,
+            others: packed.others,
+            hard_links: packed.hard_links,
+            bytes: packed.bytes,
+            errors: packed.errors,
+            copying: packed.packing,
+            syncing: packed.syncing,
+            ..Summary::default()
+        })
     }
 
     /// Until the program ends: every `interval`, copies closed files to disk.
@@ -971,7 +993,7 @@ impl Shared {
         let mut latest: Vec<((i64, i64), String)> = Vec::new();
         for output in lock(&self.outputs).iter() {
             let directory = &self.plan.directories[output.directory];
-            let _ = ondeck_transfer::survey::survey(output.ram.as_fd(), &mut |visit| {
+            let _ = survey(output.ram.as_fd(), &mut |visit| {
                 if visit.stat.st_mode & 0o170_000 == 0o100_000 {
                     let path = directory.path.join(std::ffi::OsStr::from_bytes(visit.path));
                     let time = (visit.stat.st_mtime, visit.stat.st_mtime_nsec as i64);
@@ -979,7 +1001,7 @@ impl Shared {
                     latest.sort_by(|a, b| b.cmp(a));
                     latest.truncate(3);
                 }
-                Ok(ondeck_transfer::survey::Descend::Yes)
+                Ok(Descend::Yes)
             });
         }
         latest.into_iter().map(|(_, path)| path).collect()
@@ -1032,11 +1054,11 @@ fn used_of(ram_disk: &OwnedFd) -> Option<Bytes> {
 /// Bytes of the regular files below a directory.
 fn used_below(dir: &OwnedFd) -> Option<u64> {
     let mut bytes = 0;
-    ondeck_transfer::survey::survey(dir.as_fd(), &mut |visit| {
+    survey(dir.as_fd(), &mut |visit| {
         if visit.stat.st_mode & 0o170_000 == 0o100_000 {
             bytes += visit.stat.st_size as u64;
         }
-        Ok(ondeck_transfer::survey::Descend::Yes)
+        Ok(Descend::Yes)
     })
     .ok()?;
     Some(bytes)

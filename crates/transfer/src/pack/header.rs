@@ -200,6 +200,8 @@ impl Header {
                     }
                 }
                 b'L' => long_path = Some(until_nul(read_extension(stream, block)?)),
+                // The label of a volume: nothing to unpack.
+                b'V' => drop(read_extension(stream, block)?),
                 b'K' => long_link = Some(until_nul(read_extension(stream, block)?)),
                 _ => {
                     let records = Records { own: &records, globals };
@@ -506,8 +508,9 @@ fn read_extension(stream: &mut dyn Read, block: &tar::Header) -> io::Result<Vec<
     if size > MOST_RECORDS {
         return Err(damaged("its extended header is too large"));
     }
-    let mut data = Vec::new();
-    stream.take(padded(size)).read_to_end(&mut data)?; // allocates as it reads, not what a header claims
+    // Allocates as it reads, not what a header claims.
+    let mut data = Vec::with_capacity(padded(size).min(64 << 10) as usize);
+    stream.take(padded(size)).read_to_end(&mut data)?;
     if (data.len() as u64) < padded(size) {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

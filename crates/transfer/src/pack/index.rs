@@ -248,8 +248,9 @@ fn read_frames(mut data: &[u8], stream: u64, most: u64) -> Option<Vec<Frame>> {
             at,
             stored: u32::try_from(take_number(&mut data).ok()?).ok()?,
         };
-        // No frame of ours is larger, compressed or not.
-        if frame.plain_length == 0 || frame.plain_length.max(frame.stored) as usize > MOST_FRAME {
+        // No frame of ours is larger, compressed or not, and none at all is smaller than its own header and checksum.
+        let (larger, stored) = (frame.plain_length.max(frame.stored), frame.stored);
+        if frame.plain_length == 0 || stored < 9 || larger as usize > MOST_FRAME {
             return None;
         }
         plain += u64::from(frame.plain_length);

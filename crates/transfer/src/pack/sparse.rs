@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn small_holes_are_taken_for_data_and_large_ones_are_found() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let mut found = |pieces: &[(u64, usize)], size: u64| {
+        let found = |pieces: &[(u64, usize)], size: u64| {
             file.set_len(0).unwrap();
             for (offset, length) in pieces {
                 rustix::io::pwrite(&file, &vec![1; *length], *offset).unwrap();

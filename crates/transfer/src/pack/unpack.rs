@@ -24,6 +24,8 @@ use crate::error::{During, Fault};
 
 /// Bytes of the stream that are handed out together. A larger member is alone, and is read piece by piece.
 const GROUP: u64 = 4 << 20;
+/// What may lie between two members that are read together: a hard link or two, but not a file that nobody wants.
+const GAP: u64 = 64 << 10;
 /// The most members of a group: with their paths they wait in memory.
 const MOST_MEMBERS: usize = 4096;
 
@@ -528,9 +530,8 @@ impl Feeder<'_> {
                 }
                 to <= end
             }
-            // What lies between two members would be read for nothing.
             None => {
-                let follows = self.tasks.last().is_some_and(|last| last.member.end() == from);
+                let follows = self.tasks.last().is_some_and(|last| from - last.member.end() <= GAP);
                 if !follows || to - self.start > GROUP {
                     self.flush(unpacker);
                     self.start = from;

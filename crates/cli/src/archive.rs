@@ -1,0 +1,140 @@
+//! `ondeck stage --pack`, `--unpack` and `--list`: one archive of many small files.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::Result;
+use ondeck_core::{Bytes, PackFormat, duration, exit};
+use ondeck_transfer::Monitor;
+use ondeck_transfer::pack::{self, IndexState, PackOptions, UnpackOptions};
+use serde_json::json;
+
+use crate::display;
+use crate::stage::StageArgs;
+
+/// Packs the tree `SRC` into the archive `DST`.
+pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Result<u8> {
+    let options = PackOptions { threads: args.threads(), sync: !args.no_sync(), ..PackOptions::default() };
+    let summary = args.watched("packing", || {
+        pack::pack_path(args.source(), args.target()?, format, &options, monitor).map_err(anyhow::Error::from)
+    })?;
+    if args.json() {
+        println!(
+            "{}",
+            json!({
+                "archive": args.target()?.to_string_lossy(),
+                "files": summary.files,
+                "directories": summary.directories,
+                "others": summary.others,
+                "hard_links": summary.hard_links,
+                "bytes": summary.bytes,
+                "archive_bytes": summary.archive_bytes,
+                "errors": summary.errors,
+                "pack_seconds": summary.packing.as_secs_f64(),
+                "sync_seconds": summary.syncing.as_secs_f64(),
+            })
+        );
+    } else if !args.quiet() {
+        println!(
+            "{} ({}) packed into {} in {}{}",
+            display::count(summary.files, "file"),
+            Bytes(summary.bytes),
+            Bytes(summary.archive_bytes),
+            duration::display(summary.packing),
+            display::rate(summary.bytes, summary.packing),
+        );
+    }
+    Ok(outcome(summary.errors))
+}
+
+/// Unpacks the archive `SRC`, or some of its paths, into the directory `DST`.
+pub fn unpack(args: &StageArgs, monitor: &Monitor<'_>) -> Result<u8> {
+    let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync() };
+    let summary = args.watched("unpacking", || {
+        pack::unpack_path(args.source(), args.target()?, &options, monitor).map_err(anyhow::Error::from)
+    })?;
+    let checked = match summary.index {
+        IndexState::Used => format!("{} verified", display::count(summary.verified, "checksum")),
+        IndexState::None => "not verified: the archive has no index of Ondeck's".to_owned(),
+        IndexState::Damaged => "not verified: the archive's index is damaged".to_owned(),
+    };
+    if args.json() {
+        println!(
+            "{}",
+            json!({
+                "target": args.target()?.to_string_lossy(),
+                "files": summary.files,
+                "directories": summary.directories,
+                "others": summary.others,
+                "hard_links": summary.hard_links,
+                "bytes": summary.bytes,
+                "bytes_read": summary.bytes_read,
+                "verified": summary.verified,
+                "index_used": summary.index == IndexState::Used,
+                "errors": summary.errors,
+                "unpack_seconds": summary.unpacking.as_secs_f64(),
+                "sync_seconds": summary.syncing.as_secs_f64(),
+            })
+        );
+    } else if !args.quiet() {
+        println!(
+            "{} ({}) unpacked in {}{}; {checked}",
+            display::count(summary.files, "file"),
+            Bytes(summary.bytes),
+            duration::display(summary.unpacking),
+            display::rate(summary.bytes, summary.unpacking),
+        );
+    }
+    Ok(outcome(summary.errors))
+}
+
+/// Lists the members of the archive `SRC`: type, size, checksum and path.
+pub fn list(args: &StageArgs) -> Result<u8> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for member in pack::list_path(args.source())? {
+        let member = member?;
+        let path = OsStr::from_bytes(&member.path);
+        let written = if args.json() {
+            let object = json!({
+                "path": path.to_string_lossy(),
+                "type": char::from(member.kind).to_string(),
+                "mode": format!("{:04o}", member.mode),
+                "size": member.size,
+                "checksum": member.checksum.map(|digest| digest.to_string()),
+            });
+            writeln!(out, "{object}")
+        } else {
+            let checksum = member.checksum.map_or_else(|| "-".to_owned(), |digest| digest.to_string());
+            let path = if member.path.is_empty() { ".".into() } else { path.display().to_string() };
+            writeln!(
+                out,
+                "{} {:04o} {:>12} {checksum:<32} {path}",
+                char::from(member.kind),
+                member.mode,
+                member.size
+            )
+        };
+        match written {
+            Ok(()) => {}
+            // `| head` has seen enough.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(exit::OK),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match out.flush() {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(exit::OK),
+    }
+}
+
+fn outcome(errors: u64) -> u8 {
+    if errors == 0 {
+        return exit::OK;
+    }
+    eprintln!(
+        "ondeck stage: {} failed (named above); the rest is complete",
+        display::count(errors, "entry").replace("entrys", "entries")
+    );
+    exit::SOME_FAILED
+}
