@@ -347,7 +347,9 @@ fn run(
     if let Some(manifest) = &engine.manifest
         && options.sync
     {
-        let partial = cancelled || monitor.progress.errors.load(Ordering::Relaxed) > 0;
+        // What a failed directory kept from being confirmed may be there still; but reading back needs a manifest in
+        // which every path stands once.
+        let partial = cancelled || (monitor.progress.errors.load(Ordering::Relaxed) > 0 && !options.verify);
         manifest.synced(partial).map_err(|source| StageError::Manifest {
             path: options.manifest.clone().unwrap_or_default(),
             source,
@@ -827,10 +829,8 @@ impl Engine<'_> {
             }
             let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
             let at = At { node, fds: &fds, parent: &parent, name };
-            match self.entry(&at, *file_type, worker) {
-                Ok(()) => {}
-                // It vanished between being listed and being opened, as it may in a live tree.
-                Err(fault) => self.failed(at.path(), fault),
+            if let Err(fault) = self.entry(&at, *file_type, worker) {
+                self.failed(at.path(), fault);
             }
         }
         self.finished_one(node);

@@ -20,7 +20,7 @@ use ondeck_transfer::pack::{
     IndexState, Member, PackError, PackOptions, PackSummary, UnpackOptions, UnpackSummary, list_path,
     pack_path, unpack_path,
 };
-use ondeck_transfer::{Event, Monitor, Progress};
+use ondeck_transfer::{Checksum, Event, Monitor, Progress};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -174,6 +174,87 @@ proptest! {
 
 /// Mode, owner, time, content.
 type PlainLook = (u32, (u32, u32), Option<(i64, i64)>, Vec<u8>);
+
+/// An archive of a few entries of each kind, and where its index begins.
+fn small_archive(directory: &Path) -> (Vec<u8>, usize) {
+    let source = directory.join("small");
+    fs::create_dir_all(source.join("sub/deeper")).unwrap();
+    fs::write(source.join("sub/file"), noise(700)).unwrap();
+    fs::hard_link(source.join("sub/file"), source.join("sub/deeper/again")).unwrap();
+    symlink("/etc", source.join("link")).unwrap();
+    fs::write(source.join("sub/deeper/other"), "other").unwrap();
+    fs::File::create(source.join("hole")).unwrap().set_len(1 << 20).unwrap();
+    tool("setfattr", &[&"-n", &"user.test", &"-v", &"value", &source.join("sub/file")]);
+    let archive = directory.join("small.tar");
+    pack(&source, &archive, PackFormat::Tar);
+    fs::remove_dir_all(&source).unwrap();
+    let data = fs::read(&archive).unwrap();
+    let length = data.len() - 48;
+    let index = u64::from_le_bytes(data[length..length + 8].try_into().unwrap()) as usize;
+    let at = data.len() - 64 - index;
+    (data, at)
+}
+
+/// Writes an archive with another index, and a footer that fits it.
+fn with_index(archive: &[u8], at: usize, members: &[u8]) -> Vec<u8> {
+    let index = zstd::encode_all(members, 1).unwrap();
+    let mut data = archive[..at].to_vec();
+    data.extend_from_slice(&index);
+    let mut footer = archive[archive.len() - 64..archive.len() - 24].to_vec();
+    footer[16..24].copy_from_slice(&(index.len() as u64).to_le_bytes());
+    let sum = Checksum::Xxh3.of(&[&index[..], &footer].concat());
+    data.extend_from_slice(&footer);
+    data.extend_from_slice(sum.as_bytes());
+    data.extend_from_slice(&archive[archive.len() - 8..]);
+    data
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_an_archive_says_nothing_is_written_outside_of_the_target(
+        index in any::<bool>(),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let ram = ram();
+        let (data, at) = small_archive(ram.path());
+        let broken = if index {
+            // The index says something else than the stream, and its checksum is right.
+            let mut members = zstd::decode_all(&data[at..data.len() - 64]).unwrap();
+            for (place, byte) in &changes {
+                let place = place.index(members.len());
+                members[place] = *byte;
+            }
+            with_index(&data, at, &members)
+        } else {
+            // No index, and headers that are not what they were, with the sums right.
+            let mut data = data[..at].to_vec();
+            for (place, byte) in &changes {
+                let place = place.index(data.len());
+                data[place] = *byte;
+            }
+            for block in data.chunks_exact_mut(512).filter(|block| &block[257..262] == b"ustar") {
+                block[148..156].fill(b' ');
+                let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+                block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            }
+            data
+        };
+        fs::write(ram.path().join("broken"), broken).unwrap();
+        // An error or not: no panic, no hang, and nothing beside what was there.
+        let _ = unpack_with(&ram.path().join("broken"), &ram.path().join("t/a"), &only(&[]));
+        fs::create_dir(ram.path().join("t")).unwrap();
+        let (outcome, _) = unpack_with(&ram.path().join("broken"), &ram.path().join("t/a"), &only(&[]));
+        if let Ok(summary) = outcome {
+            prop_assert_eq!(summary.index == IndexState::Used, index);
+        }
+        let mut names: Vec<_> = fs::read_dir(ram.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        prop_assert_eq!(names, ["broken", "small.tar", "t"]);
+        prop_assert_eq!(fs::read_dir(ram.path().join("t")).unwrap().count(), 1);
+    }
+}
 
 /// What bsdtar can restore: not ACLs in this form, nor fractions of times before 1970, nor the time of the root.
 fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, PlainLook> {

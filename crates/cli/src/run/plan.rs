@@ -44,8 +44,11 @@ impl Job {
                 let mut text = Vec::new();
                 std::fs::File::open(path)
                     .and_then(|file| file.take(SCRIPT_LIMIT).read_to_end(&mut text))
-                    .with_context(|| {
-                        format!("can't read the job script {}; a program goes after `--`", path.display())
+                    .map_err(|error| {
+                        anyhow::anyhow!(
+                            "can't read the job script {}: {error}; a program goes after `--`",
+                            path.display()
+                        )
                     })?;
                 if text.starts_with(b"#!") || text.starts_with(b"#RSA_") {
                     let parsed = ondeck_directive::parse(&text).map_err(|errors| {
@@ -286,16 +289,12 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         .chain(request.data_out.iter().map(|path| (path, false)));
     for (path, input) in named {
         let what = if input { "input" } else { "output" };
-        let real = path.canonicalize().with_context(|| {
-            format!(
-                "the {what} directory {} can't be used{}",
-                path.display(),
-                if path.exists() {
-                    String::new()
-                } else {
-                    format!("; make it with: mkdir -p {}", path.display())
-                }
-            )
+        let real = path.canonicalize().map_err(|error| {
+            let remedy = match error.kind() {
+                std::io::ErrorKind::NotFound => format!("; make it with: mkdir -p {}", path.display()),
+                _ => String::new(),
+            };
+            anyhow::anyhow!("the {what} directory {} can't be used: {error}{remedy}", path.display())
         })?;
         if let Some(known) = directories.iter_mut().find(|directory| directory.path == real) {
             known.input |= input;

@@ -286,7 +286,7 @@ fn build(
         path,
         link,
         attributes: Attributes {
-            mode: block.mode()? & 0o7777,
+            mode: block.mode().unwrap_or(0o600) & 0o7777,
             uid: id(b"uid", block.uid())?,
             gid: id(b"gid", block.gid())?,
             mtime,

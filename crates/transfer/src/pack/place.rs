@@ -130,6 +130,14 @@ impl<'a> Places<'a> {
             Some(stat) if is_directory(&stat) => {
                 let fd = fs::openat(dir, &*name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
                 hands_down_acl = has_default_acl(fd.as_fd());
+                // One of ours that we may not write to (a finished copy of a read-only directory) is made writable
+                // until it is completed.
+                let user = rustix::process::geteuid();
+                if stat.st_mode & 0o700 != 0o700 && user.as_raw() == stat.st_uid && !user.is_root() {
+                    let mode = stat.st_mode & 0o7777;
+                    fs::fchmod(&fd, Mode::from_raw_mode(mode | 0o700)).during(ACTION)?;
+                    plain_mode = Some(Mode::from_raw_mode(mode));
+                }
             }
             Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
                 return Err(through_symlink());
