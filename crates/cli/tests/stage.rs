@@ -55,7 +55,7 @@ fn exit_codes_tell_a_wrong_call_from_a_failed_entry_and_a_failed_copy() {
         .assert_code(3)
         .assert_says("there is no user");
     if is_root() {
-        fs::set_permissions(scene.path("a/x"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(scene.path("a/x"), fs::Permissions::from_mode(0o0)).unwrap();
         scene.file("a/y", "y");
         let ran = scene.run(&["stage", "a", "b"]);
         ran.assert_code(1).assert_says("x: opening it: Permission denied").assert_says("1 entry failed");

@@ -421,7 +421,7 @@ pub fn unpack(
     })?;
     let opened = open_archive(archive, &path)?;
     let state = opened.state();
-    let _lock = lock(target)?;
+    let _lock = Lock::on(target)?;
     let restorer = Restorer::new(target, state != IndexState::Used, monitor);
     let mut places = Places::new(target);
     let read = match opened.found {
@@ -512,12 +512,23 @@ fn open_archive(archive: BorrowedFd<'_>, path: &Path) -> Result<Opened, PackErro
 }
 
 /// Keeps a second unpacker out of the same target. Filesystems without locks are used without.
-fn lock(target: BorrowedFd<'_>) -> Result<OwnedFd, PackError> {
-    let target_error = |error: Errno| PackError::Target { path: name_of(target), source: error.into() };
-    let own = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).map_err(target_error)?;
-    match fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(PackError::Busy { path: name_of(target) }),
-        _ => Ok(own),
+struct Lock(OwnedFd);
+
+impl Lock {
+    fn on(target: BorrowedFd<'_>) -> Result<Self, PackError> {
+        let target_error = |error: Errno| PackError::Target { path: name_of(target), source: error.into() };
+        let own = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).map_err(target_error)?;
+        match fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(PackError::Busy { path: name_of(target) }),
+            _ => Ok(Lock(own)),
+        }
+    }
+}
+
+impl Drop for Lock {
+    /// Not by closing alone: a child that another thread is just starting still has the descriptor.
+    fn drop(&mut self) {
+        let _ = fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 

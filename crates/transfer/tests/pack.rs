@@ -998,7 +998,7 @@ fn open_descriptors_serve_as_well_as_paths() {
     let busy = pack_path(&source, &ram.path().join("a.tar"), PackFormat::Tar, &options, &monitor);
     assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");
     assert!(partial.exists());
-    drop(held);
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::Unlock).unwrap();
     rustix::fs::flock(&to, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let busy = unpack_with(&ram.path().join("a.tar"), &target, &only(&[])).0;
     assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");

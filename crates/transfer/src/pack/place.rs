@@ -208,6 +208,9 @@ impl<'a> Places<'a> {
     }
 
     fn finish(&mut self, place: &Place, privilege: &attributes::Privilege) -> Result<(), Fault> {
+        if place.attributes.get().is_none() && place.plain_mode.is_none() {
+            return Ok(());
+        }
         // Not through `opened`: every directory comes once here, and its parent is asked for right after.
         let fd;
         let dir = if place.disk.is_empty() {

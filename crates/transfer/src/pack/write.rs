@@ -126,13 +126,17 @@ pub(super) fn pack(
     let began = Instant::now();
     let root = fs::openat(source, c".", OPEN_DIRECTORY, Mode::empty()).map_err(source_error)?;
     let root_stat = fs::fstat(&root).map_err(source_error)?;
+    let old = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    if old.as_ref().is_some_and(is_directory) {
+        return Err(write_error(Errno::ISDIR.into()));
+    }
     let temporary = partial_name(name);
     let (file, stat) = create(directory, &temporary).map_err(|error| match error {
         Errno::WOULDBLOCK => PackError::Busy { path: path.clone() },
         error => write_error(error.into()),
     })?;
     let mut archive = vec![(stat.st_dev, stat.st_ino)];
-    if let Ok(old) = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+    if let Some(old) = old {
         archive.push((old.st_dev, old.st_ino));
     }
     let packed = (|| {
