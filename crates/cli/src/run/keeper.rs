@@ -33,7 +33,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::deadline::{Deadline, measure_rate};
 use super::homecoming::{Baseline, Homecoming, Mechanism};
 use super::message::{Line, Message, Order};
-use super::plan::{Directory, Job, Plan};
+use super::plan::{Directory, Job, Plan, is_empty};
 use super::program::{self, Surroundings};
 use super::report::{self, Report};
 use super::switch::Switch;
@@ -278,6 +278,9 @@ impl Keeper {
         let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
         let shared = &self.shared;
         let directory = &shared.plan.directories[index];
+        if directory.content.entries == 0 && directory.nested.is_empty() {
+            return shared.make_slot(namespaces, index).map(|_| Summary::default()).map_err(not_started);
+        }
         let options = Options {
             // RAM needs no sync, and a copy that ends with the run needs no manifest to resume from.
             sync: false,
@@ -383,15 +386,29 @@ impl Keeper {
     /// Shows every directory at its path, parents before what lies in them.
     fn mount(&mut self, namespaces: &Namespaces) -> Result<()> {
         self.shared.anchor(namespaces).context("can't hold on to the directories on disk")?;
-        for (index, directory) in self.shared.plan.directories.iter().enumerate() {
-            let mechanism =
-                if directory.input && !directory.output { Mechanism::Bind } else { directory.mechanism };
-            if directory.output && self.shared.plan.switches() && !directory.input {
-                continue;
+        let shared = &self.shared;
+        let shown: Vec<(usize, Mechanism)> = shared
+            .plan
+            .directories
+            .iter()
+            .enumerate()
+            .filter(|(_, directory)| directory.input || !shared.plan.switches())
+            .map(|(index, directory)| {
+                let plain = directory.input && !directory.output;
+                (index, if plain { Mechanism::Bind } else { directory.mechanism })
+            })
+            .collect();
+        // All in one child, because each costs a fork. If that fails, one by one, to name the culprit.
+        if namespaces
+            .inside(|| shown.iter().try_for_each(|(index, how)| shared.mount_here(*index, *how)))
+            .is_err()
+        {
+            for (index, how) in &shown {
+                let path = shared.plan.directories[*index].path.display();
+                shared
+                    .mount_one(namespaces, *index, *how)
+                    .with_context(|| format!("can't show the RAM disk at {path}"))?;
             }
-            self.shared
-                .mount_one(namespaces, index, mechanism)
-                .with_context(|| format!("can't show the RAM disk at {}", directory.path.display()))?;
         }
         for directory in &self.shared.plan.directories {
             let mechanism = if directory.input && !directory.output {
@@ -587,6 +604,11 @@ impl Keeper {
     fn copy_out(&mut self, output: &Output) -> Result<(u64, u64), Abort> {
         let shared = &self.shared;
         let directory = &shared.plan.directories[output.directory];
+        let untouched =
+            output.homecoming.mechanism == Mechanism::Bind && lock(&output.homecoming.ours).is_empty();
+        if untouched && is_empty(&output.ram).is_ok_and(|empty| empty) {
+            return Ok((0, 0));
+        }
         if output.homecoming.mechanism == Mechanism::Overlay && shared.plan.root {
             output.homecoming.apply_redirects(output.ram.as_fd(), directory.disk.as_fd()).map_err(
                 |(path, error)| {
@@ -857,29 +879,29 @@ impl Shared {
 
     /// Shows one directory at its path.
     pub fn mount_one(&self, namespaces: &Namespaces, index: usize, mechanism: Mechanism) -> io::Result<()> {
+        namespaces.inside(|| self.mount_here(index, mechanism))
+    }
+
+    /// The same in a process that has joined the namespaces.
+    fn mount_here(&self, index: usize, mechanism: Mechanism) -> io::Result<()> {
         let directory = &self.plan.directories[index];
         let ram_disk = self.dir.join("ramdisk");
         let (slot, work) = (ram_disk.join(slot_name(index)), ram_disk.join(work_name(index)));
+        // Below a directory that is in RAM already, the path names the mount point that we made there.
         let nested_in_ours = self
             .plan
             .directories
             .iter()
             .any(|other| directory.path != other.path && directory.path.starts_with(&other.path));
-        let read_only = directory.input && !directory.output;
-        namespaces.inside(|| {
-            // Below a directory that is in RAM already, the path names the mount point that we made there.
-            let expected = (!nested_in_ours).then_some(directory.disk.as_fd());
-            let target = Target::open(&directory.path, expected)?;
-            if mechanism == Mechanism::Overlay {
-                let lower = ram_disk.join(anchor_name(index));
-                return Overlay { lower: &lower, upper: &slot, work: &work, root: self.plan.root }
-                    .mount(&target);
-            }
-            if read_only {
-                mounts::make_read_only(&slot)?;
-            }
-            mounts::bind(&slot, &target)
-        })
+        let target = Target::open(&directory.path, (!nested_in_ours).then_some(directory.disk.as_fd()))?;
+        if mechanism == Mechanism::Overlay {
+            let lower = ram_disk.join(anchor_name(index));
+            return Overlay { lower: &lower, upper: &slot, work: &work, root: self.plan.root }.mount(&target);
+        }
+        if directory.input && !directory.output {
+            mounts::make_read_only(&slot)?;
+        }
+        mounts::bind(&slot, &target)
     }
 
     /// Copies one output's results to disk.

@@ -361,7 +361,7 @@ fn decide(
         directory.mechanism = if directory.output { Mechanism::Mirror } else { Mechanism::Disk };
         return Ok(());
     }
-    let empty = is_empty(directory)?;
+    let empty = is_empty(&directory.disk)?;
     // With a switch the program writes to disk first, so the directory must show through whatever it holds now.
     let must_overlay = request.delay.is_some();
     if empty && directory.nested.is_empty() && !must_overlay {
@@ -421,10 +421,11 @@ fn decide(
     Ok(())
 }
 
-fn is_empty(directory: &Directory) -> Result<bool> {
+/// Whether a directory holds nothing.
+pub fn is_empty(directory: &OwnedFd) -> Result<bool> {
     let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 1024];
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listing = rustix::fs::openat(&directory.disk, c".", flags, Mode::empty())?;
+    let listing = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
     let mut entries = rustix::fs::RawDir::new(&listing, &mut buffer);
     while let Some(entry) = entries.next() {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
