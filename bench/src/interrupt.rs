@@ -45,20 +45,26 @@ extern "C" fn on_signal(signal: libc::c_int) {
     }
 }
 
-/// Catches the signals from here on. Commands that are started get the default action back on
+/// Catches the signals from here on, but for those that whoever started the bench chose to ignore,
+/// as nohup and a shell's `&` do. Commands that are started get the default action back on
 /// exec, because handlers do not survive it.
 pub fn install() -> Result<()> {
     let ends = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).context("cannot make a pipe")?;
     let (_, write_end) = PIPE.get_or_init(|| ends);
     WRITE_END.store(write_end.as_raw_fd(), Ordering::SeqCst);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: the structure is fully initialised (zeroes are valid: no flags, empty mask), and
-        // the handler does only what a handler may.
+        // SAFETY: the structures are fully initialised (zeroes are valid: no flags, empty mask),
+        // and the handler does only what a handler may.
         let result = unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
             action.sa_flags = libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+            match libc::sigaction(signal, std::ptr::null(), &raw mut before) {
+                0 if before.sa_sigaction == libc::SIG_IGN => 0,
+                0 => libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
+                error => error,
+            }
         };
         if result == -1 {
             return Err(std::io::Error::last_os_error()).context("cannot catch signals");

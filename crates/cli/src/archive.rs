@@ -17,7 +17,8 @@ use crate::stage::StageArgs;
 pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Result<u8> {
     let options = PackOptions { threads: args.threads(), sync: !args.no_sync(), ..PackOptions::default() };
     let summary = args.watched("packing", || {
-        pack::pack_path(args.source(), args.target()?, format, &options, monitor).map_err(anyhow::Error::from)
+        pack::pack_path(args.source(), args.target()?, format, &options, monitor)
+            .map_err(|error| anyhow::anyhow!("{error}"))
     })?;
     if args.json() {
         println!(
@@ -52,7 +53,8 @@ pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Resu
 pub fn unpack(args: &StageArgs, monitor: &Monitor<'_>) -> Result<u8> {
     let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync() };
     let summary = args.watched("unpacking", || {
-        pack::unpack_path(args.source(), args.target()?, &options, monitor).map_err(anyhow::Error::from)
+        pack::unpack_path(args.source(), args.target()?, &options, monitor)
+            .map_err(|error| anyhow::anyhow!("{error}"))
     })?;
     let checked = match summary.index {
         IndexState::Used => format!("{} verified", display::count(summary.verified, "checksum")),
@@ -92,8 +94,8 @@ pub fn unpack(args: &StageArgs, monitor: &Monitor<'_>) -> Result<u8> {
 /// Lists the members of the archive `SRC`: type, size, checksum and path.
 pub fn list(args: &StageArgs) -> Result<u8> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for member in pack::list_path(args.source())? {
-        let member = member?;
+    for member in pack::list_path(args.source()).map_err(|error| anyhow::anyhow!("{error}"))? {
+        let member = member.map_err(|error| anyhow::anyhow!("{error}"))?;
         let path = OsStr::from_bytes(&member.path);
         let written = if args.json() {
             let object = json!({

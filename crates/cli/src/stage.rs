@@ -232,8 +232,8 @@ pub fn stage(args: &StageArgs) -> ExitCode {
 fn try_stage(args: &StageArgs) -> Result<u8> {
     let mut home = None;
     if let Some(name) = &args.as_user {
-        let user = User::look_up(name)?;
-        user.become_for_good()?;
+        let user = User::look_up(name).map_err(|error| anyhow::anyhow!("{error}"))?;
+        user.become_for_good().map_err(|error| anyhow::anyhow!("{error}"))?;
         home = Some(user.home);
     }
     cancel_on_signals();
@@ -252,7 +252,19 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     }
     let target = args.target()?;
     let manifest = match (&args.manifest, args.no_manifest || args.dry_run) {
-        (Some(path), _) => Some(path.clone()),
+        (Some(path), _) => {
+            let inside = path
+                .parent()
+                .and_then(|parent| {
+                    if parent.as_os_str().is_empty() { Path::new(".") } else { parent }.canonicalize().ok()
+                })
+                .zip(target.canonicalize().ok())
+                .is_some_and(|(parent, target)| target.is_dir() && parent.starts_with(target));
+            if inside {
+                anyhow::bail!("the manifest {} lies inside DST; keep it outside", path.display());
+            }
+            Some(path.clone())
+        }
         (None, true) => None,
         (None, false) => Some(state::manifest_for(target, home.as_deref())?),
     };
@@ -272,12 +284,15 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     let summary = args.watched("staging", || run_stage(&args.source, target, &options, &monitor));
     let summary = match summary {
         Ok(summary) => summary,
-        Err(error @ StageError::Interrupted) => {
+        Err(StageError::Interrupted) => {
             let done =
                 display::count(PROGRESS.entries_done.load(Relaxed), "entry").replace("entrys", "entries");
-            return Err(error).context(format!("{done} done"));
+            anyhow::bail!(
+                "interrupted, with {done} done; run the same command again to go on where it stopped"
+            );
         }
-        Err(error) => return Err(error.into()),
+        // Its message names its cause already.
+        Err(error) => anyhow::bail!("{error}"),
     };
     let unverified = summary.verified.is_some_and(|verified| verified.failed > 0);
     let failed = summary.errors > 0 || unverified;

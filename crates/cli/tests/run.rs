@@ -29,6 +29,7 @@ fn a_program_finds_its_data_in_ram_at_their_own_paths_and_its_results_are_on_dis
         let report = scene.report("report");
         assert_eq!(report["program"]["exit_code"], 7);
         assert_eq!(report["results_on_disk"], true);
+        assert_eq!(mode_of(&scene.path("report")), 0o644);
         assert_eq!(fs::metadata(out.join("d/r")).unwrap().uid(), uid);
         scene.assert_clean();
     }
@@ -116,8 +117,8 @@ fn what_is_in_an_output_directory_stays_visible_and_becomes_what_the_program_mad
 }
 
 #[test]
-fn a_directory_that_was_there_can_be_renamed_by_root_and_by_a_user_whose_directory_is_copied() {
-    for (who, how) in [(Who::Me, "overlay"), (Who::Me, "copy"), (Who::User, "copy")] {
+fn directories_that_were_there_can_be_renamed_where_their_content_is_copied() {
+    for (who, how) in [(Who::Me, "auto"), (Who::Me, "copy"), (Who::User, "copy")] {
         if who == Who::Me && !is_root() {
             continue;
         }
@@ -146,6 +147,114 @@ fn a_directory_that_was_there_can_be_renamed_by_root_and_by_a_user_whose_directo
         assert_eq!(scene.list("out/emptied"), ["x"]);
         assert_eq!(scene.read("out/old.1"), "old");
         scene.assert_clean();
+    }
+}
+
+#[test]
+fn files_that_were_there_can_be_rotated_and_swapped() {
+    for who in everyone() {
+        for how in ["overlay", "copy", "auto"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            for (name, text) in
+                [("log", "0"), ("log.1", "1"), ("log.2", "2"), ("f1", "A"), ("f2", "B"), ("old", "P")]
+            {
+                scene.file(&format!("out/{name}"), text);
+            }
+            scene
+                .run_shell(
+                    &["--data-out", "out", "--existing", how],
+                    "cd out; rm log.2; mv log.1 log.2; mv log log.1; printf N > log
+                     mv f1 t; mv f2 f1; mv t f2; chmod 600 f1; ln old g; ln old h; mv old old.1",
+                )
+                .assert_code(0);
+            let read = |name: &str| scene.read(&format!("out/{name}"));
+            assert_eq!([read("log"), read("log.1"), read("log.2")], ["N", "0", "1"], "{who:?} {how}");
+            assert_eq!([read("f1"), read("f2")], ["B", "A"], "{who:?} {how}");
+            assert_eq!(mode_of(&scene.path("out/f1")), 0o600);
+            assert_eq!([read("g"), read("h"), read("old.1")], ["P", "P", "P"]);
+            assert_eq!(scene.list("out").len(), 8);
+            scene.assert_clean();
+        }
+    }
+}
+
+/// Not a test of its own: the program of the next one, when it is called by that.
+#[test]
+fn writes_through_a_mapping_when_asked_to() {
+    let Some(path) = std::env::var_os("ONDECK_TEST_MAP") else { return };
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // SAFETY: a mapping of an open file of at least 8 bytes, which nobody truncates meanwhile.
+    unsafe {
+        let (protection, flags) =
+            (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+        let map: *mut u8 =
+            rustix::mm::mmap(std::ptr::null_mut(), 8, protection, flags, &file, 0).unwrap().cast();
+        // Read first: on tmpfs the page is then writable without a fault, and the write changes no time.
+        std::hint::black_box(map.read_volatile());
+        map.copy_from(b"CHANGED!".as_ptr(), 8);
+    }
+}
+
+#[test]
+fn what_is_written_through_a_mapping_comes_home_although_it_changes_no_time() {
+    let scene = Scene::new(Who::Me);
+    scene.dir("both");
+    scene.file("both/db", vec![b'.'; 100_000]);
+    scene.dir("out");
+    let exe = std::env::current_exe().unwrap();
+    let write = format!("{} --exact writes_through_a_mapping_when_asked_to > /dev/null", exe.display());
+    scene
+        .run_shell(
+            &["--data-in", "both", "--data-out", "both", "--data-out", "out", "--copy-out-interval", "1s"],
+            &format!(
+                "head -c 100000 /dev/zero > out/db; touch started; while ! test -e go; do sleep 0.02; done
+                 ONDECK_TEST_MAP=both/db {write}; ONDECK_TEST_MAP=out/db {write}"
+            )
+            .replace("while ! test -e go; do sleep 0.02; done", "sleep 2"),
+        )
+        .assert_code(0);
+    for name in ["both/db", "out/db"] {
+        assert!(fs::read(scene.path(name)).unwrap().starts_with(b"CHANGED!"), "{name}");
+    }
+    scene.assert_clean();
+}
+
+#[test]
+fn modes_that_shut_out_even_the_owner_are_no_obstacle() {
+    for who in everyone() {
+        for how in ["copy", "overlay"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            for name in ["ro", "gone"] {
+                scene.dir(&format!("out/{name}"));
+                scene.file(&format!("out/{name}/x"), "x");
+                fs::set_permissions(scene.path(&format!("out/{name}")), fs::Permissions::from_mode(0o555))
+                    .unwrap();
+            }
+            scene
+                .run_shell(
+                    &["--data-out", "out", "--existing", how],
+                    "cd out; chmod 755 gone; rm -rf gone; echo s > secret; chmod 000 secret
+                     mkdir blind; echo b > blind/b; chmod 300 blind; echo n > new",
+                )
+                .assert_code(0);
+            assert_eq!(scene.list("out"), ["blind", "new", "ro", "secret"], "{who:?} {how}");
+            assert_eq!(mode_of(&scene.path("out/secret")), 0);
+            assert_eq!(mode_of(&scene.path("out/blind")), 0o300);
+            assert_eq!(
+                mode_of(&scene.path("out/ro")),
+                0o555,
+                "a directory that was not touched keeps its mode"
+            );
+            scene.assert_clean();
+        }
+        let scene = Scene::new(who);
+        scene.dir("p");
+        scene.dir("p/out");
+        fs::set_permissions(scene.path("p"), fs::Permissions::from_mode(0o555)).unwrap();
+        scene.run_shell(&["--data-in", "p", "--data-out", "p/out"], "echo x > p/out/x").assert_code(0);
+        assert_eq!(scene.read("p/out/x"), "x\n");
     }
 }
 
@@ -222,10 +331,101 @@ fn a_file_that_someone_else_changed_meanwhile_is_kept_and_the_programs_version_g
             let report = scene.report("report");
             assert_eq!(report["put_beside"].as_array().unwrap().len(), 2);
             assert_eq!(report["kept"].as_array().unwrap().len(), 1);
-            ran.assert_says("someone else changed it on disk").assert_says("the program deleted it, but");
+            ran.assert_says("someone else changed it on disk")
+                .assert_says("kept, because someone else changed it or put it there");
             scene.assert_clean();
         }
     }
+}
+
+#[test]
+fn further_names_of_a_file_respect_what_someone_else_wrote() {
+    let scene = Scene::new(Who::User);
+    scene.dir("out");
+    let run = scene.start(&[
+        "run",
+        "--data-out",
+        "out",
+        "--",
+        "sh",
+        "-c",
+        "echo P > out/f; ln out/f out/g; touch started; while ! test -e go; do sleep 0.02; done",
+    ]);
+    wait_until("the program", || scene.path("started").exists());
+    scene.file("out/f", "theirs");
+    scene.file("out/g", "theirs");
+    scene.file("go", "");
+    Ran::of(run.wait_with_output().unwrap()).assert_code(0);
+    assert_eq!((scene.read("out/f"), scene.read("out/g")), ("theirs".into(), "theirs".into()));
+    assert_eq!(scene.list("out").len(), 4, "{:?}", scene.list("out"));
+    scene.assert_clean();
+}
+
+#[test]
+fn a_filesystem_mounted_inside_an_output_directory_is_refused() {
+    if !is_root() {
+        return eprintln!("not run: mounting needs root");
+    }
+    let scene = Scene::new(Who::Me);
+    scene.dir("out");
+    let inner = scene.dir("out/inner");
+    let mounted = Mounted::tmpfs(&inner, "size=1m");
+    scene
+        .run_shell(&["--data-out", "out"], "true")
+        .assert_code(125)
+        .assert_says("another filesystem is mounted inside it");
+    scene.run_shell(&["--data-out", "out/inner"], "echo x > out/inner/x").assert_code(0);
+    assert_eq!(scene.read("out/inner/x"), "x\n");
+    drop(mounted);
+}
+
+#[test]
+fn a_lock_that_the_caller_holds_on_the_output_directory_does_not_matter() {
+    let scene = Scene::new(Who::User);
+    let out = scene.dir("out");
+    let lock = fs::File::open(&out).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    scene.run_shell(&["--data-out", "out"], "echo x > out/x").assert_code(0);
+    assert_eq!(scene.read("out/x"), "x\n");
+}
+
+#[test]
+fn two_runs_at_once_may_write_into_the_same_directory() {
+    let scene = Scene::new(Who::User);
+    scene.dir("out");
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do echo $0 > out/$0.$i; echo $0 > out/same.$i; done; sleep 0.2";
+    let runs = ["a", "b", "c"]
+        .map(|name| scene.start(&["run", "--data-out", "out", "--", "sh", "-c", script, name]));
+    for run in runs {
+        Ran::of(run.wait_with_output().unwrap()).assert_code(0);
+    }
+    let names = scene.list("out");
+    assert_eq!(names.iter().filter(|name| !name.starts_with("same")).count(), 27, "{names:?}");
+    assert!(names.iter().all(|name| !name.contains("partial")), "{names:?}");
+    scene.assert_clean();
+}
+
+#[test]
+fn a_second_command_may_watch_a_run_beside_the_first() {
+    let scene = Scene::new(Who::User);
+    scene.dir("out");
+    let first = scene.start(&[
+        "run",
+        "--data-out",
+        "out",
+        "--",
+        "sh",
+        "-c",
+        "touch started; while ! test -e go; do sleep 0.02; done; echo x > out/x; exit 4",
+    ]);
+    wait_until("the program", || scene.path("started").exists());
+    let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
+    let second = scene.start(&["run", "--resume", &id]);
+    assert!(scene.run(&["run", "--list"]).out.contains("the program runs"));
+    scene.file("go", "");
+    Ran::of(first.wait_with_output().unwrap()).assert_code(4);
+    Ran::of(second.wait_with_output().unwrap()).assert_code(4);
+    scene.assert_clean();
 }
 
 #[test]
@@ -635,17 +835,28 @@ fn closed_files_are_copied_out_while_the_program_runs() {
     for who in everyone() {
         let scene = Scene::new(who);
         scene.dir("out");
+        scene.file("out/kept", "kept");
         let run = scene.start(&[
             "run", "--data-out", "out", "--copy-out-interval", "1s", "--", "sh", "-c",
             "exec 3> out/open; echo begun >&3; echo closed > out/closed; mkdir out/d; echo deep > out/d/deep; echo short > out/short
-             while ! test -e seen; do sleep 0.05; done; echo done >&3; rm out/short; echo changed > out/closed",
+             mkdir -p out/deep/er; echo 1 > out/deep/er/x
+             while ! test -e seen; do sleep 0.05; done; echo done >&3; rm out/short out/deep/er/x; echo changed > out/closed
+             mv out/kept out/kept.old; echo new > out/kept",
         ]);
-        wait_until("the copies", || scene.path("out/closed").exists() && scene.path("out/d/deep").exists());
+        wait_until("the copies", || {
+            ["closed", "d/deep", "deep/er/x"].iter().all(|name| scene.path(&format!("out/{name}")).exists())
+        });
         assert_eq!(scene.read("out/closed"), "closed\n");
         assert!(!scene.path("out/open").exists(), "a file that is being written is not copied");
         scene.file("seen", "");
         Ran::of(run.wait_with_output().unwrap()).assert_code(0);
-        assert_eq!(scene.list("out"), ["closed", "d", "open"]);
+        assert_eq!(scene.list("out"), ["closed", "d", "deep", "kept", "kept.old", "open"]);
+        assert_eq!(
+            scene.list("out/deep/er"),
+            Vec::<String>::new(),
+            "what was deleted since does not come back"
+        );
+        assert_eq!((scene.read("out/kept"), scene.read("out/kept.old")), ("new\n".into(), "kept".into()));
         assert_eq!(
             (scene.read("out/open"), scene.read("out/closed")),
             ("begun\ndone\n".into(), "changed\n".into())

@@ -67,8 +67,7 @@ pub struct Overlay<'a> {
     pub upper: &'a Path,
     /// Scratch space of the kernel.
     pub work: &'a Path,
-    /// Whether this is root outside of any user namespace: then directories can be renamed, attributes changed
-    /// without copying the data, and hard links kept.
+    /// Whether this is root outside of any user namespace: then other users and groups can be represented.
     pub root: bool,
 }
 
@@ -87,7 +86,8 @@ impl Overlay<'_> {
             escape(path, &mut options);
         }
         options.extend_from_slice(if self.root {
-            b",redirect_dir=on,metacopy=on,index=off"
+            // Nothing that refers to the directory on disk by name: what is written there meanwhile could change it.
+            b",redirect_dir=off,metacopy=off,index=off"
         } else {
             // The only flavour that an ordinary user may mount.
             b",userxattr"

@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::fs::{self, AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::Ownership;
@@ -196,9 +196,7 @@ pub(crate) fn apply_at(
         }
     }
     if !is_symlink(want) {
-        // Entries here are never symlinks, and the name was made by us under a directory nobody else writes to
-        // while the copy runs; chmodat without following needs fchmodat2, which is newer than the kernels we serve.
-        fs::chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty()).during("setting its mode")?;
+        chmod_at(dir, name, &have, mode).during("setting its mode")?;
     }
     fs::utimensat(dir, name, &times_of(want), AtFlags::SYMLINK_NOFOLLOW).during("setting its times")?;
     lost.map_or(Ok(()), Err)
@@ -224,6 +222,20 @@ pub(crate) fn drop_acl(fd: BorrowedFd<'_>) {
 /// The same by name.
 pub(crate) fn drop_acl_at(dir: BorrowedFd<'_>, name: &CStr) {
     let _ = fs::lremovexattr(&*proc_path(dir, name), ACL_ACCESS);
+}
+
+/// Sets the mode of an entry that is still the one that `expected` describes, never through a symlink.
+///
+/// fchmodat2(2), which could do this by itself, is newer than the kernels that we serve.
+pub(crate) fn chmod_at(dir: BorrowedFd<'_>, name: &CStr, expected: &Stat, mode: u32) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let entry = fs::openat(dir, name, flags, Mode::empty())?;
+    let found = fs::fstat(&entry)?;
+    if is_symlink(&found) || (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino) {
+        return Err(Errno::STALE);
+    }
+    let path = format!("/proc/self/fd/{}", entry.as_raw_fd());
+    fs::chmodat(fs::CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 
 fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Option<Fault>) {

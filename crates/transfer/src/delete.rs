@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::fs::{self, AtFlags, Mode, RawDir};
 use rustix::io::Errno;
 
-use crate::attributes::is_directory;
+use crate::attributes::{self, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join};
 use crate::engine::Engine;
 use crate::error::{During, EntryError, Fault};
@@ -81,6 +81,9 @@ impl Engine<'_> {
         }
         let mut emptied = true;
         if is_directory(&stat) {
+            if self.is_closed_own(&stat) {
+                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+            }
             if depth == DEEPEST {
                 return Err(Fault::message(ACTION, "the tree is nested too deeply; remove it with rm -r"));
             }

@@ -55,8 +55,12 @@ pub(crate) struct DirNode {
     /// The name in the source and, once complete, in the target.
     pub name: CString,
     pub kind: Kind,
-    /// Set when the target is built under [`partial_name`] and renamed when complete.
-    pub partial: bool,
+    /// The temporary name under which the target is built, if it is renamed when complete.
+    pub partial: Option<CString>,
+    /// The mode that the target directory had before it was made writable for us.
+    pub restore_mode: Option<u32>,
+    /// The same for the source, which is a RAM disk's.
+    pub restore_source: Option<u32>,
     /// Whether the finished target gets the source's attributes.
     pub attributes: bool,
     /// Whether entries that only the target has are removed.
@@ -81,7 +85,9 @@ pub(crate) struct NewDir {
     pub parent: Option<Arc<DirNode>>,
     pub name: CString,
     pub kind: Kind,
-    pub partial: bool,
+    pub partial: Option<CString>,
+    pub restore_mode: Option<u32>,
+    pub restore_source: Option<u32>,
     pub attributes: bool,
     pub delete: bool,
     pub hands_down_acl: bool,
@@ -98,6 +104,8 @@ impl DirNode {
             name: new.name,
             kind: new.kind,
             partial: new.partial,
+            restore_mode: new.restore_mode,
+            restore_source: new.restore_source,
             attributes: new.attributes,
             delete: new.delete,
             hands_down_acl: new.hands_down_acl,
@@ -120,10 +128,9 @@ impl DirNode {
 
     /// The name under which the target is found now.
     pub fn target_name(&self) -> CString {
-        if self.partial && !self.renamed.load(Ordering::Acquire) {
-            partial_name(&self.name)
-        } else {
-            self.name.clone()
+        match &self.partial {
+            Some(partial) if !self.renamed.load(Ordering::Acquire) => partial.clone(),
+            _ => self.name.clone(),
         }
     }
 
@@ -262,17 +269,27 @@ const PARTIAL_SUFFIX: &[u8] = b".ondeck-partial";
 /// It follows from the name alone, so that a copy that is run again finds and continues or replaces what an
 /// interrupted one left. A name too long for the suffix is cut and made unique by a hash.
 pub(crate) fn partial_name(name: &CStr) -> CString {
+    tagged_name(name, None)
+}
+
+/// The same with the tag of a run: `.NAME.ondeck-partial-TAG`.
+pub(crate) fn tagged_name(name: &CStr, tag: Option<&str>) -> CString {
     const NAME_MAX: usize = 255;
     let name = name.to_bytes();
+    let mut suffix = PARTIAL_SUFFIX.to_vec();
+    if let Some(tag) = tag {
+        suffix.push(b'-');
+        suffix.extend_from_slice(tag.as_bytes());
+    }
     let mut partial = vec![b'.'];
-    if name.len() + 1 + PARTIAL_SUFFIX.len() <= NAME_MAX {
+    if name.len() + 1 + suffix.len() <= NAME_MAX {
         partial.extend_from_slice(name);
     } else {
-        partial.extend_from_slice(&name[..NAME_MAX - 1 - PARTIAL_SUFFIX.len() - 17]);
+        partial.extend_from_slice(&name[..NAME_MAX - 1 - suffix.len() - 17]);
         let hash = twox_hash::XxHash3_128::oneshot(name) as u64;
         partial.extend_from_slice(format!("~{hash:016x}").as_bytes());
     }
-    partial.extend_from_slice(PARTIAL_SUFFIX);
+    partial.extend_from_slice(&suffix);
     CString::new(partial).unwrap_or_default() // made of a C string and text
 }
 

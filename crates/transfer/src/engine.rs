@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, Privilege, is_directory};
 use crate::checksum::{Checksum, Digest};
 use crate::dir::{
-    self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, partial_name,
+    self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, tagged_name,
 };
 use crate::error::{During, Fault, StageError};
 use crate::file::LargeFile;
@@ -180,6 +180,12 @@ pub fn stage(
     let stat = fs::fstat(&opened).map_err(source_error)?;
     let existing = match fs::open(target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
         Ok(fd) => Some((fs::fstat(&fd).map_err(target_error)?, fd)),
+        Err(Errno::NOENT) if fs::lstat(&*trim_slashes(target)).is_ok() => {
+            return Err(StageError::Mismatch(format!(
+                "{} is a symlink to nothing; remove it",
+                target.display()
+            )));
+        }
         Err(Errno::NOENT) => None,
         Err(error) => return Err(target_error(error)),
     };
@@ -211,6 +217,12 @@ pub fn stage(
                 TargetRoot::New(parent, name)
             }
         };
+        if let TargetRoot::Existing(target) = &target {
+            let target = fs::fstat(target).map_err(target_error)?;
+            if (target.st_dev, target.st_ino) == (stat.st_dev, stat.st_ino) {
+                refuse_nesting(&source_path, &source_path)?;
+            }
+        }
         refuse_nesting(&source_path, &target_path)?;
         return stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor);
     }
@@ -368,7 +380,15 @@ fn run(
         let verify_error = |source| StageError::Manifest { path: path.clone(), source };
         let fds = root.fds(&engine.budget).map_err(|fault| verify_error(fault.source))?;
         let dir = fds.target().map_err(|fault| verify_error(fault.source))?;
-        verified = Some(verify::verify(dir, path, workers, monitor).map_err(verify_error)?);
+        // What is found to be wrong must not be taken for done when the copy is run again.
+        let event = |event: Event<'_>| {
+            if let (Event::Failed(error), Some(manifest)) = (&event, &engine.manifest) {
+                manifest.disown(&error.path);
+            }
+            (monitor.event)(event);
+        };
+        let monitor = Monitor { progress: monitor.progress, event: &event };
+        verified = Some(verify::verify(dir, path, workers, &monitor).map_err(verify_error)?);
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let counts = &engine.counts;
@@ -409,7 +429,22 @@ impl Batch {
 struct Entered {
     target: Option<OwnedFd>,
     kind: Kind,
-    partial: bool,
+    partial: Option<CString>,
+    restore_mode: Option<u32>,
+    restore_source: Option<u32>,
+}
+
+impl Entered {
+    /// A directory that a dry run would make.
+    fn imagined() -> Self {
+        Entered {
+            target: None,
+            kind: Kind::Imagined,
+            partial: None,
+            restore_mode: None,
+            restore_source: None,
+        }
+    }
 }
 
 impl Engine<'_> {
@@ -423,7 +458,13 @@ impl Engine<'_> {
             (None, Some(policy)) => policy.directory(b"", source.as_fd(), Some(&target_stat)),
             (None, None) => self.default_directory_action(),
         };
-        let entered = Entered { target: Some(target), kind: Kind::Existing, partial: false };
+        let entered = Entered {
+            target: Some(target),
+            kind: Kind::Existing,
+            partial: None,
+            restore_mode: None,
+            restore_source: None,
+        };
         self.node(None, CString::default(), source, source_stat, entered, action)
     }
 
@@ -432,7 +473,7 @@ impl Engine<'_> {
         let source_stat = fs::fstat(&source).during(READING_SOURCE)?;
         let entered = if self.options.dry_run {
             (self.monitor.event)(Event::Would("make directory", b""));
-            Entered { target: None, kind: Kind::Imagined, partial: false }
+            Entered::imagined()
         } else {
             self.make_directory(parent.as_fd(), &name, true)?
         };
@@ -453,7 +494,7 @@ impl Engine<'_> {
 
     /// Keeps a second copy out of the same target. Filesystems without locks are used without.
     fn lock_root(&self, target: &OwnedFd) -> Result<(), Fault> {
-        if self.options.dry_run || self.single.is_some() {
+        if self.options.dry_run || self.single.is_some() || self.options.tag.is_some() {
             return Ok(());
         }
         match fs::flock(target, fs::FlockOperation::NonBlockingLockExclusive) {
@@ -535,7 +576,7 @@ impl Engine<'_> {
         block.sort_unstable_by_key(|(inode, offset, _)| (*inode, *offset));
         for (_, offset, file_type) in block {
             let Ok(name) = CStr::from_bytes_until_nul(&names[offset as usize..]) else { continue };
-            if is_partial_name(name.to_bytes()) {
+            if self.options.tag.is_none() && is_partial_name(name.to_bytes()) {
                 let path = dir::join(&node.path(), name.to_bytes());
                 let why = "the name is that of an incomplete copy of Ondeck; rename it if you need it copied";
                 self.failed(path, Fault::message("copying it", why));
@@ -585,8 +626,7 @@ impl Engine<'_> {
         name: &CStr,
     ) -> Result<Option<(Arc<DirNode>, OwnedFd)>, Fault> {
         let fds = parent.fds(&self.budget)?;
-        let source = fs::openat(&fds.source, name, OPEN_DIRECTORY, Mode::empty()).during("opening it")?;
-        let source_stat = fs::fstat(&source).during("opening it")?;
+        let (source, source_stat, restore_source) = self.open_source_directory(fds.source.as_fd(), name)?;
         let found = match (&fds.target, parent.kind) {
             (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
             _ => None,
@@ -602,7 +642,8 @@ impl Engine<'_> {
             DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
             DirectoryAction::Merge { .. } => {}
         }
-        let entered = self.enter_target(parent, &fds, name, found.as_ref())?;
+        let mut entered = self.enter_target(parent, &fds, name, found.as_ref())?;
+        entered.restore_source = restore_source;
         let listing = open_listing(&source)?;
         let node = self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
         Ok(Some((node, listing)))
@@ -618,21 +659,21 @@ impl Engine<'_> {
     ) -> Result<Entered, Fault> {
         let Some(target) = &fds.target else {
             (self.monitor.event)(Event::Would("make directory", &dir::join(&parent.path(), name.to_bytes())));
-            return Ok(Entered { target: None, kind: Kind::Imagined, partial: false });
+            return Ok(Entered::imagined());
         };
         let target = target.as_fd();
         match found {
             Some(stat) if is_directory(stat) => {
                 let kind = if parent.kind == Kind::Resumed { Kind::Resumed } else { Kind::Existing };
-                let opened = self.open_existing(target, name, stat)?;
-                Ok(Entered { target: Some(opened), kind, partial: false })
+                let (opened, restore_mode) = self.open_existing(target, name, stat)?;
+                Ok(Entered { target: Some(opened), kind, partial: None, restore_mode, restore_source: None })
             }
             _ if self.options.dry_run => {
                 (self.monitor.event)(Event::Would(
                     "make directory",
                     &dir::join(&parent.path(), name.to_bytes()),
                 ));
-                Ok(Entered { target: None, kind: Kind::Imagined, partial: false })
+                Ok(Entered::imagined())
             }
             Some(_) if parent.kind == Kind::Resumed => {
                 fs::unlinkat(target, name, AtFlags::empty()).during("replacing it by a directory")?;
@@ -645,7 +686,7 @@ impl Engine<'_> {
     /// Makes a target directory, under a temporary name if others look into its parent.
     fn make_directory(&self, parent: BorrowedFd<'_>, name: &CStr, partial: bool) -> Result<Entered, Fault> {
         const ACTION: &str = "making the directory";
-        let temporary = partial.then(|| partial_name(name));
+        let temporary = partial.then(|| self.partial_name(name));
         let name = temporary.as_deref().unwrap_or(name);
         let kind = match fs::mkdirat(parent, name, Mode::RWXU) {
             Ok(()) => Kind::Fresh,
@@ -656,23 +697,90 @@ impl Engine<'_> {
             Kind::Fresh => fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?,
             _ => {
                 let stat = fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
-                self.open_existing(parent, name, &stat)?
+                self.open_existing(parent, name, &stat)?.0
             }
         };
-        Ok(Entered { target: Some(target), kind, partial })
+        Ok(Entered {
+            target: Some(target),
+            kind,
+            partial: temporary,
+            restore_mode: None,
+            restore_source: None,
+        })
     }
 
     /// Opens a target directory that exists. One of ours that we may not write to (a finished copy of a read-only
     /// directory) is made writable until it is completed again.
-    fn open_existing(&self, parent: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Fault> {
+    fn open_existing(
+        &self,
+        parent: BorrowedFd<'_>,
+        name: &CStr,
+        stat: &Stat,
+    ) -> Result<(OwnedFd, Option<u32>), Fault> {
         const ACTION: &str = "opening it in the target";
-        let owner = rustix::process::geteuid().as_raw() == stat.st_uid;
-        let closed = stat.st_mode & 0o700 != 0o700 && owner && !self.privilege.root && !self.options.dry_run;
-        if closed && is_directory(stat) {
-            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700);
-            fs::chmodat(parent, name, mode, AtFlags::empty()).during(ACTION)?;
+        let closed = self.is_closed_own(stat) && !self.options.dry_run;
+        if closed {
+            attributes::chmod_at(parent, name, stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
         }
-        fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)
+        let opened = fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        Ok((opened, closed.then_some(stat.st_mode & 0o7777)))
+    }
+
+    /// Whether this is a directory of ours that we have shut ourselves out of; root never is.
+    pub fn is_closed_own(&self, stat: &Stat) -> bool {
+        is_directory(stat)
+            && stat.st_mode & 0o700 != 0o700
+            && !self.privilege.root
+            && rustix::process::geteuid().as_raw() == stat.st_uid
+    }
+
+    /// Opens an entry of the source. In a run the source is a RAM disk whose entries are the caller's own: one whose
+    /// mode shuts out even its owner is opened for a moment, and gets its mode back.
+    pub fn open_in_source(&self, dir: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Fault> {
+        const ACTION: &str = "opening it";
+        match fs::openat(dir, name, flags, Mode::empty()) {
+            Err(Errno::ACCESS) if self.policy.is_some() && !self.privilege.root => {
+                let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+                let opened = fs::openat(dir, name, flags, Mode::empty());
+                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777).during(ACTION)?;
+                opened.during(ACTION)
+            }
+            other => other.during(ACTION),
+        }
+    }
+
+    /// The same for a directory, which stays open to us until it is complete.
+    fn open_source_directory(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Result<(OwnedFd, Stat, Option<u32>), Fault> {
+        const ACTION: &str = "opening it";
+        let mut closed = None;
+        if self.policy.is_some() && !self.privilege.root {
+            let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+            if self.is_closed_own(&stat) {
+                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+                closed = Some(stat.st_mode);
+            }
+        }
+        let source = fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        let mut stat = fs::fstat(&source).during(ACTION)?;
+        if let Some(mode) = closed {
+            stat.st_mode = mode;
+        }
+        Ok((source, stat, closed.map(|mode| mode & 0o7777)))
+    }
+
+    /// The temporary name of an entry.
+    fn partial_name(&self, name: &CStr) -> CString {
+        tagged_name(name, self.options.tag.as_deref())
+    }
+
+    /// The name under which an entry is made: a temporary one where others could see it unfinished.
+    pub fn working_name(&self, node: &DirNode, placement: &Placement) -> CString {
+        if node.kind == Kind::Existing { self.partial_name(&placement.name) } else { placement.name.clone() }
     }
 
     fn node(
@@ -711,6 +819,8 @@ impl Engine<'_> {
                 name,
                 kind: entered.kind,
                 partial: entered.partial,
+                restore_mode: entered.restore_mode,
+                restore_source: entered.restore_source,
                 attributes: attributes || (new && self.single.is_none()),
                 delete: delete || entered.kind == Kind::Resumed,
                 hands_down_acl,
@@ -722,8 +832,19 @@ impl Engine<'_> {
         ))
     }
 
-    fn listing(&self, node: &Arc<DirNode>) -> Result<OwnedFd, Fault> {
-        open_listing(&node.fds(&self.budget)?.source)
+    /// A descriptor to read the root's entries from: with an offset of its own, because the caller's descriptor may
+    /// have been read from before.
+    fn listing(&self, root: &Arc<DirNode>) -> Result<OwnedFd, Fault> {
+        let fds = root.fds(&self.budget)?;
+        match fs::openat(&fds.source, c".", OPEN_DIRECTORY, Mode::empty()) {
+            // A directory of a mode that shuts out its owner; it is open already.
+            Err(Errno::ACCESS) => {
+                let listing = open_listing(&fds.source)?;
+                fs::seek(&listing, fs::SeekFrom::Start(0)).during("listing it")?;
+                Ok(listing)
+            }
+            other => other.during("listing it"),
+        }
     }
 
     /// One of a directory's tasks is done. The last one completes the directory, which is one of its parent's tasks.
@@ -750,6 +871,9 @@ impl Engine<'_> {
         }
         let fds = node.fds(&self.budget)?;
         let path = node.path();
+        if let Some(mode) = node.restore_source {
+            fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
+        }
         let Some(target) = &fds.target else { return Ok(()) };
         if node.delete && !node.incomplete.load(Ordering::Relaxed) {
             self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd())?;
@@ -768,8 +892,11 @@ impl Engine<'_> {
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
         }
-        if node.partial {
-            self.show_directory(node)?;
+        if let (Some(mode), false) = (node.restore_mode, node.attributes) {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
+        }
+        if let Some(temporary) = &node.partial {
+            self.show_directory(node, temporary)?;
         }
         self.counts.directories.fetch_add(1, Ordering::Relaxed);
         if node.kind != Kind::Existing || node.attributes {
@@ -782,7 +909,7 @@ impl Engine<'_> {
     }
 
     /// Gives a complete new directory its name.
-    fn show_directory(&self, node: &DirNode) -> Result<(), Fault> {
+    fn show_directory(&self, node: &DirNode, temporary: &CStr) -> Result<(), Fault> {
         const ACTION: &str = "giving the finished directory its name";
         let parent_fds;
         let parent = match (&node.parent, &self.root_parent) {
@@ -793,21 +920,20 @@ impl Engine<'_> {
             (None, Some(fd)) => fd.as_fd(),
             (None, None) => return Err(Fault::message(ACTION, "it has no parent")),
         };
-        let temporary = partial_name(&node.name);
-        let renamed =
-            match fs::renameat_with(parent, &*temporary, parent, &*node.name, RenameFlags::NOREPLACE) {
-                // Some filesystems can't promise not to replace; a plain rename replaces an empty directory only.
-                Err(Errno::INVAL | Errno::NOSYS) => fs::renameat(parent, &*temporary, parent, &*node.name),
-                Err(Errno::EXIST) => {
-                    // A file, symlink or the like that was there before: the source's directory takes its place.
-                    match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
-                        Ok(()) => fs::renameat(parent, &*temporary, parent, &*node.name),
-                        // A directory that someone made meanwhile and that may hold their files.
-                        Err(_) => Err(Errno::EXIST),
-                    }
+        let renamed = match fs::renameat_with(parent, temporary, parent, &*node.name, RenameFlags::NOREPLACE)
+        {
+            // Some filesystems can't promise not to replace; a plain rename replaces an empty directory only.
+            Err(Errno::INVAL | Errno::NOSYS) => fs::renameat(parent, temporary, parent, &*node.name),
+            Err(Errno::EXIST) => {
+                // A file, symlink or the like that was there before: the source's directory takes its place.
+                match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
+                    Ok(()) => fs::renameat(parent, temporary, parent, &*node.name),
+                    // A directory that someone made meanwhile and that may hold their files.
+                    Err(_) => Err(Errno::EXIST),
                 }
-                other => other,
-            };
+            }
+            other => other,
+        };
         renamed.during(ACTION)?;
         node.mark_renamed();
         Ok(())
@@ -867,7 +993,7 @@ impl Engine<'_> {
         }
         let found = self.found_in_target(at)?;
         let Some(placement) = self.placement(at, &stat, found.as_ref())? else { return Ok(()) };
-        if stat.st_nlink > 1 && self.join_links(at, &stat, worker)? {
+        if stat.st_nlink > 1 && self.join_links(at, &stat, &placement, worker)? {
             return Ok(());
         }
         let kind = match file_type {
@@ -883,12 +1009,12 @@ impl Engine<'_> {
         }
         made?;
         self.counts.others.fetch_add(1, Ordering::Relaxed);
-        self.placed(at, &placement, kind, Digest::default(), &stat, worker)
+        self.placed(at, &placement, kind, Digest::default(), &stat, true, worker)
     }
 
     fn make_other(&self, at: &At<'_>, stat: &Stat, file_type: FileType, to: &Placement) -> Result<(), Fault> {
         let (source, target) = (at.fds.source.as_fd(), at.fds.target()?);
-        let name = to.working_name(at.node);
+        let name = self.working_name(at.node, to);
         let make = || match file_type {
             FileType::Symlink => {
                 let content = fs::readlinkat(source, at.name, Vec::new())?;
@@ -945,7 +1071,7 @@ impl Engine<'_> {
         }
     }
 
-    fn target_name<'n>(&'n self, name: &'n CStr) -> &'n CStr {
+    pub fn target_name<'n>(&'n self, name: &'n CStr) -> &'n CStr {
         self.single.as_deref().unwrap_or(name)
     }
 
@@ -997,28 +1123,7 @@ impl Engine<'_> {
                 self.count_done(stat);
                 Ok(None)
             }
-            Action::AttributesOnly => {
-                self.attributes_only(at, stat, &name)?;
-                self.count_done(stat);
-                Ok(None)
-            }
         }
-    }
-
-    fn attributes_only(&self, at: &At<'_>, stat: &Stat, name: &CStr) -> Result<(), Fault> {
-        const ACTION: &str = "setting its attributes";
-        const FLAGS: OFlags =
-            OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
-        let source = fs::openat(&at.fds.source, at.name, FLAGS, Mode::empty()).during(ACTION)?;
-        let target = fs::openat(at.fds.target()?, name, FLAGS, Mode::empty()).during(ACTION)?;
-        let have = fs::fstat(&target).during(ACTION)?;
-        let xattrs = attributes::read_xattrs(source.as_fd(), self.policy)?;
-        let ownership = self.options.ownership;
-        attributes::apply(target.as_fd(), &have, stat, &xattrs, ownership, &self.privilege)?;
-        if let Some(policy) = self.policy {
-            policy.placed(&at.path(), &fs::fstat(&target).during(ACTION)?);
-        }
-        Ok(())
     }
 
     fn count_done(&self, stat: &Stat) {
@@ -1030,21 +1135,37 @@ impl Engine<'_> {
     }
 
     /// The manifest's record of a file that need not be copied again, if the target still matches it.
-    pub fn already_there(&self, at: &At<'_>, source: &Stat, found: &Stat) -> Option<Record> {
+    pub fn already_there(
+        &self,
+        at: &At<'_>,
+        file: BorrowedFd<'_>,
+        source: &Stat,
+        found: &Stat,
+        worker: &mut Worker,
+    ) -> Option<Record> {
         let previous = self.previous()?;
         let record = previous.find(&self.recorded_path(at))?;
-        let same_kind_of_checksum = match (&record.checksum, self.options.checksum) {
-            (None, Checksum::None) => true,
-            (Some((checksum, _)), wanted) => *checksum == wanted,
+        let as_wanted = match (record.kind, &record.checksum, self.options.checksum) {
+            // The checksum stands with the name that was met first, which may be another one this time.
+            (b'h', _, _) | (b'f', None, Checksum::None) => true,
+            (b'f', Some((checksum, _)), wanted) => *checksum == wanted,
             _ => false,
         };
-        (record.kind == b'f'
-            && same_kind_of_checksum
+        (as_wanted
             && record.describes(source)
             && attributes::is_regular(found)
             && found.st_size == source.st_size
-            && crate::manifest::mtime(found) == record.mtime)
-            .then_some(record)
+            && crate::manifest::mtime(found) == record.mtime
+            && (!self.options.recheck || self.still_has(file, source, &record, worker)))
+        .then_some(record)
+    }
+
+    /// Whether a source file still has the content that was recorded.
+    fn still_has(&self, file: BorrowedFd<'_>, source: &Stat, record: &Record, worker: &mut Worker) -> bool {
+        record.checksum.is_some_and(|(checksum, recorded)| {
+            verify::digest_of(file, source.st_size as u64, checksum, &mut worker.buffer)
+                .is_ok_and(|digest| digest == recorded)
+        })
     }
 
     /// The path under which the manifest knows an entry: the target's.
@@ -1068,9 +1189,23 @@ impl Engine<'_> {
         }
     }
 
+    /// The name that further names of an unchanged file's inode are linked to: this one, if it is the first.
+    pub fn meet_unchanged(&self, at: &At<'_>, stat: &Stat) {
+        if let Role::Parked = self.links.meet(stat, at.node, at.name) {
+            // It comes back when the first name is in place, and is found unchanged again.
+            at.node.pending.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// For a name of an inode with several: `true` if it is dealt with (linked, or left to the worker that copies
     /// the first name), `false` if it is the first and must be copied.
-    pub fn join_links(&self, at: &At<'_>, stat: &Stat, worker: &mut Worker) -> Result<bool, Fault> {
+    pub fn join_links(
+        &self,
+        at: &At<'_>,
+        stat: &Stat,
+        to: &Placement,
+        worker: &mut Worker,
+    ) -> Result<bool, Fault> {
         match self.links.meet(stat, at.node, at.name) {
             Role::First => Ok(false),
             Role::Parked => {
@@ -1081,8 +1216,7 @@ impl Engine<'_> {
             Role::LinkTo { node, name } => {
                 let from = node.fds(&self.budget)?;
                 let target = at.fds.target()?;
-                let to = Placement { name: self.target_name(at.name).to_owned(), beside: false };
-                let working = to.working_name(at.node);
+                let working = self.working_name(at.node, to);
                 let link = || {
                     fs::linkat(
                         from.target.as_ref().ok_or(Errno::BADF)?,
@@ -1099,7 +1233,7 @@ impl Engine<'_> {
                     let _ = fs::unlinkat(target, &*working, AtFlags::empty());
                 }
                 self.counts.hard_links.fetch_add(1, Ordering::Relaxed);
-                self.placed(at, &to, b'h', Digest::default(), stat, worker)?;
+                self.placed(at, to, b'h', Digest::default(), stat, true, worker)?;
                 Ok(true)
             }
         }
@@ -1117,6 +1251,8 @@ impl Engine<'_> {
     }
 
     /// An entry is in place: count it, record it, tell the policy.
+    // One flat list of what a record needs; a struct would be made and taken apart at the same places.
+    #[allow(clippy::too_many_arguments)]
     pub fn placed(
         &self,
         at: &At<'_>,
@@ -1124,6 +1260,7 @@ impl Engine<'_> {
         kind: u8,
         digest: Digest,
         source: &Stat,
+        recorded: bool,
         worker: &mut Worker,
     ) -> Result<(), Fault> {
         self.count_done(source);
@@ -1143,7 +1280,8 @@ impl Engine<'_> {
                 .during("reading its attributes")?;
             policy.placed(&path, &stat);
         }
-        if self.manifest.is_some() {
+        // What lost an attribute is not on record, so that a second run tries, and tells, again.
+        if self.manifest.is_some() && recorded {
             let record = Record::new(kind, self.options.checksum, digest, source, path);
             worker.lines.push(self.manifest.as_ref(), &record);
         }
@@ -1174,15 +1312,10 @@ pub(crate) struct Placement {
     pub beside: bool,
 }
 
-impl Placement {
-    /// The name under which the entry is made: a temporary one where others could see it unfinished.
-    pub fn working_name(&self, node: &DirNode) -> CString {
-        if node.kind == Kind::Existing { partial_name(&self.name) } else { self.name.clone() }
-    }
-}
-
+/// A descriptor to read the entries of a directory that was just opened. It shares its offset with the node's own,
+/// which is never read from.
 fn open_listing(source: &OwnedFd) -> Result<OwnedFd, Fault> {
-    fs::openat(source, c".", OPEN_DIRECTORY, Mode::empty()).during("listing it")
+    rustix::io::fcntl_dupfd_cloexec(source, 0).during("listing it")
 }
 
 fn has_xattr(fd: BorrowedFd<'_>, name: &CStr) -> bool {

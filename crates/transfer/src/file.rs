@@ -70,11 +70,18 @@ impl Engine<'_> {
             let found = self.found_in_target(at)?;
             if attempt == 0 {
                 self.monitor.progress.bytes_found.fetch_add(stat.st_size as u64, Ordering::Relaxed);
-                if stat.st_nlink > 1 && self.policy.is_none() && self.join_links(at, &stat, worker)? {
-                    return Ok(());
+                // A dry run has no names to link to.
+                if stat.st_nlink > 1 && self.policy.is_none() && !self.options.dry_run {
+                    let to = Placement { name: self.target_name(at.name).to_owned(), beside: false };
+                    if self.join_links(at, &stat, &to, worker)? {
+                        return Ok(());
+                    }
                 }
                 if let Some(found) = &found {
-                    if self.already_there(at, &stat, found).is_some() {
+                    if self.already_there(at, source.as_fd(), &stat, found, worker).is_some() {
+                        if stat.st_nlink > 1 && self.policy.is_some() {
+                            self.meet_unchanged(at, &stat);
+                        }
                         self.unchanged(at, &stat, true);
                         return Ok(());
                     }
@@ -95,7 +102,11 @@ impl Engine<'_> {
                     return Err(fault);
                 }
             };
-            if linked && self.policy.is_some() && attempt == 0 && self.join_links(at, &stat, worker)? {
+            if linked
+                && self.policy.is_some()
+                && attempt == 0
+                && self.join_links(at, &stat, &placement, worker)?
+            {
                 return Ok(());
             }
             let copied = self.copy_regular(at, source, stat, placement, worker, attempt);
@@ -129,7 +140,7 @@ impl Engine<'_> {
                 other => return other.during("opening it"),
             }
         }
-        fs::openat(&at.fds.source, at.name, READ_FLAGS, Mode::empty()).during("opening it")
+        self.open_in_source(at.fds.source.as_fd(), at.name, READ_FLAGS)
     }
 
     fn copy_regular(
@@ -142,7 +153,7 @@ impl Engine<'_> {
         attempt: u32,
     ) -> Result<Progressed, Fault> {
         let xattrs = attributes::read_xattrs(source.as_fd(), self.policy)?;
-        let working_name = placement.working_name(at.node);
+        let working_name = self.working_name(at.node, &placement);
         let directory = at.fds.target()?;
         // Until its owner and ACL are right, a file is its maker's alone.
         let plain = at.node.created_as.get() == Some(&(stat.st_uid, stat.st_gid))
@@ -383,7 +394,7 @@ impl Engine<'_> {
             fs::renameat(directory, &*copy.working_name, directory, &*copy.placement.name)
                 .during("giving it its name")?;
         }
-        self.placed(at, &copy.placement, b'f', digest, &copy.stat, worker)?;
+        self.placed(at, &copy.placement, b'f', digest, &copy.stat, applied.is_ok(), worker)?;
         if copy.stat.st_nlink > 1 {
             self.settle_links(at, &copy.stat, Some(&copy.placement.name));
         }

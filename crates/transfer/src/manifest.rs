@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The fields of an entry: its type (`f` file, `h` further name of a file, `d` directory, `l` symlink, `p` FIFO,
-//! `s` socket, `c` and `b` devices), checksum, size, mtime and ctime of the *source* in seconds, path. Bytes below
+//! `s` socket, `c` and `b` devices, `x` what was recorded proved wrong), checksum, size, mtime and ctime of the *source* in seconds, path. Bytes below
 //! 0x20, 0x7f and the backslash are written as `\xHH`; all others, also those that are not UTF-8, as they are.
 //! A later line for the same path replaces an earlier one. A finished run rewrites the file without stale lines.
 //!
@@ -45,7 +45,7 @@ pub struct Record {
     pub kind: u8,
     /// Which checksum, and its value.
     pub checksum: Option<(Checksum, Digest)>,
-    /// Bytes of a regular file.
+    /// Bytes of a regular file, under any of its names.
     pub size: u64,
     /// The source's modification time: seconds, nanoseconds.
     pub mtime: (i64, u32),
@@ -60,7 +60,7 @@ impl Record {
         Record {
             kind,
             checksum: (!digest.as_bytes().is_empty()).then_some((checksum, digest)),
-            size: if kind == b'f' { source.st_size as u64 } else { 0 },
+            size: if matches!(kind, b'f' | b'h') { source.st_size as u64 } else { 0 },
             mtime: mtime(source),
             ctime: (source.st_ctime, source.st_ctime_nsec as u32),
             path,
@@ -105,7 +105,7 @@ impl Record {
         let mut fields = line.splitn(6, |b| *b == b'\t');
         let mut field = || fields.next();
         let kind = match field()? {
-            [kind] if b"fhdlpscb".contains(kind) => *kind,
+            [kind] if b"fhdlpscbx".contains(kind) => *kind,
             _ => return None,
         };
         let checksum = match std::str::from_utf8(field()?).ok()? {
@@ -375,6 +375,17 @@ impl Manifest {
         if file.write_all(lines).is_err() {
             self.failed.store(true, Relaxed);
         }
+    }
+
+    /// Takes back what is recorded of a path.
+    pub fn disown(&self, path: &[u8]) {
+        let record =
+            Record { kind: b'x', checksum: None, size: 0, mtime: (0, 0), ctime: (0, 0), path: path.to_vec() };
+        let mut line = Vec::new();
+        record.write_to(&mut line);
+        // An entry that is not synced counts within this boot only; one that is taken back must stay so.
+        line.extend_from_slice(b"S\n");
+        self.append(&line);
     }
 
     /// The target is synced: what was written so far survives a crash of the machine.

@@ -42,8 +42,6 @@ pub enum Action {
     Beside(CString),
     /// Remove what the target has under this name.
     Delete,
-    /// Give the target's file the source's attributes, but keep its data.
-    AttributesOnly,
 }
 
 /// What to do with a directory.

@@ -40,6 +40,12 @@ pub struct Options {
     pub verify: bool,
     /// Whose the copies are.
     pub ownership: Ownership,
+    /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
+    /// not change a file's times.
+    pub recheck: bool,
+    /// Marks temporary names as those of one run, which then needs no lock against others. Without it they follow from
+    /// the final name alone, so that the same copy finds them again, and the target is locked.
+    pub tag: Option<String>,
     /// Where the manifest is written, and read from when a copy is resumed. `None` keeps none.
     pub manifest: Option<PathBuf>,
 }
@@ -57,6 +63,8 @@ impl Default for Options {
             sync: true,
             verify: false,
             ownership: Ownership::Preserve,
+            recheck: false,
+            tag: None,
             manifest: None,
         }
     }

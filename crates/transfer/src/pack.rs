@@ -1,7 +1,7 @@
 //! Many small files as one archive, and back.
 //!
 //! A parallel filesystem pays for every file it makes, far more than for the bytes in it. [`pack`] puts a tree into
-//! one file that any `tar` can read; [`unpack`] makes the tree again with many threads, checks every file, and finds
+//! one file that any `tar` can read; [`unpack()`] makes the tree again with many threads, checks every file, and finds
 //! a single one without reading the rest, because there is an index behind the stream.
 //!
 //! # The archive
@@ -44,14 +44,14 @@
 //!
 //! One thread walks the tree and hands out units: about 4 MiB of small files, or a part of a large one. Workers read,
 //! hash and compress them; each unit is given its place when those before it are finished, and is written by the
-//! worker that is at hand, so that an archive of the same tree is always the same. A file that changes while it is
-//! read is read again, three times; then it is cut or filled to the length its header promised, and reported. The
-//! archive is built under a temporary name and gets its own when it is complete and on stable storage.
+//! worker that is at hand: the number of threads makes no difference to the archive. A file that changes while it is
+//! read is read again, three times in all; then it is cut or filled to the length its header promised, and reported.
+//! The archive is built under a temporary name and gets its own when it is complete and on stable storage.
 //!
 //! Memory: each worker has a unit before and one after compression (8 to 10 MiB together), and as many finished units
-//! as there are workers may wait to be written (4 MiB each). Beside that there is some tens of bytes for each
-//! directory that is not entered yet and a hundred for each inode with names still to be found; the index waits in a
-//! file without a name when it has more than 4 MiB.
+//! as there are workers may wait to be written (4 MiB each). Each directory that is not entered yet takes some tens of
+//! bytes, each inode with names still to be found about a hundred. The index waits in a file without a name when it
+//! has more than 4 MiB.
 //!
 //! # How it is read
 //!
@@ -467,7 +467,7 @@ pub fn unpack(
 /// The same by paths. A target that is not there is made; its parent must exist.
 ///
 /// # Errors
-/// As [`unpack`].
+/// As [`unpack()`].
 pub fn unpack_path(
     archive: &Path,
     target: &Path,

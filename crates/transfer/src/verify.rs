@@ -110,7 +110,10 @@ fn check(target: BorrowedFd<'_>, record: &Record, buffer: &mut [u8]) -> Result<(
 }
 
 /// The checksum of an open file, in the form that its size calls for.
-pub(crate) fn digest_of(
+///
+/// # Errors
+/// If it can't be read to `size`.
+pub fn digest_of(
     file: BorrowedFd<'_>,
     size: u64,
     checksum: Checksum,

@@ -85,7 +85,7 @@ fn members(archive: &Path) -> BTreeMap<Vec<u8>, Member> {
 fn tool(program: &str, arguments: &[&dyn AsRef<OsStr>]) -> Vec<u8> {
     let package = match program {
         "bsdtar" => "libarchive-tools",
-        "setfacl" => "acl",
+        "setfacl" | "getfacl" => "acl",
         "setfattr" => "attr",
         other => other,
     };

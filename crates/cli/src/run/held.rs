@@ -24,6 +24,15 @@ pub fn list() -> Result<u8> {
         any = true;
         let text = std::fs::read_to_string(entry.path().join("state")).unwrap_or_default();
         let alive = UnixStream::connect(entry.path().join("control")).is_ok();
+        // A run that is just beginning does not answer yet.
+        let young = entry
+            .metadata()
+            .and_then(|m| m.modified())
+            .is_ok_and(|made| made.elapsed().is_ok_and(|age| age < std::time::Duration::from_secs(60)));
+        if !alive && young {
+            println!("{id}  starting, or just ended");
+            continue;
+        }
         let state =
             if alive { text.trim() } else { "its keeper is gone; nothing of it can be saved any more" };
         println!("{id}  {state}");

@@ -8,14 +8,17 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use ondeck_transfer::checksum::{Checksum, Digest};
+use ondeck_transfer::manifest;
 use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place};
 use ondeck_transfer::survey::{Descend, survey};
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use ondeck_transfer::verify::digest_of;
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
@@ -68,18 +71,56 @@ pub fn clock_of(dir: BorrowedFd<'_>) -> io::Result<Moment> {
     Ok(changed_at(&stat?))
 }
 
-/// The state of a mirrored directory right after it was copied into RAM: 40 bytes for each entry.
+/// The state of an entry right after it was copied into RAM.
+struct Staged {
+    inode: u64,
+    changed: Moment,
+    mode: u32,
+    owner: (u32, u32),
+    /// The checksum of a regular file's content.
+    digest: Option<(Checksum, Digest)>,
+}
+
+impl Staged {
+    fn of(stat: &Stat) -> Staged {
+        Staged {
+            inode: stat.st_ino,
+            changed: changed_at(stat),
+            mode: stat.st_mode,
+            owner: (stat.st_uid, stat.st_gid),
+            digest: None,
+        }
+    }
+}
+
+/// What an output directory held in RAM before the program saw it: about 100 bytes for each entry.
 #[derive(Default)]
-pub struct Baseline(HashMap<u128, (u64, Moment, u32)>);
+pub struct Baseline(HashMap<u128, Staged>);
 
 impl Baseline {
-    /// Remembers every entry below `ram`.
-    pub fn of(ram: BorrowedFd<'_>) -> Result<Baseline, (Vec<u8>, io::Error)> {
+    /// Remembers `ram` itself, and with the manifest of its stage-in every entry below it.
+    pub fn of(ram: BorrowedFd<'_>, staged: Option<&Path>) -> io::Result<Baseline> {
         let mut entries = HashMap::new();
-        survey(ram, &mut |visit| {
-            entries.insert(key(visit.path), (visit.stat.st_ino, changed_at(visit.stat), visit.stat.st_mode));
-            Ok(Descend::Yes)
-        })?;
+        entries.insert(key(b""), Staged::of(&fs::fstat(ram)?));
+        if let Some(manifest) = staged {
+            survey(ram, &mut |visit| {
+                entries.insert(key(visit.path), Staged::of(visit.stat));
+                Ok(Descend::Yes)
+            })
+            .map_err(|(_, error)| error)?;
+            for record in manifest::read(manifest)? {
+                let record = record?;
+                if let Some(entry) = entries.get_mut(&key(&record.path)) {
+                    entry.digest = record.checksum;
+                }
+            }
+            // Further names of a file have no checksum of their own.
+            let by_inode: HashMap<u64, _> =
+                entries.values().filter_map(|entry| Some((entry.inode, entry.digest?))).collect();
+            for entry in entries.values_mut() {
+                entry.digest = entry.digest.or_else(|| by_inode.get(&entry.inode).copied());
+            }
+        }
         Ok(Baseline(entries))
     }
 }
@@ -104,18 +145,15 @@ pub struct Homecoming {
     pub interim: AtomicBool,
     /// What this run itself put on disk: inode and ctime by the hash of the path.
     pub ours: Mutex<HashMap<u128, (u64, Moment)>>,
-    /// Old names of files that the program renamed and that this run gave their new names: by hash of the path.
-    pub moved: Mutex<HashSet<u128>>,
+    /// Directories that this run itself made on disk, by hash of the path: what is in them is the program's, or came
+    /// later.
+    pub made: Mutex<HashSet<u128>>,
 }
 
 impl Homecoming {
     /// Whether someone else changed what stands at `path` on disk since the program was shown the directory.
     fn is_foreign(&self, path: &[u8], target: &Stat) -> bool {
         if changed_at(target) <= self.since {
-            return false;
-        }
-        // Both names are the same inode, and what is done to it under its new name shows under the old one.
-        if self.moved.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(path)) {
             return false;
         }
         let ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -134,9 +172,48 @@ impl Homecoming {
                 || self.is_ours(path))
     }
 
+    fn is_made(&self, path: &[u8]) -> bool {
+        self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(path))
+    }
+
+    /// Whether the program changed an existing directory's mode or owner, and the directory is ours to change. Its
+    /// times follow from what is put into it.
+    fn attributes_changed(&self, path: &[u8], source: BorrowedFd<'_>, target: &Stat) -> bool {
+        let user = rustix::process::geteuid();
+        let Ok(now) = fs::fstat(source) else { return false };
+        if !user.is_root() && user.as_raw() != target.st_uid {
+            return false;
+        }
+        let before = match self.baseline.0.get(&key(path)) {
+            Some(staged) => (staged.mode, staged.owner),
+            // Of an overlay only the root was looked at; an ordinary user's is never of another owner.
+            None => (target.st_mode, (target.st_uid, target.st_gid)),
+        };
+        before != (now.st_mode, (now.st_uid, now.st_gid))
+    }
+
     /// Whether a name is that of a version which was put beside someone else's.
     fn is_beside(&self, path: &[u8]) -> bool {
         path.ends_with(format!(".ondeck-{}", self.id).as_bytes())
+    }
+
+    /// Whether the program left an entry as it was staged in. Times don't tell: what is written to a file in RAM through
+    /// a mapping need not change them, so the content is compared with the checksum that was taken then.
+    fn is_as_staged(&self, path: &[u8], place: &Place<'_>) -> bool {
+        let Some(staged) = self.baseline.0.get(&key(path)) else { return false };
+        if (staged.inode, staged.changed) != (place.source.st_ino, changed_at(place.source)) {
+            return false;
+        }
+        if FileType::from_raw_mode(place.source.st_mode) != FileType::RegularFile {
+            return true;
+        }
+        let Some((checksum, digest)) = staged.digest else { return false };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        fs::openat(place.source_dir, place.name, flags, Mode::empty()).is_ok_and(|file| {
+            let size = place.source.st_size as u64;
+            let mut buffer = vec![0; (size as usize).clamp(1, 1 << 20)];
+            digest_of(file.as_fd(), size, checksum, &mut buffer).is_ok_and(|found| found == digest)
+        })
     }
 
     fn beside(&self, name: &CStr) -> Action {
@@ -146,116 +223,6 @@ impl Homecoming {
         beside.truncate(255 - suffix.len());
         beside.extend_from_slice(suffix.as_bytes());
         CString::new(beside).map_or(Action::Skip, Action::Beside)
-    }
-}
-
-impl Homecoming {
-    /// Does on disk what the overlay recorded as renames of existing directories (and of files whose data it did not
-    /// copy): the upper layer says where their content was, not what it is.
-    ///
-    /// Everything that moves goes to a temporary name first, deepest first, because one move's origin may lie in
-    /// another's. It can be repeated after a failure: what has moved already is found at its temporary or final place.
-    pub fn apply_redirects(
-        &self,
-        upper: BorrowedFd<'_>,
-        disk: BorrowedFd<'_>,
-    ) -> Result<(), (Vec<u8>, io::Error)> {
-        const REDIRECT: &CStr = c"trusted.overlay.redirect";
-        let mut moves: Vec<(Vec<u8>, Vec<u8>, bool)> = Vec::new();
-        let mut origins: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
-        survey(upper, &mut |visit| {
-            let parent_length = visit.path.len() - visit.name.to_bytes().len();
-            let parent = &visit.path[..parent_length.saturating_sub(1)];
-            let parent_origin = origins.get(parent).cloned().unwrap_or_else(|| parent.to_vec());
-            let directory = FileType::from_raw_mode(visit.stat.st_mode) == FileType::Directory;
-            let origin = match mark_at(visit.dir, visit.name, REDIRECT) {
-                Some(value) if value.starts_with(b"/") => value[1..].to_vec(),
-                Some(value) => join(&parent_origin, &value),
-                None => join(&parent_origin, visit.name.to_bytes()),
-            };
-            // A file's redirect counts only while its data are still below; otherwise it is a leftover.
-            let counts = directory || has_mark_at(visit.dir, visit.name, c"trusted.overlay.metacopy");
-            if counts && mark_at(visit.dir, visit.name, REDIRECT).is_some() && origin != visit.path {
-                moves.push((origin.clone(), visit.path.to_vec(), directory));
-            }
-            if directory && origin != visit.path {
-                origins.insert(visit.path.to_vec(), origin);
-            }
-            Ok(Descend::Yes)
-        })?;
-        let depth = |path: &[u8]| path.iter().filter(|b| **b == b'/').count();
-        let temporary =
-            |origin: &[u8]| format!(".ondeck-{}.moved-{:032x}", self.id, key(origin)).into_bytes();
-        moves.sort_by_key(|(origin, _, _)| std::cmp::Reverse(depth(origin)));
-        for (origin, new, directory) in &moves {
-            let failed = |error: Errno| (new.clone(), io::Error::from(error));
-            let from = open_parent(disk, origin, false).map_err(failed)?;
-            let to = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
-            if let Some((dir, name)) = from {
-                let moved = if *directory {
-                    fs::renameat_with(&dir, &*name, disk, &*to, RenameFlags::NOREPLACE)
-                } else {
-                    self.link_aside(origin, &dir, &name, disk, &to)
-                };
-                match moved {
-                    Ok(()) | Err(Errno::NOENT | Errno::EXIST) => {}
-                    Err(error) => return Err(failed(error)),
-                }
-            }
-        }
-        moves.sort_by_key(|(_, new, _)| depth(new));
-        for (origin, new, _) in &moves {
-            let failed = |error: Errno| (new.clone(), io::Error::from(error));
-            let from = CString::new(temporary(origin)).map_err(|error| (new.clone(), error.into()))?;
-            let Some((dir, name)) = open_parent(disk, new, true).map_err(failed)? else { continue };
-            match fs::renameat_with(disk, &*from, &dir, &*name, RenameFlags::NOREPLACE) {
-                Ok(()) => {
-                    if let Ok(stat) = fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
-                        self.placed(new, &stat);
-                        if self.is_ours(origin) {
-                            // The rename changed the ctime that a linked file's old name shares.
-                            self.placed(origin, &stat);
-                        }
-                    }
-                }
-                // Moved by an earlier attempt, or the origin is gone from disk.
-                Err(Errno::NOENT) => {}
-                Err(Errno::EXIST) => {
-                    // What the program had replaced. If someone else has written into it, its removal fails and the
-                    // message names it.
-                    let flags = AtFlags::REMOVEDIR;
-                    let old = CString::new(temporary(new)).map_err(|error| (new.clone(), error.into()))?;
-                    fs::renameat(&dir, &*name, disk, &*old).map_err(failed)?;
-                    fs::renameat(disk, &*from, &dir, &*name).map_err(failed)?;
-                    if fs::unlinkat(disk, &*old, AtFlags::empty()).is_err()
-                        && fs::unlinkat(disk, &*old, flags).is_err()
-                    {
-                        let path = format!("/proc/self/fd/{}/{}", disk.as_raw_fd(), old.to_string_lossy());
-                        std::fs::remove_dir_all(Path::new(&path)).map_err(|error| (new.clone(), error))?;
-                    }
-                }
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives a file whose data the overlay did not copy a second name, and remembers that its old one may go.
-    fn link_aside(
-        &self,
-        origin: &[u8],
-        dir: &OwnedFd,
-        name: &CStr,
-        disk: BorrowedFd<'_>,
-        to: &CStr,
-    ) -> Result<(), Errno> {
-        let before = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let foreign = self.is_foreign(origin, &before);
-        fs::linkat(dir, name, disk, to, AtFlags::empty())?;
-        if !foreign {
-            self.moved.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(origin));
-        }
-        Ok(())
     }
 }
 
@@ -272,17 +239,8 @@ impl MergePolicy for Homecoming {
         if whiteout {
             return Action::Delete;
         }
-        if self.mechanism == Mechanism::Mirror
-            && let Some((inode, changed, _)) = self.baseline.0.get(&key(&path))
-            && (*inode, *changed) == (place.source.st_ino, changed_at(place.source))
-        {
+        if self.mechanism == Mechanism::Mirror && self.is_as_staged(&path, place) {
             return Action::Skip;
-        }
-        if self.mechanism == Mechanism::Overlay
-            && FileType::from_raw_mode(place.source.st_mode) == FileType::RegularFile
-            && has_mark_at(place.source_dir, place.name, c"trusted.overlay.metacopy")
-        {
-            return Action::AttributesOnly;
         }
         match place.target {
             Some(target) if self.is_foreign(&path, target) => self.beside(place.name),
@@ -302,30 +260,17 @@ impl MergePolicy for Homecoming {
                 "someone else put another kind of entry there while the program ran; rename theirs and try again",
             );
         }
+        if target.is_none() {
+            self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(path));
+        }
         let delete = !self.interim.load(Relaxed)
             && match self.mechanism {
-                Mechanism::Mirror => true,
-                // Files that were copied out earlier and deleted by the program since.
-                Mechanism::Bind => true,
-                Mechanism::Overlay => is_opaque(source),
+                // Bind: files that were copied out earlier and deleted by the program since.
+                Mechanism::Mirror | Mechanism::Bind => true,
+                Mechanism::Overlay => is_opaque(source) || self.is_made(path),
                 Mechanism::Disk => false,
             };
-        // The mode that the program gave a directory counts, if the directory is ours to change. Its times follow
-        // from what is put into it.
-        let own = rustix::process::geteuid();
-        let attributes = match (fs::fstat(source), target) {
-            (Ok(source), Some(target)) => {
-                let mode_changed = match self.mechanism {
-                    Mechanism::Mirror => {
-                        self.baseline.0.get(&key(path)).is_some_and(|(_, _, mode)| *mode != source.st_mode)
-                    }
-                    Mechanism::Overlay => source.st_mode != target.st_mode,
-                    _ => false,
-                };
-                mode_changed && !path.is_empty() && (own.is_root() || own.as_raw() == target.st_uid)
-            }
-            _ => false,
-        };
+        let attributes = target.is_some_and(|target| self.attributes_changed(path, source, target));
         DirectoryAction::Merge { delete, attributes }
     }
 
@@ -334,7 +279,7 @@ impl MergePolicy for Homecoming {
         match self.mechanism {
             // An overlay's mark says that the program deleted this very entry; a directory only goes if it is empty
             // by then.
-            Mechanism::Overlay => directory || !self.is_foreign(path, target),
+            Mechanism::Overlay => !self.is_beside(path) && (directory || !self.is_foreign(path, target)),
             Mechanism::Mirror | Mechanism::Bind => {
                 let known =
                     !self.is_beside(path) && (self.baseline.0.contains_key(&key(path)) || self.is_ours(path));
@@ -373,20 +318,6 @@ fn is_opaque(dir: BorrowedFd<'_>) -> bool {
     })
 }
 
-fn has_mark_at(dir: BorrowedFd<'_>, name: &CStr, mark: &CStr) -> bool {
-    mark_at(dir, name, mark).is_some()
-}
-
-fn mark_at(dir: BorrowedFd<'_>, name: &CStr, mark: &CStr) -> Option<Vec<u8>> {
-    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name.to_bytes());
-    let path = CString::new(path).ok()?;
-    let mut value = vec![0; 4096];
-    let length = fs::lgetxattr(&*path, mark, &mut value).ok()?;
-    value.truncate(length);
-    Some(value)
-}
-
 /// Whether any process has the file open for writing or mapped for writing.
 ///
 /// The kernel grants a read lease only if none has; it is given back at once.
@@ -404,31 +335,4 @@ fn is_open_for_writing(place: &Place<'_>) -> bool {
         }
         !leased
     }
-}
-
-fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
-    if parent.is_empty() { name.to_vec() } else { [parent, b"/", name].concat() }
-}
-
-/// Opens the directory that holds `path`, making missing ones if asked; `None` if one is missing.
-fn open_parent(root: BorrowedFd<'_>, path: &[u8], make: bool) -> Result<Option<(OwnedFd, CString)>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut dir = fs::openat(root, c".", flags, Mode::empty())?;
-    let mut names: Vec<&[u8]> = path.split(|b| *b == b'/').collect();
-    let last = CString::new(names.pop().unwrap_or_default()).map_err(|_| Errno::INVAL)?;
-    for name in names {
-        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        if make {
-            match fs::mkdirat(&dir, &*name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        dir = match fs::openat(dir.as_fd(), &*name, flags, Mode::empty()) {
-            Ok(next) => next,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-    }
-    Ok(Some((dir, last)))
 }

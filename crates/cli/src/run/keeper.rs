@@ -80,6 +80,8 @@ pub struct Output {
     homecoming: Homecoming,
     /// Whether everything of it is on disk.
     home: AtomicBool,
+    /// Whether our mount over it was taken away, for the user's script.
+    detached: AtomicBool,
 }
 
 #[derive(Default)]
@@ -140,8 +142,12 @@ impl Keeper {
             Some(text) => duration::parse(text, 1).map_or(Margin::Computed, Margin::Fixed),
             None => Margin::Computed,
         };
-        let watchers =
-            Watchers { front: Line::new(front).ok(), listener: None, dir: dir.clone(), last: None };
+        let watchers = Watchers {
+            fronts: Line::new(front).ok().into_iter().collect(),
+            listener: None,
+            dir: dir.clone(),
+            last: None,
+        };
         let report_path = args.report.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
         Keeper {
             shared: Shared {
@@ -282,9 +288,11 @@ impl Keeper {
             return shared.make_slot(namespaces, index).map(|_| Summary::default()).map_err(not_started);
         }
         let options = Options {
-            // RAM needs no sync, and a copy that ends with the run needs no manifest to resume from.
+            // RAM needs no sync. The manifest tells later what the program left as it was.
             sync: false,
             verify: false,
+            manifest: directory.output.then(|| staged_path(&shared.dir, index)),
+            tag: Some(shared.id.clone()),
             exclude: Exclude::exactly(directory.nested.iter().cloned()),
             ..shared.options.clone()
         };
@@ -603,21 +611,10 @@ impl Keeper {
 
     fn copy_out(&mut self, output: &Output) -> Result<(u64, u64), Abort> {
         let shared = &self.shared;
-        let directory = &shared.plan.directories[output.directory];
         let untouched =
             output.homecoming.mechanism == Mechanism::Bind && lock(&output.homecoming.ours).is_empty();
         if untouched && is_empty(&output.ram).is_ok_and(|empty| empty) {
             return Ok((0, 0));
-        }
-        if output.homecoming.mechanism == Mechanism::Overlay && shared.plan.root {
-            output.homecoming.apply_redirects(output.ram.as_fd(), directory.disk.as_fd()).map_err(
-                |(path, error)| {
-                    Abort::Failed(anyhow!(
-                        "renaming {}: {error}",
-                        std::ffi::OsStr::from_bytes(&path).display()
-                    ))
-                },
-            )?;
         }
         let progress = Progress::new();
         let mut abandoned = false;
@@ -656,7 +653,10 @@ impl Keeper {
         let directory = &self.shared.plan.directories[output.directory];
         // The script must see the directory on disk under its path.
         let path = directory.path.clone();
-        namespaces.inside(|| mounts::detach(&path)).map_err(|error| failed(error.into()))?;
+        // Once: a second time it would be the user's own mount.
+        if !output.detached.swap(true, Relaxed) {
+            namespaces.inside(|| mounts::detach(&path)).map_err(|error| failed(error.into()))?;
+        }
         let ram = self.shared.dir.join("ramdisk").join(&output.slot);
         let environment = self.shared.environment(&ram);
         let child =
@@ -726,10 +726,17 @@ impl Keeper {
 
     fn write_report(&mut self) {
         // Without anybody in front, a record is kept where `--list` users look.
-        let orphaned =
-            self.watchers.front.is_none().then(|| self.base.join(format!("{}.report.json", self.shared.id)));
+        let orphaned = self
+            .watchers
+            .fronts
+            .is_empty()
+            .then(|| self.base.join(format!("{}.report.json", self.shared.id)));
         for path in [self.report_path.clone(), orphaned].into_iter().flatten() {
-            if let Err(error) = self.report.write(&path) {
+            // Its mode is for the user's mask to decide.
+            rustix::process::umask(self.shared.surroundings.umask);
+            let written = self.report.write(&path);
+            rustix::process::umask(Mode::empty());
+            if let Err(error) = written {
                 self.watchers.warning(&format!("{error:#}"));
             }
         }
@@ -745,7 +752,8 @@ impl Keeper {
         }
         for kept in &findings.kept {
             self.watchers.warning(&format!(
-                "{kept}: the program deleted it, but someone else changed it on disk meanwhile; it is kept"
+                "{kept}: kept, because someone else changed it or put it there while the program ran; the program had deleted \
+                 it or its directory"
             ));
         }
         self.report.errors = findings.errors;
@@ -768,11 +776,10 @@ impl Keeper {
         }
         for index in 0..self.shared.plan.directories.len() {
             let _ = fs::remove_file(manifest_path(dir, index));
+            let _ = fs::remove_file(staged_path(dir, index));
         }
         let _ = fs::remove_dir(dir.join("ramdisk"));
         let _ = fs::remove_dir(dir);
-        // Gone only if this was the last run.
-        let _ = fs::remove_dir(&self.base);
     }
 }
 
@@ -820,11 +827,11 @@ impl Shared {
     ) -> Result<Output> {
         let directory = &self.plan.directories[index];
         let slot = slot_name(index);
-        let mut baseline = Baseline::default();
+        let mut staged = None;
         let ram = match mechanism {
             Mechanism::Mirror => {
                 let ram = open_slot(namespaces, &slot)?;
-                baseline = Baseline::of(ram.as_fd()).map_err(|(_, error)| error)?;
+                staged = Some(staged_path(&self.dir, index)).filter(|path| path.exists());
                 ram
             }
             Mechanism::Overlay => {
@@ -832,6 +839,10 @@ impl Shared {
                 self.make_slot(namespaces, index)?
             }
             Mechanism::Bind | Mechanism::Disk => self.make_slot(namespaces, index)?,
+        };
+        let baseline = match (mechanism, &staged) {
+            (Mechanism::Mirror, None) => Baseline::default(),
+            _ => Baseline::of(ram.as_fd(), staged.as_deref())?,
         };
         Ok(Output {
             directory: index,
@@ -845,9 +856,10 @@ impl Shared {
                 nested: directory.nested.clone(),
                 interim: AtomicBool::new(false),
                 ours: Mutex::default(),
-                moved: Mutex::default(),
+                made: Mutex::default(),
             },
             home: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
         })
     }
 
@@ -910,32 +922,26 @@ impl Shared {
         let options = Options {
             // What the policy allows is removed, and nothing else.
             delete: true,
+            recheck: !output.homecoming.interim.load(Relaxed),
+            tag: Some(self.id.clone()),
             ownership: if self.plan.root { Ownership::Preserve } else { Ownership::Inherit },
             manifest: Some(manifest_path(&self.dir, output.directory)),
             ..self.options.clone()
         };
         let events = |event: Event<'_>| self.record(directory, Some(output), &event);
         let monitor = Monitor { progress, event: &events };
-        loop {
-            let roots = Roots {
-                source: rustix::io::fcntl_dupfd_cloexec(&output.ram, 0)?,
-                target: TargetRoot::Existing(rustix::fs::openat(
-                    &directory.disk,
-                    c".",
-                    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                    Mode::empty(),
-                )?),
-                source_path: PathBuf::from("the RAM disk"),
-                target_path: directory.path.clone(),
-            };
-            match stage_roots(roots, &options, Some(&output.homecoming), &monitor) {
-                // Another job writes its results into the same directory; it will be done at some time.
-                Err(StageError::Busy { .. }) if !progress.is_cancelled() => {
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                other => return Ok(other?),
-            }
-        }
+        let roots = Roots {
+            source: rustix::io::fcntl_dupfd_cloexec(&output.ram, 0)?,
+            target: TargetRoot::Existing(rustix::fs::openat(
+                &directory.disk,
+                c".",
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?),
+            source_path: PathBuf::from("the RAM disk"),
+            target_path: directory.path.clone(),
+        };
+        stage_roots(roots, &options, Some(&output.homecoming), &monitor).map_err(|error| anyhow!("{error}"))
     }
 
     /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
@@ -954,7 +960,8 @@ impl Shared {
         let name = CString::new(format!("results-{}.{format}", self.id))?;
         let options = PackOptions { threads: self.options.threads, ..PackOptions::default() };
         let packed =
-            pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)?;
+            pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)
+                .map_err(|error| anyhow!("{error}"))?;
         Ok(Summary {
             files: packed.files,
             directories: packed.directories,
@@ -1044,6 +1051,11 @@ fn anchor_name(index: usize) -> String {
     format!("disk{index}")
 }
 
+/// The manifest of the stage-in of a directory that is also an output.
+fn staged_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("in{index}.manifest"))
+}
+
 fn manifest_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("out{index}.manifest"))
 }
@@ -1058,7 +1070,18 @@ fn make_mount_point(namespaces: &Namespaces, index: usize, path: &[u8]) -> io::R
     let mut dir = open_slot(namespaces, &slot_name(index))?;
     for name in path.split(|b| *b == b'/') {
         let name = CString::new(name)?;
-        match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
+        let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;
+        let made = match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
+            // A copy of a directory that its owner may not write to.
+            Err(rustix::io::Errno::ACCESS) => {
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode | 0o700))?;
+                let made = rustix::fs::mkdirat(&dir, &*name, Mode::RWXU);
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
+                made
+            }
+            other => other,
+        };
+        match made {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }

@@ -160,7 +160,7 @@ pub struct Directory {
     pub output: bool,
     /// How an output is shown to the program.
     pub mechanism: Mechanism,
-    /// What it held when it was looked at; not looked at for root's overlays.
+    /// What it held when it was looked at.
     pub content: Content,
     /// Paths below it that are directories of the job themselves.
     pub nested: Vec<Vec<u8>>,
@@ -223,6 +223,7 @@ impl Plan {
             path.as_deref().map(runnable_script).transpose()
         };
         let (stage_in, stage_out) = (script(&request.stage_in)?, script(&request.stage_out)?);
+        refuse_mounts_below(&directories)?;
         for directory in &mut directories {
             decide(directory, args.existing, request, root, free, &mut notes)
                 .with_context(|| format!("{}", directory.path.display()))?;
@@ -269,6 +270,46 @@ fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
         std::env::split_paths(&path).map(|dir| dir.join(name)).find(|candidate| candidate.is_file())?
     };
     (rustix::fs::stat(&found).ok()?.st_mode & 0o4000 != 0).then_some(found)
+}
+
+/// A filesystem mounted inside an output directory would be hidden by what is mounted over that, or synced by nobody.
+fn refuse_mounts_below(directories: &[Directory]) -> Result<()> {
+    let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
+    for line in mounts.split(|b| *b == b'\n') {
+        let Some(point) = line.split(|b| *b == b' ').nth(4) else { continue };
+        let point = PathBuf::from(OsString::from_vec(unescape_octal(point)));
+        let inside = directories.iter().find(|directory| {
+            directory.output && point.starts_with(&directory.path) && point != directory.path
+        });
+        if let Some(directory) = inside
+            && !directories.iter().any(|other| other.path == point)
+        {
+            bail!(
+                "{}: another filesystem is mounted inside it, at {}; name that directory as a --data-in or --data-out of \
+                 its own, or an output directory without it",
+                directory.path.display(),
+                point.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// mountinfo writes blanks, newlines and backslashes as `\\ooo`.
+fn unescape_octal(text: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        let code = match (first, tail) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) => {
+                Some((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'))
+            }
+            _ => None,
+        };
+        path.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    path
 }
 
 fn runnable_script(path: &Path) -> Result<PathBuf> {
@@ -368,17 +409,7 @@ fn decide(
         directory.mechanism = Mechanism::Bind;
         return Ok(());
     }
-    if root {
-        directory.mechanism = match existing {
-            Existing::Copy if !must_overlay => {
-                directory.content = look(directory, None)?.0;
-                Mechanism::Mirror
-            }
-            _ => Mechanism::Overlay,
-        };
-        return Ok(());
-    }
-    let (content, foreign) = look(directory, Some(OwnIds::of_this_process()))?;
+    let (content, foreign) = look(directory, (!root).then(OwnIds::of_this_process))?;
     directory.content = content;
     let path = directory.path.display();
     directory.mechanism = match (existing, foreign) {
@@ -410,9 +441,9 @@ fn decide(
         (_, None) => {
             if content.directories {
                 notes.push(format!(
-                    "{path}: the program can't rename the directories that are there already (EXDEV without root), and \
-                     changing the mode or times of a file that is there copies it into RAM; --existing copy would copy all \
-                     of it into RAM beforehand instead"
+                    "{path}: the program can't rename the directories that are there already (EXDEV), and changing the mode \
+                     or times of a file that is there copies it into RAM; --existing copy would copy all of it into RAM \
+                     beforehand instead"
                 ));
             }
             Mechanism::Overlay

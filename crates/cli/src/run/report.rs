@@ -1,5 +1,6 @@
 //! The record of a run.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -143,8 +144,13 @@ impl Report {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".ondeck-{}", std::process::id()));
         let text = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(&temporary, text)
-            .and_then(|()| std::fs::rename(&temporary, path))
-            .with_context(|| format!("can't write the report {}", path.display()))
+        // Never through a symlink that someone put there.
+        let write = || {
+            let _ = std::fs::remove_file(&temporary);
+            let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+            file.write_all(text.as_bytes())?;
+            std::fs::rename(&temporary, path)
+        };
+        write().with_context(|| format!("can't write the report {}", path.display()))
     }
 }

@@ -18,8 +18,8 @@ pub const TICK: Duration = Duration::from_millis(100);
 
 /// Those who watch the run: the front that started it, and later ones that attach through the control socket.
 pub struct Watchers {
-    /// The front, while there is one.
-    pub front: Option<Line>,
+    /// Those who watch; the first is the command that started the run, while it lives.
+    pub fronts: Vec<Line>,
     /// Where a later front attaches.
     pub listener: Option<UnixListener>,
     /// The run's directory.
@@ -31,11 +31,7 @@ pub struct Watchers {
 impl Watchers {
     /// Tells whoever is in front.
     pub fn send(&mut self, message: &Message) {
-        if let Some(front) = &mut self.front
-            && front.send(message).is_err()
-        {
-            self.front = None;
-        }
+        self.fronts.retain_mut(|front| front.send(message).is_ok());
     }
 
     /// A phase begins.
@@ -79,40 +75,45 @@ impl Watchers {
             fds.len() - 1
         };
         let other = other.map(&mut add);
-        let front = self.front.as_ref().map(|line| add(line.stream().as_fd()));
+        let fronts: Vec<usize> = self.fronts.iter().map(|line| add(line.stream().as_fd())).collect();
         let listener = self.listener.as_ref().map(|listener| add(listener.as_fd()));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
         if poll(&mut fds, Some(&timeout)).is_err() {
             return false; // interrupted by a signal: the caller's loop comes back
         }
         let ready = |slot: Option<usize>| slot.is_some_and(|slot| !fds[slot].revents().is_empty());
-        let (other, front, listener) = (ready(other), ready(front), ready(listener));
-        if front {
-            match self.front.as_mut().and_then(Line::receive::<Order>) {
-                Some(orders) => orders.into_iter().for_each(on_order),
-                None => self.front = None,
+        let (other, listener) = (ready(other), ready(listener));
+        let mut speaking = fronts.into_iter().map(|slot| ready(Some(slot))).collect::<Vec<_>>().into_iter();
+        self.fronts.retain_mut(|front| {
+            if !speaking.next().unwrap_or(false) {
+                return true;
             }
-        }
-        if listener && let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
-            // A later one takes the place of an earlier one; `--list` connects only to see whether we are alive.
-            if let Ok(line) = Line::new(stream) {
-                self.attach(line);
-            }
+            let orders = front.receive::<Order>();
+            let alive = orders.is_some();
+            orders.into_iter().flatten().for_each(&mut *on_order);
+            alive
+        });
+        if listener
+            && let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept)
+            && let Ok(line) = Line::new(stream)
+        {
+            self.attach(line);
         }
         other
     }
 
     fn attach(&mut self, line: Line) {
-        // Whoever connects and says nothing (as `--list` does) must not displace a front that is watching.
+        // `--list` connects only to see whether we are alive, and says nothing.
         let mut fds = [PollFd::new(line.stream(), PollFlags::IN)];
         let patience = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
         let speaks = poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
             && rustix::net::recv(line.stream(), &mut [0_u8; 1][..], rustix::net::RecvFlags::PEEK)
                 .is_ok_and(|(read, _)| read > 0);
         if speaks {
-            self.front = Some(line);
-            if let Some(message) = self.last.clone() {
-                self.send(&message);
+            let mut line = line;
+            let greeted = self.last.as_ref().is_none_or(|message| line.send(message).is_ok());
+            if greeted {
+                self.fronts.push(line);
             }
         }
     }
