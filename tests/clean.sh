@@ -8,8 +8,13 @@ for mount in $(awk '$5 ~ /ondeck-(bench|demo)/ {print $5}' /proc/self/mountinfo 
     umount "$mount" 2>/dev/null || umount -l "$mount"
     echo "unmounted $mount"
 done
-for image in $(losetup -n -O BACK-FILE 2>/dev/null | grep 'ondeck-\(bench\|demo\)'); do
-    losetup -n -O NAME -j "$image" | xargs -r losetup -d
+losetup -n -O NAME,MAJ:MIN,BACK-FILE 2>/dev/null | grep 'ondeck-\(bench\|demo\)' | while read -r device number image; do
+    # The demonstration's throttle and write-back limits stay with the device's number.
+    for limit in /sys/fs/cgroup/blkio/blkio.throttle.read_bps_device /sys/fs/cgroup/blkio/blkio.throttle.write_bps_device; do
+        [ -w "$limit" ] && echo "$number 0" > "$limit"
+    done
+    [ -w "/sys/class/bdi/$number/strict_limit" ] && echo 0 > "/sys/class/bdi/$number/strict_limit"
+    losetup -d "$device"
     echo "detached $image"
 done
 for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/ondeck-*; do
