@@ -293,7 +293,7 @@ trap 'exit 143' TERM
 parent=${DEMO_DIR:-/var/tmp}
 [ "$(df --output=avail "$parent" | tail -n 1)" -ge "$space_needed_kib" ] ||
     fail "$parent needs 4 GB free; name another directory in DEMO_DIR"
-work=$(mktemp -d "$parent/ondeck-demo.XXXXXX")
+work=$(mktemp -d "$parent/ondeck-demo.$$.XXXXXX")
 disk=$work
 ondeck_total=''
 

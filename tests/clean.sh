@@ -3,12 +3,20 @@
 # It touches nothing whose name is not ours.
 set -u
 
+# Names end in the process id of their maker; what a living one uses stays.
+in_use() {
+    pid=$(printf '%s' "$1" | sed -n 's/.*ondeck-\(bench\|demo\)\.\([0-9]*\).*/\2/p')
+    [ -n "$pid" ] && [ -d "/proc/$pid" ]
+}
+
 # Innermost mounts first.
 for mount in $(awk '$5 ~ /ondeck-(bench|demo)/ {print $5}' /proc/self/mountinfo | sort -r); do
+    in_use "$mount" && continue
     umount "$mount" 2>/dev/null || umount -l "$mount"
     echo "unmounted $mount"
 done
 losetup -n -O NAME,MAJ:MIN,BACK-FILE 2>/dev/null | grep 'ondeck-\(bench\|demo\)' | while read -r device number image; do
+    in_use "$image" && continue
     # The demonstration's throttle and write-back limits stay with the device's number.
     for limit in /sys/fs/cgroup/blkio/blkio.throttle.read_bps_device /sys/fs/cgroup/blkio/blkio.throttle.write_bps_device; do
         [ -w "$limit" ] && echo "$number 0" > "$limit"
@@ -22,6 +30,7 @@ for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/ondeck-*; do
 done
 for directory in /tmp/ondeck-bench* /tmp/ondeck-demo* /var/tmp/ondeck-bench* /var/tmp/ondeck-demo* \
     /dev/shm/ondeck-bench* /dev/shm/ondeck-demo*; do
+    in_use "$directory" && continue
     [ -e "$directory" ] && rm -rf --one-file-system "$directory" && echo "removed $directory"
 done
 exit 0
