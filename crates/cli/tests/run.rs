@@ -362,6 +362,21 @@ fn further_names_of_a_file_respect_what_someone_else_wrote() {
 }
 
 #[test]
+fn an_input_with_access_control_lists_can_be_staged_by_an_ordinary_user() {
+    let scene = Scene::new(Who::User);
+    scene.dir("in");
+    scene.file("in/shared", "shared");
+    let acl = std::process::Command::new("setfacl")
+        .args(["-m", "u:daemon:r"])
+        .arg(scene.path("in/shared"))
+        .status();
+    assert!(acl.expect("install the package acl").success());
+    let ran = scene.run_shell(&["--data-in", "in"], "cat in/shared");
+    ran.assert_code(0);
+    assert_eq!(ran.out, "shared");
+}
+
+#[test]
 fn a_filesystem_mounted_inside_an_output_directory_is_refused() {
     if !is_root() {
         return eprintln!("not run: mounting needs root");

@@ -51,6 +51,8 @@ pub struct Summary {
     pub retried: u64,
     /// Entries that kept the caller's owner or group, because only root can give files away.
     pub ownership_kept: u64,
+    /// Entries that lost an attribute, with [`Options::attributes_best_effort`].
+    pub attributes_lost: u64,
     /// Time spent copying.
     pub copying: Duration,
     /// Time the target filesystem took to confirm that it holds the data.
@@ -73,6 +75,7 @@ pub(crate) struct Counts {
     unchanged: AtomicU64,
     deleted: AtomicU64,
     pub retried: AtomicU64,
+    attributes_lost: AtomicU64,
 }
 
 impl Counts {
@@ -403,6 +406,7 @@ fn run(
         errors: count(&monitor.progress.errors),
         retried: count(&counts.retried),
         ownership_kept: count(&engine.privilege.ownership_kept),
+        attributes_lost: count(&counts.attributes_lost),
         copying,
         syncing,
         verified,
@@ -773,6 +777,15 @@ impl Engine<'_> {
         Ok((source, stat, closed.map(|mode| mode & 0o7777)))
     }
 
+    /// What setting an entry's attributes came to, as far as it is a failure.
+    pub fn judge(&self, applied: Result<(), Fault>) -> Result<(), Fault> {
+        if applied.is_err() && self.options.attributes_best_effort {
+            self.counts.attributes_lost.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        applied
+    }
+
     /// The temporary name of an entry.
     fn partial_name(&self, name: &CStr) -> CString {
         tagged_name(name, self.options.tag.as_deref())
@@ -905,7 +918,7 @@ impl Engine<'_> {
         if let Some(policy) = self.policy {
             policy.placed(&path, &fs::fstat(target).during("reading its attributes")?);
         }
-        lost
+        self.judge(lost)
     }
 
     /// Gives a complete new directory its name.
@@ -1042,7 +1055,7 @@ impl Engine<'_> {
         if *name != *to.name {
             fs::renameat(target, &*name, target, &*to.name).during("giving it its name")?;
         }
-        applied
+        self.judge(applied)
     }
 
     /// Makes an entry; whatever an interrupted copy left under its temporary name goes first.

@@ -371,14 +371,14 @@ impl Engine<'_> {
                 let _ = fs::fchown(&copy.target, None, Some(fs::Gid::from_raw(old.st_gid)));
             }
         }
-        let applied = attributes::apply(
+        let applied = self.judge(attributes::apply(
             copy.target.as_fd(),
             &copy.created,
             &copy.stat,
             &copy.xattrs,
             self.options.ownership,
             &self.privilege,
-        );
+        ));
         let written = fs::fstat(&copy.target).during("checking its size")?;
         if written.st_size != copy.stat.st_size {
             self.discard(directory, copy);

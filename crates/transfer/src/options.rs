@@ -40,6 +40,9 @@ pub struct Options {
     pub verify: bool,
     /// Whose the copies are.
     pub ownership: Ownership,
+    /// Do not call it a failure if the target can't hold an attribute (an ACL of a user that a user namespace has no
+    /// name for); count it.
+    pub attributes_best_effort: bool,
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.
     pub recheck: bool,
@@ -63,6 +66,7 @@ impl Default for Options {
             sync: true,
             verify: false,
             ownership: Ownership::Preserve,
+            attributes_best_effort: false,
             recheck: false,
             tag: None,
             manifest: None,

@@ -288,6 +288,8 @@ impl Keeper {
             return shared.make_slot(namespaces, index).map(|_| Summary::default()).map_err(not_started);
         }
         let options = Options {
+            // A user namespace has no name for the users of some ACLs; the copies in RAM are the caller's alone anyway.
+            attributes_best_effort: !shared.plan.root,
             // RAM needs no sync. The manifest tells later what the program left as it was.
             sync: false,
             verify: false,
