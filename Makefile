@@ -29,10 +29,10 @@ lint: setup ## Check formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-bench: build ## Compare with other copy tools and write docs/benchmarks.md (some minutes, best as root)
+bench: build ## Compare with other copy tools and write docs/benchmarks.md (20 minutes or more, best as root)
 	bench/setup.sh
 	$(CARGO) build --release --locked -p ondeck-bench
-	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --markdown docs/benchmarks.md
+	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --rounds 3 --markdown docs/benchmarks.md
 
 clean-testbed: ## Remove what a crashed test, benchmark or demonstration left behind
 	@tests/clean.sh

@@ -159,8 +159,9 @@ const READING_SOURCE: &str = "reading the source";
 
 /// Bytes of directory entries read at a time: about a thousand names.
 const LISTING: usize = 32 << 10;
-/// Entries handed out together: enough to make the queue's lock cheap, few enough to share a small directory.
-const BATCH: usize = 32;
+/// Entries handed out together. A directory of usual size is one worker's, because two that make files in the same
+/// directory wait for each other's lock; it is shared when a worker has nothing else to do.
+const BATCH: usize = 512;
 /// The data buffer of a worker. Large enough that tmpfs fills whole huge pages at once.
 const BUFFER: usize = 4 << 20;
 
@@ -421,6 +422,17 @@ impl Batch {
 
     fn of_one(node: Arc<DirNode>, name: &CStr) -> Self {
         Batch { node, names: name.to_bytes_with_nul().to_vec(), entries: vec![(0, FileType::Unknown)] }
+    }
+
+    /// Some of its entries as a batch of their own.
+    fn part(&self, entries: &[(u32, FileType)]) -> Self {
+        let mut part = Batch::new(&self.node);
+        for (offset, file_type) in entries {
+            if let Ok(name) = CStr::from_bytes_until_nul(&self.names[*offset as usize..]) {
+                part.add(name, *file_type);
+            }
+        }
+        part
     }
 
     fn add(&mut self, name: &CStr, file_type: FileType) {
@@ -962,9 +974,17 @@ impl Engine<'_> {
             }
         };
         let parent = node.path();
-        for (offset, file_type) in &batch.entries {
+        let mut entries = &batch.entries[..];
+        while let [(offset, file_type), rest @ ..] = entries {
             if self.monitor.progress.is_cancelled() {
                 break;
+            }
+            entries = rest;
+            if rest.len() >= 2 && self.queue.is_hungry() {
+                let (mine, theirs) = rest.split_at(rest.len() / 2);
+                entries = mine;
+                node.pending.fetch_add(1, Ordering::AcqRel);
+                self.queue.push([Task::Copy(batch.part(theirs))]);
             }
             let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
             let at = At { node, fds: &fds, parent: &parent, name };

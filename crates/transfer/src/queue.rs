@@ -1,11 +1,14 @@
 //! The work that is waiting: last in, first out, so that a tree is walked depth first and the queue stays small.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A stack of tasks that knows when all of them, and all they led to, are done.
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    /// The workers that wait for a task, to be looked at without the lock.
+    idle: AtomicUsize,
 }
 
 struct State<T> {
@@ -21,6 +24,7 @@ impl<T> Queue<T> {
         Queue {
             state: Mutex::new(State { tasks: Vec::new(), active: 0, waiting: 0 }),
             changed: Condvar::new(),
+            idle: AtomicUsize::new(0),
         }
     }
 
@@ -52,9 +56,16 @@ impl<T> Queue<T> {
                 return None;
             }
             state.waiting += 1;
+            self.idle.store(state.waiting, Relaxed);
             state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
             state.waiting -= 1;
+            self.idle.store(state.waiting, Relaxed);
         }
+    }
+
+    /// Whether a worker has nothing to do, so that a large task should be shared.
+    pub fn is_hungry(&self) -> bool {
+        self.idle.load(Relaxed) > 0
     }
 
     pub fn done(&self) {

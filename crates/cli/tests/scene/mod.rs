@@ -90,6 +90,16 @@ impl Scene {
         let mut command = Command::new(&self.binary);
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("ONDECK_STATE_DIR", self.path("state")).env("HOME", self.dir.path());
+        // SAFETY: a system call only, in the child before exec. Whoever runs the tests in the background or under
+        // nohup has some signals ignored, which children inherit.
+        unsafe {
+            command.pre_exec(|| {
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            });
+        }
         command.env_remove("SLURM_JOB_ID").env_remove("SLURM_JOB_END_TIME").env_remove("XDG_STATE_HOME");
         if self.who == Who::User && is_root() {
             // SAFETY: system calls only, in the child before exec.
