@@ -583,8 +583,9 @@ impl Engine<'_> {
                     }
                 }
             }
-            // The kernel's block is used up: what follows would be the next one.
-            if entries.is_buffer_empty() {
+            // The kernel's block is used up: what follows would be the next one. A small directory is read to its end,
+            // so that its descriptor does not wait in the queue until all below it is done.
+            if entries.is_buffer_empty() && block.len() >= BATCH {
                 break;
             }
         }
