@@ -4,13 +4,16 @@
 //!
 //! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
+//! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `doctor`: what works on this machine
 //! - `display`: progress bars, plain lines and JSON events
 //! - `state`: where manifests and the state of runs are kept
 
+mod agent;
 mod archive;
 mod display;
 mod doctor;
+mod ramdisk;
 mod run;
 mod stage;
 mod state;
@@ -33,6 +36,7 @@ const AFTER_HELP: &str = "Examples:
   ondeck run --data-in in --data-out out -- ./solver   run a program with its data in RAM
   ondeck run job.sh                                    a batch script with #RSA_ lines
   ondeck stage /scratch/case /dev/shm/case             copy a tree, with checksums
+  ondeck ramdisk create fast --nodes n1,n2 --size 8GiB --mount n3:/fast   a RAM disk of two nodes
   ondeck doctor                                        what works on this machine
   ondeck COMMAND --help                                all options of a command, with examples";
 
@@ -40,6 +44,8 @@ const AFTER_HELP: &str = "Examples:
 enum Command {
     Run(Box<run::RunArgs>),
     Stage(Box<stage::StageArgs>),
+    Ramdisk(Box<ramdisk::RamdiskArgs>),
+    Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -57,6 +63,8 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),
+        Command::Ramdisk(args) => ramdisk::ramdisk(*args),
+        Command::Agent(args) => agent::agent(&args),
         Command::Doctor(args) => doctor::doctor(&args),
     }
 }

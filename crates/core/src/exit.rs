@@ -4,6 +4,9 @@
 pub const OK: u8 = 0;
 /// `ondeck stage`: some entries could not be copied; each was named on standard error, the rest is complete.
 pub const SOME_FAILED: u8 = 1;
+/// `ondeck ramdisk`: a RAM disk is not whole, a node did not answer, or something is left of it. `ondeck agent`: it could
+/// not start.
+pub const FAILED: u8 = 1;
 /// The command line was malformed; nothing was changed.
 pub const USAGE: u8 = 2;
 /// `ondeck stage`: the copy could not begin or could not go on; running it again resumes.

@@ -1,8 +1,9 @@
 //! What a job asks for, whether it came from `#RSA_` lines of its script or from options.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
@@ -39,11 +40,14 @@ pub struct Request {
 
 macro_rules! keyword_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $(#[$meta])*
         pub enum $name { $($(#[$variant_meta])* $variant),+ }
 
         impl $name {
+            /// Every value, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
             /// Every value's word, in the order of the documentation.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
@@ -51,18 +55,26 @@ macro_rules! keyword_enum {
             pub fn from_word(word: &str) -> Option<Self> {
                 match word { $($word => Some(Self::$variant),)+ _ => None }
             }
+
+            /// The word for it.
+            pub fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$variant => $word),+ })
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
             }
         }
     };
 }
+pub(crate) use keyword_enum;
 
 keyword_enum! {
     /// What builds the filesystem on an allocation.
+    #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
     EngineKind {
         /// The RAM of one machine.
         Tmpfs = "tmpfs",
@@ -70,6 +82,8 @@ keyword_enum! {
         Gluster = "gluster",
         /// CephFS on many nodes.
         Ceph = "ceph",
+        /// Nothing at all, with delays and failures on demand: for tests, and to watch decisions without lending a byte.
+        Simulated = "simulated",
     }
 }
 
@@ -92,5 +106,15 @@ keyword_enum! {
         Hold = "hold",
         /// Start at once and read through to disk what is not there yet.
         Union = "union",
+    }
+}
+
+impl EngineKind {
+    /// The engines that a job can ask for; the simulated one would lose its data.
+    pub const FOR_JOBS: &'static [&'static str] = &["tmpfs", "gluster", "ceph"];
+
+    /// The engine that a job can ask for by `word`.
+    pub fn for_job(word: &str) -> Option<EngineKind> {
+        EngineKind::from_word(word).filter(|engine| *engine != EngineKind::Simulated)
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// A number of bytes.
 ///
 /// `K`, `M`, `G`, `T`, `P` and `KiB` … `PiB` are powers of 1024, as for tmpfs and Slurm;
@@ -14,7 +16,8 @@ use std::str::FromStr;
 /// assert_eq!("500MB".parse(), Ok(Bytes(500_000_000)));
 /// assert_eq!(Bytes(1536 << 20).to_string(), "1.5 GiB");
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Bytes(pub u64);
 
 /// Why a text is not a size, a rate or a duration.

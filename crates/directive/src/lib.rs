@@ -214,7 +214,7 @@ fn apply(key: Key, value: &[u8], request: &mut Request) -> Result<(), Refusal> {
             })?);
         }
         Key::Pool => request.pool = Some(text(value)?.to_owned()),
-        Key::Engine => request.engine = Some(word(value, EngineKind::from_word, EngineKind::WORDS)?),
+        Key::Engine => request.engine = Some(word(value, EngineKind::for_job, EngineKind::FOR_JOBS)?),
         Key::Pack => request.pack = Some(word(value, PackFormat::from_word, PackFormat::WORDS)?),
         Key::Wait => request.wait = Some(word(value, WaitPolicy::from_word, WaitPolicy::WORDS)?),
     }

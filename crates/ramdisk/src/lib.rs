@@ -1,10 +1,13 @@
 //! Filesystems in RAM, and how a process comes to see them.
 //!
-//! On one machine the engine is tmpfs: [`tmpfs`] mounts it, sized and with huge pages. It is mounted in
-//! [`namespace`]s of its own, so that nobody else sees it and nothing is left behind when the last process in them
-//! has ended: a private mount namespace and, for an ordinary user, a user namespace with an identity mapping in
-//! which they may mount. [`mounts`] shows directories of the RAM disk at the paths that the program already uses.
-//! [`memory`] says how much RAM may be used at all.
+//! On one machine, for one program, [`tmpfs`] mounts a RAM disk, sized and with huge pages, in [`namespace`]s of its
+//! own, so that nobody else sees it and nothing is left behind when the last process in them has ended: a private mount
+//! namespace and, for an ordinary user, a user namespace with an identity mapping in which they may mount. [`mounts`]
+//! shows directories of the RAM disk at the paths that the program already uses. [`memory`] says how much RAM may be
+//! used at all.
+//!
+//! On many nodes an [`Engine`] builds it: the agent of each node makes the [`device`]s, starts the servers and mounts
+//! the clients in a [`Place`] of its own for each RAM disk.
 //!
 //! # Layout
 //!
@@ -13,9 +16,26 @@
 //! - [`tmpfs`]: the RAM disk of one machine
 //! - [`mounts`]: bind mounts, overlays, unmounting
 //! - [`probe`]: what this kernel and this user can do, for `ondeck doctor`
+//! - [`engine`]: what an engine is, and the engines: one file each
+//! - [`place`]: the directory and the processes of a RAM disk on one node
+//! - [`device`]: what the data lies on: RAM, or a directory of an SSD
+//! - [`secret`]: the secret of an incarnation, and the keys that follow from it
+//! - [`tcp`]: whether a connection was lost
 
+pub mod device;
+pub mod engine;
+mod error;
 pub mod memory;
 pub mod mounts;
 pub mod namespace;
+pub mod place;
 pub mod probe;
+pub mod secret;
+pub mod tcp;
 pub mod tmpfs;
+
+pub use device::Device;
+pub use engine::{Build, Engine, On, Phase, View, engine};
+pub use error::EngineError;
+pub use place::Place;
+pub use secret::Secret;

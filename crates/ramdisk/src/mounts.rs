@@ -3,10 +3,10 @@
 //! All of these act on the mount namespace of the calling process; [`crate::namespace::Namespaces::inside`] brings
 //! them to the right one.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -54,6 +54,14 @@ pub fn bind(source: &Path, target: &Target) -> io::Result<()> {
 /// The kernel's.
 pub fn make_read_only(directory: &Path) -> io::Result<()> {
     mount_bind(directory, directory)?;
+    remount_read_only(directory)
+}
+
+/// Makes a bind mount read-only (and nosuid, nodev).
+///
+/// # Errors
+/// The kernel's.
+pub fn remount_read_only(directory: &Path) -> io::Result<()> {
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount_remount(directory, flags, c"")?)
 }
@@ -128,5 +136,117 @@ pub fn detach(target: &Path) -> io::Result<()> {
     match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes away everything that is mounted at a path, one above the other, at once.
+///
+/// # Errors
+/// The kernel's. A path that is no mount, or is not there, is fine.
+pub fn detach_all(target: &Path) -> io::Result<()> {
+    // Each detach takes one mount; nobody stacks this many on purpose.
+    for _ in 0..64 {
+        match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::BUSY.into())
+}
+
+/// One line of /proc/self/mountinfo (proc(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The number of the device, which is also the number of a FUSE connection.
+    pub device: (u32, u32),
+    /// The directory of the filesystem that is shown.
+    pub root: PathBuf,
+    /// Where it is shown.
+    pub at: PathBuf,
+    /// The filesystem's type.
+    pub kind: String,
+    /// What it was mounted from.
+    pub source: String,
+}
+
+/// What is mounted, in the order in which it was.
+///
+/// # Errors
+/// If /proc/self/mountinfo can't be read.
+pub fn mounted() -> io::Result<Vec<Mount>> {
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    Ok(text.split(|byte| *byte == b'\n').filter_map(parse_mount).collect())
+}
+
+fn parse_mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        root: PathBuf::from(root),
+        at: PathBuf::from(at),
+        kind: String::from_utf8_lossy(rest.next()?).into_owned(),
+        source: unescape(rest.next()?).to_string_lossy().into_owned(),
+    })
+}
+
+/// Blanks, tabs, newlines and backslashes stand as three octal digits.
+fn unescape(field: &[u8]) -> OsString {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        if *first == b'\\'
+            && let Some(code) = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok())
+            && let Ok(byte) = u8::from_str_radix(code, 8)
+        {
+            plain.push(byte);
+            rest = &tail[3..];
+        } else {
+            plain.push(*first);
+            rest = tail;
+        }
+    }
+    OsString::from_vec(plain)
+}
+
+/// The mounts at or below a directory, the innermost and latest first.
+///
+/// # Errors
+/// If /proc/self/mountinfo can't be read.
+pub fn mounted_below(directory: &Path) -> io::Result<Vec<Mount>> {
+    let mut found: Vec<Mount> =
+        mounted()?.into_iter().filter(|mount| mount.at.starts_with(directory)).collect();
+    found.reverse();
+    Ok(found)
+}
+
+/// Makes every access to a FUSE filesystem fail at once, also those that hang. It can't be undone.
+///
+/// # Errors
+/// The kernel's; a connection that is gone is fine.
+pub fn abort_fuse(device: (u32, u32)) -> io::Result<()> {
+    let connection = format!("/sys/fs/fuse/connections/{}/abort", device.1);
+    match std::fs::write(connection, "1") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_is_understood() {
+        let line = b"36 35 0:33 /data /mnt\\040two rw,noatime shared:1 master:2 - fuse.glusterfs /a\\134b rw,user_id=0";
+        let mount = parse_mount(line).unwrap();
+        assert_eq!(mount.device, (0, 33));
+        assert_eq!((mount.root.to_str().unwrap(), mount.at.to_str().unwrap()), ("/data", "/mnt two"));
+        assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.glusterfs", "/a\\b"));
+        assert!(mounted().unwrap().iter().any(|mount| mount.at == Path::new("/proc")));
     }
 }

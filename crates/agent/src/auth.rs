@@ -1,0 +1,128 @@
+//! Who calls, and what they may.
+//!
+//! Roles are bound to hosts: root on a compute node is that node and no more. Administrators are the users that the
+//! configuration names, on the hosts that it names; and root on this machine, through the Unix socket.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use ondeck_api::config::Administrator;
+use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::Owner;
+
+/// How long the addresses of the administrators' hosts are believed.
+const BELIEVED: Duration = Duration::from_secs(60);
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// May do everything.
+    Administrator,
+    /// May look at what is theirs.
+    User(u32),
+}
+
+impl Caller {
+    /// Refuses everybody but administrators.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Forbidden`].
+    pub fn must_be_administrator(self) -> Result<(), Refusal> {
+        match self {
+            Caller::Administrator => Ok(()),
+            Caller::User(uid) => Err(Refusal {
+                code: RefusalCode::Forbidden,
+                message: format!(
+                    "user {uid} may not do this: root on this node may, and whoever `administrators` in the agent's \
+                     configuration names, from the host that stands there"
+                ),
+            }),
+        }
+    }
+
+    /// Whether the caller may look at what belongs to `owner`.
+    pub fn may_see(self, owner: Owner) -> bool {
+        match self {
+            Caller::Administrator => true,
+            Caller::User(uid) => uid == owner.uid,
+        }
+    }
+}
+
+/// The user ids and addresses of the administrators, and since when they are believed.
+type Resolved = (Instant, Vec<(u32, IpAddr)>);
+
+/// The administrators, with their hosts' addresses.
+pub struct Administrators {
+    named: Vec<Administrator>,
+    resolved: Mutex<Option<Resolved>>,
+}
+
+impl Administrators {
+    /// As the configuration names them.
+    pub fn new(named: &[Administrator]) -> Administrators {
+        Administrators { named: named.to_vec(), resolved: Mutex::new(None) }
+    }
+
+    /// Who calls over TCP from an address, with the user id that MUNGE vouches for. It may ask the name service.
+    pub fn caller(&self, uid: u32, from: IpAddr) -> Caller {
+        let mut resolved = self.resolved.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let fresh = resolved.as_ref().is_some_and(|(since, _)| since.elapsed() < BELIEVED);
+        if !fresh {
+            *resolved = Some((Instant::now(), self.resolve()));
+        }
+        let is_one = resolved.as_ref().is_some_and(|(_, known)| known.contains(&(uid, from.to_canonical())));
+        if is_one { Caller::Administrator } else { Caller::User(uid) }
+    }
+
+    fn resolve(&self) -> Vec<(u32, IpAddr)> {
+        let mut known = Vec::new();
+        for Administrator { user, host } in &self.named {
+            let Some(uid) = user_id(user) else {
+                tracing::warn!(user, "an administrator is no user of this machine");
+                continue;
+            };
+            match (host.as_str(), 0).to_socket_addrs() {
+                Ok(addresses) => known.extend(addresses.map(|address| (uid, address.ip().to_canonical()))),
+                Err(error) => tracing::warn!(host, %error, "the host of an administrator has no address"),
+            }
+        }
+        known
+    }
+}
+
+fn user_id(user: &str) -> Option<u32> {
+    if user == "root" {
+        return Some(0);
+    }
+    if let Ok(uid) = user.parse() {
+        return Some(uid);
+    }
+    // A static binary can't load the name-service modules that know a site's users.
+    let output = std::process::Command::new("id").args(["-u", "--", user]).output().ok()?;
+    String::from_utf8_lossy(&output.stdout).trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_elsewhere_is_no_administrator() {
+        let administrators = Administrators::new(&[
+            Administrator { user: "root".into(), host: "127.0.0.1".into() },
+            Administrator { user: "1000".into(), host: "10.0.0.9".into() },
+        ]);
+        let caller = |uid, from: &str| administrators.caller(uid, from.parse().unwrap());
+        assert_eq!(caller(0, "127.0.0.1"), Caller::Administrator);
+        assert_eq!(caller(0, "10.0.0.9"), Caller::User(0));
+        assert_eq!(caller(1000, "10.0.0.9"), Caller::Administrator);
+        assert_eq!(caller(1000, "127.0.0.1"), Caller::User(1000));
+        assert_eq!(caller(0, "::ffff:127.0.0.1"), Caller::Administrator);
+        assert!(
+            Caller::User(7).may_see(Owner { uid: 7, gid: 1 })
+                && !Caller::User(0).may_see(Owner { uid: 7, gid: 1 })
+        );
+    }
+}

@@ -1,0 +1,716 @@
+//! Building, looking at and destroying a RAM disk over many agents.
+//!
+//! Building is a table of named steps, each taken by several nodes at once; a step begins when the one before is done
+//! on all of its nodes. What undoes a step stands in the table too. If one fails, or the builder is told to stop, every
+//! node that took part is told to undo all of its steps in reverse order; a node that can't be told does so by itself
+//! when its lease is over.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ondeck_api::wire::{
+    Allocated, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, VERSION,
+};
+use ondeck_api::{CallError, Client, Config, Endpoint};
+use ondeck_core::allocation::{Simulation, equal_share, largest_share};
+use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
+use ondeck_ramdisk::device::RAM;
+use ondeck_ramdisk::{EngineError, On, Secret, engine};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::capacity::device_sizes;
+use crate::node::host_name;
+
+/// How long a look at a node may take. With it, a lost node is seen within five seconds.
+const LOOK: Duration = Duration::from_secs(3);
+
+/// How long destroying may take on a node; each of its steps has a shorter deadline there.
+const DESTROY: Duration = Duration::from_secs(40);
+
+/// How much longer than a step's own deadline its answer is waited for.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// How large a RAM disk shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// At least so many bytes.
+    Bytes(Bytes),
+    /// As large as the nodes can make it.
+    Largest,
+}
+
+/// A path on a node where a RAM disk is to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountAt {
+    /// The node; `None` is this machine.
+    pub node: Option<NodeName>,
+    /// The path.
+    pub path: PathBuf,
+    /// Whether it can't be written there.
+    pub read_only: bool,
+}
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Its name.
+    pub name: RamDiskName,
+    /// What builds the filesystem.
+    pub engine: EngineKind,
+    /// How large.
+    pub size: Size,
+    /// The RSA nodes; none means this machine.
+    pub nodes: Vec<NodeName>,
+    /// Where it is shown.
+    pub mounts: Vec<MountAt>,
+    /// Whose it is.
+    pub owner: Owner,
+    /// How many copies of the data.
+    pub replicas: u32,
+    /// The device with the data.
+    pub device: String,
+    /// The device with the metadata, where that is another one.
+    pub metadata_device: Option<String>,
+    /// What the simulated engine pretends.
+    pub simulation: Option<Simulation>,
+    /// How long building may take in all.
+    pub deadline: Duration,
+}
+
+/// A step that was taken.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepTime {
+    /// Its name.
+    pub name: String,
+    /// How many nodes took it.
+    pub nodes: usize,
+    /// From the first request to the last answer.
+    pub seconds: f64,
+}
+
+/// What was built.
+#[derive(Clone, Debug, Serialize)]
+pub struct Built {
+    /// The RAM disk.
+    pub layout: Layout,
+    /// How large it is.
+    pub capacity: Bytes,
+    /// The steps.
+    pub steps: Vec<StepTime>,
+    /// All of them.
+    pub seconds: f64,
+}
+
+/// What a node did not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NodeFault {
+    /// Which node.
+    pub node: NodeName,
+    /// Why.
+    pub error: CallError,
+}
+
+/// Why nothing was built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The plan can't be carried out; nothing was begun.
+    #[error("{0}")]
+    Plan(String),
+    /// A node can't be asked; nothing was begun.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A step failed.
+    #[error(
+        "the step `{step}` failed: {}{}",
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "), leftovers_text(.leftovers)
+    )]
+    Step {
+        /// Which.
+        step: String,
+        /// On which nodes, and why.
+        faults: Vec<NodeFault>,
+        /// Nodes that could not be told to undo.
+        leftovers: Vec<String>,
+    },
+    /// The builder was told to stop.
+    #[error("interrupted during the step `{step}`{}", leftovers_text(.leftovers))]
+    Interrupted {
+        /// During which step.
+        step: String,
+        /// Nodes that could not be told to undo.
+        leftovers: Vec<String>,
+    },
+}
+
+fn leftovers_text(leftovers: &[String]) -> String {
+    if leftovers.is_empty() {
+        "; everything was undone".into()
+    } else {
+        format!("; undone except for: {}", leftovers.join("; "))
+    }
+}
+
+/// One row of the table.
+struct Row {
+    name: String,
+    /// What undoes it, for whoever reads the table; the agent does it for whatever it finds.
+    undo: &'static str,
+    on: Vec<NodeName>,
+    step: RowStep,
+}
+
+enum RowStep {
+    /// The same step on all nodes.
+    Same(Step),
+    /// The paths of each node.
+    Show,
+}
+
+/// Drives agents.
+#[derive(Clone)]
+pub struct Fleet {
+    client: Client,
+    port: u16,
+    socket: PathBuf,
+    own_name: Option<NodeName>,
+}
+
+impl Fleet {
+    /// Reaches agents as the configuration says.
+    pub fn new(config: &Config) -> Fleet {
+        Fleet {
+            client: Client::new(&config.munge_socket),
+            port: config.port,
+            socket: config.agent.socket.clone(),
+            own_name: host_name().ok(),
+        }
+    }
+
+    /// Where the agent of a node is reached: this machine's by its socket.
+    pub fn endpoint(&self, node: &NodeName) -> Endpoint {
+        if self.own_name.as_ref() == Some(node) && self.socket.exists() {
+            Endpoint::Socket(self.socket.clone())
+        } else {
+            Endpoint::Node { name: node.clone(), port: self.port }
+        }
+    }
+
+    /// What a node has; `None` is this machine.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn node(&self, node: Option<&NodeName>) -> Result<NodeReport, CallError> {
+        let endpoint = node.map_or_else(|| Endpoint::Socket(self.socket.clone()), |node| self.endpoint(node));
+        self.client.call(&endpoint, "GET", &format!("/{VERSION}/node"), None::<&()>, None, LOOK).await
+    }
+
+    /// What is wrong with the RAM disk at a path of this machine, if there is one: asked of this machine's agent.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn view(&self, path: &std::path::Path) -> Result<ondeck_api::wire::PathView, CallError> {
+        use std::os::unix::ffi::OsStrExt;
+        let path: String = path.as_os_str().as_bytes().iter().map(|byte| format!("%{byte:02x}")).collect();
+        let endpoint = Endpoint::Socket(self.socket.clone());
+        self.client
+            .call(&endpoint, "GET", &format!("/{VERSION}/views?path={path}"), None::<&()>, None, LOOK)
+            .await
+    }
+
+    /// Builds a RAM disk. `begins` is called with the name of each step; `stop` ends the building and undoes it.
+    ///
+    /// # Errors
+    /// [`BuildError`]; then nothing is left, or it says where.
+    pub async fn create(
+        &self,
+        plan: &Plan,
+        begins: impl Fn(&str),
+        stop: impl Future<Output = ()>,
+    ) -> Result<Built, BuildError> {
+        let began = Instant::now();
+        let (mut layout, mounts) = tokio::time::timeout(plan.deadline, self.lay_out(plan))
+            .await
+            .map_err(|_| BuildError::Plan("the nodes did not answer in time".into()))??;
+        let secret = Secret::new().map_err(|error| BuildError::Plan(format!("random numbers: {error}")))?;
+        let mut steps = vec![StepTime {
+            name: "ask nodes".into(),
+            nodes: layout.servers.len(),
+            seconds: began.elapsed().as_secs_f64(),
+        }];
+        let table = table(&layout, &mounts);
+        let until = began + plan.deadline;
+        let mut stop = std::pin::pin!(stop);
+        let mut touched: Vec<NodeName> = Vec::new();
+        for row in &table {
+            begins(&row.name);
+            let step_began = Instant::now();
+            touched.extend(row.on.iter().filter(|node| !touched.contains(node)).cloned().collect::<Vec<_>>());
+            let done = tokio::select! {
+                done = self.take(row, &layout, &mounts, &secret, until) => done,
+                () = &mut stop => {
+                    let leftovers = self.undo(&layout.id, &touched).await;
+                    return Err(BuildError::Interrupted { step: row.name.clone(), leftovers });
+                }
+            };
+            match done {
+                Ok(allocated) => {
+                    for (node, allocated) in allocated {
+                        if let Some(server) = layout.servers.iter_mut().find(|server| server.node == node) {
+                            (server.address, server.ports) = (allocated.address, allocated.ports);
+                        }
+                    }
+                }
+                Err(faults) => {
+                    let leftovers = self.undo(&layout.id, &touched).await;
+                    return Err(BuildError::Step { step: row.name.clone(), faults, leftovers });
+                }
+            }
+            steps.push(StepTime {
+                name: row.name.clone(),
+                nodes: row.on.len(),
+                seconds: step_began.elapsed().as_secs_f64(),
+            });
+        }
+        Ok(Built { capacity: layout.capacity(), layout, steps, seconds: began.elapsed().as_secs_f64() })
+    }
+
+    /// Asks all nodes what they have, and shares out the bytes.
+    async fn lay_out(&self, plan: &Plan) -> Result<(Layout, Vec<MountAt>), BuildError> {
+        let asked: Vec<Option<NodeName>> =
+            if plan.nodes.is_empty() { vec![None] } else { plan.nodes.iter().cloned().map(Some).collect() };
+        let mut set = JoinSet::new();
+        for (index, node) in asked.iter().cloned().enumerate() {
+            let fleet = self.clone();
+            set.spawn(async move { (index, fleet.node(node.as_ref()).await) });
+        }
+        let mut reports = BTreeMap::new();
+        while let Some(joined) = set.join_next().await {
+            let (index, report) = joined.map_err(|error| BuildError::Plan(error.to_string()))?;
+            reports.insert(index, report?);
+        }
+        let reports: Vec<NodeReport> = reports.into_values().collect();
+        for report in &reports {
+            if let Some(missing) = report.missing.get(&plan.engine) {
+                return Err(BuildError::Plan(format!(
+                    "{}: the engine {} can't work there, these programs are missing: {}",
+                    report.node,
+                    plan.engine,
+                    missing.join(", ")
+                )));
+            }
+        }
+        let here = reports.first().map(|report| report.node.clone());
+        let mut mounts = plan.mounts.clone();
+        for mount in mounts.iter_mut().filter(|mount| mount.node.is_none()) {
+            // "This machine" is the one whose agent was asked, or this host by its name.
+            mount.node = if plan.nodes.is_empty() { here.clone() } else { self.own_name.clone() };
+        }
+        let newest = reports.iter().map(|report| report.newest_epoch).max().unwrap_or(0);
+        let mut layout = Layout {
+            id: RamDiskId { name: plan.name.clone(), epoch: next_epoch(newest) },
+            engine: plan.engine,
+            owner: plan.owner,
+            replicas: plan.replicas,
+            device: plan.device.clone(),
+            metadata_device: plan.metadata_device.clone(),
+            servers: reports
+                .iter()
+                .map(|report| Server {
+                    node: report.node.clone(),
+                    address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                    ports: Vec::new(),
+                    share: Bytes(1),
+                })
+                .collect(),
+            clients: Vec::new(),
+            simulation: plan.simulation.clone(),
+        };
+        for node in mounts.iter().filter_map(|mount| mount.node.clone()) {
+            if !layout.clients.contains(&node) {
+                layout.clients.push(node);
+            }
+        }
+        let engine = engine(plan.engine);
+        engine.accepts(&layout).map_err(plan_error)?;
+        let share = match plan.size {
+            Size::Bytes(Bytes::ZERO) => {
+                return Err(BuildError::Plan("a RAM disk of 0 bytes holds nothing; give it a size".into()));
+            }
+            Size::Bytes(size) => equal_share(size, reports.len(), plan.replicas, engine.smallest_share()),
+            Size::Largest => largest(&layout, &reports)?,
+        };
+        for server in &mut layout.servers {
+            server.share = share;
+        }
+        fits(&layout, &reports, share)?;
+        Ok((layout, mounts))
+    }
+
+    /// Takes one step on all of its nodes.
+    async fn take(
+        &self,
+        row: &Row,
+        layout: &Layout,
+        mounts: &[MountAt],
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<Vec<(NodeName, Allocated)>, Vec<NodeFault>> {
+        let mut set = JoinSet::new();
+        for node in &row.on {
+            let steps: Vec<Step> = match &row.step {
+                RowStep::Same(step) => vec![step.clone()],
+                RowStep::Show => mounts
+                    .iter()
+                    .filter(|mount| mount.node.as_ref() == Some(node))
+                    .map(|mount| Step::Show { path: mount.path.clone(), read_only: mount.read_only })
+                    .collect(),
+            };
+            // Servers know everything; clients what they need to mount.
+            let secret = if layout.server_on(node).is_some() { secret.clone() } else { secret.for_clients() };
+            let (fleet, node, layout) = (self.clone(), node.clone(), layout.clone());
+            set.spawn(async move {
+                let mut allocated = None;
+                for step in steps {
+                    match fleet.step(&node, step, &layout, &secret, until).await {
+                        Ok(done) => allocated = done.allocated,
+                        Err(error) => return Err(NodeFault { node, error }),
+                    }
+                }
+                Ok((node, allocated))
+            });
+        }
+        let (mut allocated, mut faults) = (Vec::new(), Vec::new());
+        while let Some(joined) = set.join_next().await {
+            match joined {
+                Ok(Ok((node, Some(found)))) => allocated.push((node, found)),
+                Ok(Ok((_, None))) => {}
+                Ok(Err(fault)) => faults.push(fault),
+                Err(error) => tracing::error!(%error, "a task of the builder panicked"),
+            }
+        }
+        if faults.is_empty() { Ok(allocated) } else { Err(faults) }
+    }
+
+    async fn step(
+        &self,
+        node: &NodeName,
+        step: Step,
+        layout: &Layout,
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<StepDone, CallError> {
+        let left = until.saturating_duration_since(Instant::now());
+        let request = StepRequest {
+            step,
+            layout: layout.clone(),
+            deadline_ms: left.as_millis() as u64,
+            lease_ms: (left + ANSWER).as_millis() as u64,
+        };
+        let path = format!("/{VERSION}/ramdisks/{}/steps", layout.id);
+        let endpoint = self.endpoint(node);
+        // Only the steps that begin something on a node need the secret; the node keeps it.
+        let secret = matches!(request.step, Step::Allocate | Step::Mount).then_some(secret);
+        self.client.call(&endpoint, "POST", &path, Some(&request), secret, left + ANSWER).await
+    }
+
+    async fn undo(&self, id: &RamDiskId, nodes: &[NodeName]) -> Vec<String> {
+        let (_, faults) = self.destroy_on(id, nodes).await;
+        faults
+            .into_iter()
+            .map(|fault| match fault.error {
+                CallError::Refused { .. } => fault.to_string(),
+                _ => format!("{fault} ({} removes its part by itself when its lease is over)", fault.node),
+            })
+            .collect()
+    }
+
+    async fn destroy_on(
+        &self,
+        id: &RamDiskId,
+        nodes: &[NodeName],
+    ) -> (BTreeMap<NodeName, Destroyed>, Vec<NodeFault>) {
+        let mut set = JoinSet::new();
+        for node in nodes {
+            let (fleet, node, path) = (self.clone(), node.clone(), format!("/{VERSION}/ramdisks/{id}"));
+            set.spawn(async move {
+                let endpoint = fleet.endpoint(&node);
+                let done = fleet.client.call(&endpoint, "DELETE", &path, None::<&()>, None, DESTROY).await;
+                (node, done)
+            });
+        }
+        let (mut destroyed, mut faults) = (BTreeMap::new(), Vec::new());
+        while let Some(joined) = set.join_next().await {
+            match joined {
+                Ok((node, Ok(done))) => {
+                    destroyed.insert(node, done);
+                }
+                Ok((node, Err(error))) => faults.push(NodeFault { node, error }),
+                Err(error) => tracing::error!(%error, "a task panicked"),
+            }
+        }
+        (destroyed, faults)
+    }
+
+    /// What the agents of these nodes know; no nodes means this machine.
+    pub async fn look(&self, nodes: &[NodeName]) -> Sight {
+        let mut sight = Sight::default();
+        let mut asked: Vec<NodeName> = Vec::new();
+        let mut wanted: Vec<Option<NodeName>> =
+            if nodes.is_empty() { vec![None] } else { nodes.iter().cloned().map(Some).collect() };
+        // What is found names further nodes.
+        while !wanted.is_empty() {
+            let mut set = JoinSet::new();
+            for node in wanted.drain(..) {
+                asked.extend(node.clone());
+                let fleet = self.clone();
+                set.spawn(async move {
+                    let endpoint = node
+                        .as_ref()
+                        .map_or_else(|| Endpoint::Socket(fleet.socket.clone()), |node| fleet.endpoint(node));
+                    let path = format!("/{VERSION}/ramdisks");
+                    let call = fleet.client.call(&endpoint, "GET", &path, None::<&()>, None, LOOK);
+                    (node, call.await)
+                });
+            }
+            while let Some(joined) = set.join_next().await {
+                let Ok((node, found)) = joined else { continue };
+                match found {
+                    Ok(found) => {
+                        let found: Vec<LocalReport> = found;
+                        asked.extend(node.or_else(|| self.own_name.clone()));
+                        sight.reports.extend(found);
+                    }
+                    Err(error) => sight.unreachable.push((node, error)),
+                }
+            }
+            for report in &sight.reports {
+                asked.push(report.node.clone());
+                let servers = report.layout.servers.iter().map(|server| &server.node);
+                for node in servers.chain(&report.layout.clients) {
+                    if !asked.contains(node) && !wanted.contains(&Some(node.clone())) {
+                        wanted.push(Some(node.clone()));
+                    }
+                }
+            }
+            wanted.retain(|node| node.as_ref().is_none_or(|node| !asked.contains(node)));
+        }
+        sight
+    }
+
+    /// Destroys every incarnation of a RAM disk that the agents of these nodes know of. Nothing to destroy is fine.
+    pub async fn destroy(&self, name: &RamDiskName, nodes: &[NodeName]) -> Demolition {
+        let began = Instant::now();
+        let sight = self.look(nodes).await;
+        let mut on: BTreeMap<RamDiskId, Vec<NodeName>> = BTreeMap::new();
+        for report in sight.reports.iter().filter(|report| report.layout.id.name == *name) {
+            let on = on.entry(report.layout.id.clone()).or_default();
+            let servers = report.layout.servers.iter().map(|server| &server.node);
+            for node in servers.chain(&report.layout.clients).chain([&report.node]) {
+                if !on.contains(node) {
+                    on.push(node.clone());
+                }
+            }
+        }
+        let mut demolition = Demolition { found: !on.is_empty(), ..Demolition::default() };
+        for (id, nodes) in on {
+            let (destroyed, faults) = self.destroy_on(&id, &nodes).await;
+            demolition.nodes.extend(destroyed);
+            demolition.faults.extend(faults);
+        }
+        for (node, error) in sight.unreachable {
+            // Named once, with the reason why it could not be destroyed there if it was tried.
+            let known = node.as_ref().is_some_and(|node| demolition.faults.iter().any(|f| f.node == *node));
+            if let (Some(node), false) = (node.clone().or_else(|| self.own_name.clone()), known) {
+                demolition.faults.push(NodeFault { node, error });
+            }
+        }
+        demolition.seconds = began.elapsed().as_secs_f64();
+        demolition
+    }
+}
+
+/// What was seen on the nodes that were asked.
+#[derive(Default)]
+pub struct Sight {
+    /// What the agents say.
+    pub reports: Vec<LocalReport>,
+    /// Who did not answer; `None` is this machine.
+    pub unreachable: Vec<(Option<NodeName>, CallError)>,
+}
+
+/// What destroying did.
+#[derive(Default)]
+pub struct Demolition {
+    /// Whether anybody knew of it.
+    pub found: bool,
+    /// What each node did.
+    pub nodes: BTreeMap<NodeName, Destroyed>,
+    /// Who could not.
+    pub faults: Vec<NodeFault>,
+    /// All of it.
+    pub seconds: f64,
+}
+
+/// The steps of building, in order.
+fn table(layout: &Layout, mounts: &[MountAt]) -> Vec<Row> {
+    let servers: Vec<NodeName> = layout.servers.iter().map(|server| server.node.clone()).collect();
+    let first = vec![servers[0].clone()];
+    let row = |name: &str, undo, on: &[NodeName], step| Row {
+        name: name.to_owned(),
+        undo,
+        on: on.to_vec(),
+        step: RowStep::Same(step),
+    };
+    let mut rows = vec![
+        row("allocate", "release bytes and ports", &servers, Step::Allocate),
+        row("prepare devices", "unmount and free them", &servers, Step::Prepare),
+    ];
+    for (index, phase) in engine(layout.engine).phases().iter().enumerate() {
+        let on = if phase.on == On::First { &first } else { &servers };
+        rows.push(row(&format!("start {}", phase.name), "kill them", on, Step::Start(index)));
+        rows.push(row(&format!("wait for {}", phase.name), "nothing", on, Step::Serve(index)));
+    }
+    // Somebody must make the owner's directory and try whether it works. If nobody mounts it yet, the first server does.
+    let clients = if layout.clients.is_empty() { first } else { layout.clients.clone() };
+    rows.push(row("mount", "unmount, end the client", &clients, Step::Mount));
+    rows.push(row("check by write and read", "nothing", &clients[..1], Step::Check));
+    if mounts.is_empty() {
+        rows.push(row("unmount", "nothing", &clients, Step::Unmount));
+    } else {
+        let name = "show".to_owned();
+        rows.push(Row { name, undo: "hide", on: clients.clone(), step: RowStep::Show });
+    }
+    let mut all = servers;
+    all.extend(clients.into_iter().filter(|node| layout.server_on(node).is_none()));
+    rows.push(row("commit", "nothing", &all, Step::Commit));
+    rows
+}
+
+/// The table for people: every step of building with what undoes it.
+pub fn steps_of(layout: &Layout, mounts: &[MountAt]) -> Vec<(String, &'static str)> {
+    table(layout, mounts).into_iter().map(|row| (row.name, row.undo)).collect()
+}
+
+fn next_epoch(newest: u64) -> Epoch {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Also greater than what a node saw from a machine whose clock is ahead.
+    Epoch(now.map_or(0, |since| since.as_micros() as u64).max(newest + 1))
+}
+
+fn plan_error(error: EngineError) -> BuildError {
+    BuildError::Plan(error.to_string())
+}
+
+/// What a server of this layout needs of a device, as its node counts it.
+fn need(layout: &Layout, report: &NodeReport, index: usize, device: &str, share: Bytes) -> Bytes {
+    let engine = engine(layout.engine);
+    let mut need = Bytes::ZERO;
+    if device == RAM {
+        need = need.saturating_add(engine.process_memory(layout, index, share));
+    }
+    for (name, size) in device_sizes(engine, layout, share) {
+        let kind = report.devices.get(name).map(|device| device.kind.as_str());
+        match kind {
+            Some("ram") if device == RAM => {
+                let ram = ondeck_ramdisk::Device::Ram { preallocate: false };
+                need = need.saturating_add(ram.ram(size));
+            }
+            Some("dir") if device == name => {
+                need = need.saturating_add(ondeck_ramdisk::device::image_bytes(size));
+            }
+            _ => {}
+        }
+    }
+    need
+}
+
+/// The devices that a layout uses.
+fn used_devices(layout: &Layout) -> Vec<&str> {
+    let mut used = vec![RAM, layout.device.as_str()];
+    used.extend(layout.metadata_device.as_deref());
+    used.sort_unstable();
+    used.dedup();
+    used
+}
+
+/// The largest share that every node can give.
+fn largest(layout: &Layout, reports: &[NodeReport]) -> Result<Bytes, BuildError> {
+    let mut least = Bytes(u64::MAX);
+    for (index, report) in reports.iter().enumerate() {
+        for device in used_devices(layout) {
+            let free = report.devices.get(device).map(|device| device.free).unwrap_or_default();
+            // A device that takes none of the data does not limit the share.
+            let limit = Bytes(1 << 62);
+            let share = if need(layout, report, index, device, limit) <= free {
+                limit
+            } else {
+                largest_share_of(layout, report, index, device, free)
+            };
+            least = least.min(share);
+        }
+    }
+    if least < engine(layout.engine).smallest_share().max(Bytes(1)) {
+        return Err(BuildError::Plan(format!(
+            "nothing fits: {}",
+            reports.iter().map(|report| free_text(report, layout)).collect::<Vec<_>>().join(", ")
+        )));
+    }
+    Ok(least)
+}
+
+fn largest_share_of(layout: &Layout, report: &NodeReport, index: usize, device: &str, free: Bytes) -> Bytes {
+    // The search is bounded by `free`; a need that grows slower than the share would allow more, which is no loss.
+    largest_share(free, |share| need(layout, report, index, device, share))
+}
+
+fn free_text(report: &NodeReport, layout: &Layout) -> String {
+    let devices: Vec<String> = used_devices(layout)
+        .iter()
+        .filter_map(|name| Some(format!("{} of {name}", report.devices.get(*name)?.free)))
+        .collect();
+    format!("{} has {} free", report.node, devices.join(" and "))
+}
+
+/// Refuses what does not fit, before anything is begun, and says what would.
+fn fits(layout: &Layout, reports: &[NodeReport], share: Bytes) -> Result<(), BuildError> {
+    for (index, report) in reports.iter().enumerate() {
+        for device in used_devices(layout) {
+            let Some(found) = report.devices.get(device) else {
+                let known: Vec<&str> = report.devices.keys().map(String::as_str).collect();
+                return Err(BuildError::Plan(format!(
+                    "{} has no device `{device}`; it has: {}",
+                    report.node,
+                    known.join(", ")
+                )));
+            };
+            let needed = need(layout, report, index, device, share);
+            if needed > found.free {
+                let most = largest(layout, reports).map(|share| {
+                    let raw = u128::from(share.0) * layout.servers.len() as u128
+                        / u128::from(layout.replicas.max(1));
+                    format!(
+                        "; at most {} fit on these nodes: --size {}MiB, or --size max",
+                        Bytes(raw as u64),
+                        raw >> 20
+                    )
+                });
+                return Err(BuildError::Plan(format!(
+                    "{} has {} of {device} free, and its share of {share} needs {needed} with what the engine takes{}",
+                    report.node,
+                    found.free,
+                    most.unwrap_or_default()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a failed call means that there was nothing.
+pub fn is_not_found(error: &CallError) -> bool {
+    error.code() == Some(RefusalCode::NotFound)
+}

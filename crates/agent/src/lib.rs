@@ -1,0 +1,25 @@
+//! The agent of a node, and those who drive many of them.
+//!
+//! An agent does what it is told for one RAM disk at a time: a [`step`](ondeck_api::wire::Step) of building it, or taking
+//! all of it down. It decides nothing, except to protect what it lends: it promises no byte twice, refuses whoever
+//! speaks of an earlier incarnation, removes what was never completed, and cuts off a client that no longer sees all
+//! of the files. The servers it starts outlive it; an agent that starts again finds them.
+//!
+//! # Layout
+//!
+//! - [`server`]: the two sockets, the routes; [`auth`]: who calls, and what they may
+//! - [`node`]: what the agent knows of its node and its RAM disks; start-up after a crash
+//! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
+//! - [`capacity`]: what can be promised
+//! - [`record`]: what is kept of a RAM disk on disk
+//! - [`watch`]: what the agent does unasked
+//! - [`fleet`]: building, looking at and destroying a RAM disk over many agents
+
+pub mod auth;
+pub mod capacity;
+pub mod fleet;
+pub mod node;
+pub mod ramdisk;
+pub mod record;
+pub mod server;
+pub mod watch;

@@ -1,0 +1,621 @@
+//! What an agent knows of its node and of the RAM disks there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ondeck_api::Config;
+use ondeck_api::config::Listen;
+use ondeck_api::wire::{
+    Allocated, Destroyed, LocalReport, MemoryReport, NodeReport, PathView, Refusal, RefusalCode, Step,
+    StepDone, StepRequest,
+};
+use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
+use ondeck_ramdisk::device::{RAM, stray_images};
+use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
+
+use crate::auth::Caller;
+use crate::capacity::{Capacity, machine_ram};
+use crate::ramdisk::{self, RamDisk};
+use crate::record::{self, Record, Shown};
+
+/// The file with the newest epoch of every name.
+const EPOCHS: &str = "epochs.json";
+
+/// How long the epoch of a destroyed RAM disk is remembered. Credentials are refused long before.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
+/// The longest that a request may ask for.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// An agent's node.
+pub struct Node {
+    name: NodeName,
+    state: PathBuf,
+    storage_address: IpAddr,
+    ports: std::ops::RangeInclusive<u16>,
+    capacity: Capacity,
+    /// Held while something is promised, so that two requests can't be promised the same.
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    ramdisks: BTreeMap<RamDiskName, Arc<RamDisk>>,
+    epochs: BTreeMap<RamDiskName, Epoch>,
+    next_port: u16,
+}
+
+/// Why an agent can't start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its directory can't be used.
+    #[error("can't use the agent's directory {}: {source}", .path.display())]
+    State {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another agent uses it.
+    #[error("another agent is running in {}", .path.display())]
+    Running {
+        /// Which directory.
+        path: PathBuf,
+    },
+    /// The node's name is none.
+    #[error("this machine's host name can't be used: {0}")]
+    Name(#[from] ondeck_core::allocation::NameError),
+    /// The name of this node has no address.
+    #[error("the host name {name} has no address ({why}); set storage_address in the configuration")]
+    Address {
+        /// The name.
+        name: NodeName,
+        /// Why not.
+        why: String,
+    },
+    /// A device can't be used.
+    #[error("{0}")]
+    Device(std::io::Error),
+}
+
+fn refusal(code: RefusalCode, message: impl Into<String>) -> Refusal {
+    Refusal { code, message: message.into() }
+}
+
+fn failed(error: &EngineError) -> Refusal {
+    let code = match error {
+        EngineError::TooLarge { .. } => RefusalCode::TooLarge,
+        EngineError::Refused(_) => RefusalCode::Conflict,
+        _ => RefusalCode::Failed,
+    };
+    refusal(code, error.to_string())
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// This machine's name, without its domain: as Slurm has it.
+///
+/// # Errors
+/// If it can't be a name.
+pub fn host_name() -> Result<NodeName, ondeck_core::allocation::NameError> {
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_string_lossy().into_owned();
+    name.split('.').next().unwrap_or(&name).parse()
+}
+
+/// The address that agents of other nodes reach this one by.
+///
+/// # Errors
+/// [`StartError::Address`].
+pub fn own_address(name: &NodeName, listen: Option<Listen>) -> Result<IpAddr, StartError> {
+    if let Some(Listen::Address(address)) = listen {
+        return Ok(address);
+    }
+    let why = match (name.as_str(), 0).to_socket_addrs() {
+        Ok(mut found) => match found.next() {
+            Some(address) => return Ok(address.ip()),
+            None => "the name service knows it without one".to_owned(),
+        },
+        Err(error) => error.to_string(),
+    };
+    match listen {
+        // Nobody else will ask.
+        None => Ok(IpAddr::from([127, 0, 0, 1])),
+        Some(_) => Err(StartError::Address { name: name.clone(), why }),
+    }
+}
+
+impl Node {
+    /// Starts from what the configuration says and from what an earlier agent left: adopts what was complete, removes
+    /// what was not, and whatever belongs to nothing.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: &Config) -> Result<Node, StartError> {
+        let name = host_name()?;
+        let agent = &config.agent;
+        let storage_address = match agent.storage_address {
+            Some(address) => address,
+            None => own_address(&name, agent.listen)?,
+        };
+        let unusable = |source| StartError::State { path: agent.state.clone(), source };
+        ramdisk::private_directory(&agent.state).map_err(unusable)?;
+        // Marks and mounts carry the path, so there must be one way to write it.
+        let state = agent.state.canonicalize().map_err(unusable)?;
+        protect_from_oom_killer();
+        let node = Node {
+            name,
+            storage_address,
+            ports: agent.server_ports.first..=agent.server_ports.last,
+            capacity: Capacity::new(agent).map_err(StartError::Device)?,
+            known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
+            state,
+        };
+        node.recover();
+        Ok(node)
+    }
+
+    /// The node's name.
+    pub fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    /// The RAM disks that have something here.
+    pub fn ramdisks(&self) -> Vec<Arc<RamDisk>> {
+        self.known().ramdisks.values().cloned().collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn recover(&self) {
+        let epochs = std::fs::read(self.state.join(EPOCHS)).ok();
+        self.known().epochs = epochs.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let places = std::fs::read_dir(self.state.join("ramdisks")).into_iter().flatten().flatten();
+        for entry in places {
+            let dir = entry.path();
+            match (Record::load(&dir), record::load_secret(&dir)) {
+                (Ok(record), Some(secret)) => self.recover_one(record, secret),
+                (record, _) => {
+                    let why = record.err().map_or("its secret is missing".into(), |error| error.to_string());
+                    self.remove_unknown(&dir, &why);
+                }
+            }
+        }
+        let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
+        place::kill_strays(&self.state, &ids);
+        for directory in self.capacity.directories() {
+            for image in stray_images(directory, &ids) {
+                tracing::warn!(image = %image.display(), "removing an image that belongs to no RAM disk");
+                if let Err(error) = std::fs::remove_file(&image) {
+                    tracing::error!(image = %image.display(), %error, "can't remove it");
+                }
+            }
+        }
+    }
+
+    fn recover_one(&self, record: Record, secret: Secret) {
+        let id = record.layout.id.clone();
+        let complete = record.complete;
+        let place = match Place::open(&self.state, id.clone()) {
+            Ok(place) => place,
+            Err(error) => return tracing::error!(ramdisk = %id, %error, "can't open its place"),
+        };
+        let found = Arc::new(RamDisk::new(place, record, secret));
+        found.adopt();
+        self.known().ramdisks.insert(id.name.clone(), Arc::clone(&found));
+        if complete {
+            let report = found.report(&self.name);
+            let processes = report.processes.len();
+            tracing::info!(ramdisk = %id, processes, faults = ?report.faults, "adopted");
+        } else {
+            // Whoever was building it has been told that the agent is gone, and builds another one.
+            tracing::warn!(ramdisk = %id, "was not complete when the agent ended; removing it");
+            if let Err(errors) = self.remove(&found) {
+                tracing::error!(ramdisk = %id, ?errors, "can't remove it");
+            }
+        }
+    }
+
+    /// A directory without a record that can be read: the agent ended before it wrote one, or someone damaged it.
+    fn remove_unknown(&self, dir: &Path, why: &str) {
+        tracing::warn!(place = %dir.display(), why, "removing a place without a record");
+        let Some(name) = dir.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok())
+        else {
+            return tracing::error!(place = %dir.display(), "not the name of a RAM disk; left alone");
+        };
+        let id = RamDiskId { name, epoch: Epoch(0) };
+        let Ok(place) = Place::open(&self.state, id.clone()) else { return };
+        // Where it was shown is not known, but every mount of it has a twin in the place.
+        let devices: Vec<(u32, u32)> =
+            mounts::mounted_below(dir).unwrap_or_default().iter().map(|mount| mount.device).collect();
+        let all = mounts::mounted().unwrap_or_default();
+        let shown = all
+            .into_iter()
+            .filter(|mount| devices.contains(&mount.device) && !mount.at.starts_with(dir))
+            .map(|mount| Shown { path: mount.at, made: false })
+            .collect();
+        let layout = Layout {
+            id,
+            engine: EngineKind::Tmpfs,
+            owner: ondeck_core::Owner { uid: 0, gid: 0 },
+            replicas: 1,
+            device: RAM.to_owned(),
+            metadata_device: None,
+            servers: Vec::new(),
+            clients: Vec::new(),
+            simulation: None,
+        };
+        let record = Record {
+            version: record::VERSION,
+            layout,
+            server: true,
+            promised: BTreeMap::new(),
+            ports: Vec::new(),
+            shown,
+            complete: false,
+            lease_until_ms: 0,
+        };
+        for error in ramdisk::tear_down(&place, &record, &self.capacity, &mut Destroyed::default()) {
+            tracing::error!(place = %dir.display(), %error, "can't remove it");
+        }
+    }
+
+    /// What this node has.
+    ///
+    /// # Errors
+    /// If the free RAM is not known.
+    pub fn report(&self) -> Result<NodeReport, Refusal> {
+        let ramdisks = self.ramdisks();
+        let promises: Vec<_> = ramdisks.iter().map(|ramdisk| ramdisk.promise()).collect();
+        let unknown = |error: std::io::Error| refusal(RefusalCode::Failed, format!("free RAM: {error}"));
+        let devices = self.capacity.report(&promises).map_err(unknown)?;
+        let missing = EngineKind::ALL
+            .iter()
+            .filter_map(|kind| {
+                let missing: Vec<String> = engine(*kind)
+                    .programs()
+                    .iter()
+                    .filter(|(program, _)| find_program(program).is_none())
+                    .map(|(program, package)| format!("{program} (Debian: {package})"))
+                    .collect();
+                (!missing.is_empty()).then_some((*kind, missing))
+            })
+            .collect();
+        let newest = self.known().epochs.values().max().map_or(0, |epoch| epoch.0);
+        Ok(NodeReport {
+            node: self.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            storage_address: self.storage_address,
+            devices,
+            memory: memory_report().map_err(unknown)?,
+            missing,
+            ramdisks: ramdisks.len(),
+            newest_epoch: newest,
+        })
+    }
+
+    /// The RAM disks here that a caller may see.
+    pub fn reports(&self, caller: Caller) -> Vec<LocalReport> {
+        let seen = self.ramdisks().into_iter().filter(|found| caller.may_see(found.record().layout.owner));
+        seen.map(|found| found.report(&self.name)).collect()
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`], also for whoever may not see it.
+    pub fn report_of(&self, id: &RamDiskId, caller: Caller) -> Result<LocalReport, Refusal> {
+        let found = self.find(id)?;
+        if !caller.may_see(found.record().layout.owner) {
+            return Err(not_here(id, &self.name));
+        }
+        Ok(found.report(&self.name))
+    }
+
+    fn find(&self, id: &RamDiskId) -> Result<Arc<RamDisk>, Refusal> {
+        let known = self.known();
+        match known.ramdisks.get(&id.name) {
+            Some(found) if found.id() == id => Ok(Arc::clone(found)),
+            Some(found) if found.id().epoch > id.epoch => Err(fenced(id, found.id().epoch)),
+            _ => match known.epochs.get(&id.name) {
+                Some(newest) if *newest > id.epoch => Err(fenced(id, *newest)),
+                _ => Err(not_here(id, &self.name)),
+            },
+        }
+    }
+
+    /// Does one step of building a RAM disk.
+    ///
+    /// # Errors
+    /// [`Refusal`], in words for whoever builds it.
+    pub fn step(
+        &self,
+        id: &RamDiskId,
+        request: StepRequest,
+        secret: Option<Secret>,
+    ) -> Result<StepDone, Refusal> {
+        let began = Instant::now();
+        let until = began + Duration::from_millis(request.deadline_ms).min(LONGEST);
+        if request.layout.id != *id {
+            return Err(refusal(RefusalCode::Malformed, "the request's path and body name two RAM disks"));
+        }
+        let found = match request.step {
+            Step::Allocate | Step::Mount => self.find_or_begin(&request, secret)?,
+            _ => self.find(id)?,
+        };
+        if matches!(request.step, Step::Mount | Step::Start(_)) {
+            // Now the addresses and ports of all servers are known.
+            found.note(|record| record.layout = request.layout).map_err(|error| failed(&error))?;
+        }
+        found.step(&request.step, &self.name, &self.capacity, until).map_err(|error| failed(&error))?;
+        let allocated = matches!(request.step, Step::Allocate)
+            .then(|| Allocated { address: self.storage_address, ports: found.record().ports });
+        Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated })
+    }
+
+    /// Begins a new RAM disk here, or a new part in one that is known, and promises what it needs.
+    fn find_or_begin(&self, request: &StepRequest, secret: Option<Secret>) -> Result<Arc<RamDisk>, Refusal> {
+        let layout = &request.layout;
+        check_layout(layout)?;
+        let id = &layout.id;
+        let allocate = request.step == Step::Allocate;
+        let me = layout.server_on(&self.name);
+        if allocate && me.is_none() {
+            let message = format!("{} is not among the servers of {id}", self.name);
+            return Err(refusal(RefusalCode::Malformed, message));
+        }
+        // Looking at the use of other RAM disks takes a moment; it is done before the lock, and can only shrink.
+        let mut known = self.known();
+        if let Some(found) = known.ramdisks.get(&id.name) {
+            return match found.id().epoch {
+                epoch if epoch == id.epoch => Ok(Arc::clone(found)),
+                epoch if epoch > id.epoch => Err(fenced(id, epoch)),
+                epoch => Err(refusal(
+                    RefusalCode::Conflict,
+                    format!(
+                        "there is a RAM disk {} on {} already (epoch {epoch}); destroy it first, or take another name",
+                        id.name, self.name
+                    ),
+                )),
+            };
+        }
+        if let Some(newest) = known.epochs.get(&id.name)
+            && *newest >= id.epoch
+        {
+            return Err(fenced(id, *newest));
+        }
+        let secret = secret.ok_or_else(|| {
+            refusal(RefusalCode::Malformed, "the request brings no secret for the RAM disk")
+        })?;
+        let (mut promised, mut ports) = (BTreeMap::new(), Vec::new());
+        if allocate && let Some(me) = me {
+            promised = self.promise(&known, layout, me).map_err(|error| failed(&error))?;
+            ports = self.reserve_ports(&mut known, engine(layout.engine).ports(layout, me))?;
+        }
+        let place = Place::open(&self.state, id.clone()).map_err(|error| {
+            failed(&EngineError::io("make", &self.state.join("ramdisks").join(id.name.as_str()), error))
+        })?;
+        let record = Record {
+            version: record::VERSION,
+            layout: layout.clone(),
+            server: allocate,
+            promised,
+            ports,
+            shown: Vec::new(),
+            complete: false,
+            lease_until_ms: now_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
+        };
+        ramdisk::found(&place, &record, &secret).map_err(|error| failed(&error))?;
+        known.epochs.insert(id.name.clone(), id.epoch);
+        self.save_epochs(&mut known);
+        let begun = Arc::new(RamDisk::new(place, record, secret));
+        known.ramdisks.insert(id.name.clone(), Arc::clone(&begun));
+        Ok(begun)
+    }
+
+    fn promise(
+        &self,
+        known: &Known,
+        layout: &Layout,
+        me: usize,
+    ) -> Result<BTreeMap<String, Bytes>, EngineError> {
+        let share = layout.servers[me].share;
+        let needs = self.capacity.needs(layout, me, share)?;
+        let promises: Vec<_> = known.ramdisks.values().map(|ramdisk| ramdisk.promise()).collect();
+        let devices = self
+            .capacity
+            .report(&promises)
+            .map_err(|error| EngineError::io("read", Path::new("/proc/meminfo"), error))?;
+        for (device, needed) in &needs {
+            let free = devices.get(device).map(|report| report.free).unwrap_or_default();
+            if *needed > free {
+                let device = if device == RAM { "RAM".to_owned() } else { format!("the device `{device}`") };
+                return Err(EngineError::TooLarge { device, share, needed: *needed, free });
+            }
+        }
+        Ok(needs)
+    }
+
+    /// Ports that nobody listens on. They go round, so that a port that was given back is not given away at once.
+    fn reserve_ports(&self, known: &mut Known, count: usize) -> Result<Vec<u16>, Refusal> {
+        let taken: BTreeSet<u16> =
+            known.ramdisks.values().flat_map(|ramdisk| ramdisk.record().ports).collect();
+        let mut found = Vec::new();
+        for _ in 0..self.ports.len() {
+            if found.len() == count {
+                break;
+            }
+            let port = known.next_port;
+            known.next_port = if port >= *self.ports.end() { *self.ports.start() } else { port + 1 };
+            if !taken.contains(&port) && TcpListener::bind((self.storage_address, port)).is_ok() {
+                found.push(port);
+            }
+        }
+        if found.len() < count {
+            return Err(refusal(
+                RefusalCode::TooLarge,
+                format!(
+                    "no free TCP port on {} between {} and {}; see server_ports in the configuration",
+                    self.storage_address,
+                    self.ports.start(),
+                    self.ports.end()
+                ),
+            ));
+        }
+        Ok(found)
+    }
+
+    fn save_epochs(&self, known: &mut Known) {
+        // An epoch is the time of its making.
+        let oldest = now_ms().saturating_sub(REMEMBERED.as_millis() as u64).saturating_mul(1000);
+        let alive: BTreeSet<RamDiskName> = known.ramdisks.keys().cloned().collect();
+        known.epochs.retain(|name, epoch| epoch.0 > oldest || alive.contains(name));
+        let partial = self.state.join(format!("{EPOCHS}.partial"));
+        let write = || -> std::io::Result<()> {
+            std::fs::write(&partial, serde_json::to_vec(&known.epochs)?)?;
+            std::fs::rename(&partial, self.state.join(EPOCHS))
+        };
+        if let Err(error) = write() {
+            tracing::error!(%error, "can't keep the epochs; after a restart late requests are not refused");
+        }
+    }
+
+    /// Destroys what this node has of a RAM disk. Nothing to destroy is fine.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Fenced`] if a later incarnation is here; [`RefusalCode::Failed`] with what could not be removed.
+    pub fn destroy(&self, id: &RamDiskId) -> Result<Destroyed, Refusal> {
+        let found = {
+            let mut known = self.known();
+            match known.ramdisks.get(&id.name) {
+                Some(found) if found.id() == id => Arc::clone(found),
+                Some(found) if found.id().epoch > id.epoch => return Err(fenced(id, found.id().epoch)),
+                Some(found) => {
+                    let message = format!("{} is here, an earlier one than {id}", found.id());
+                    return Err(refusal(RefusalCode::Conflict, message));
+                }
+                None => {
+                    // A step of it that is still on its way must not begin it again.
+                    let newest = known.epochs.entry(id.name.clone()).or_insert(id.epoch);
+                    *newest = (*newest).max(id.epoch);
+                    self.save_epochs(&mut known);
+                    return Ok(Destroyed::default());
+                }
+            }
+        };
+        self.remove(&found)
+    }
+
+    /// Takes a RAM disk down and forgets it.
+    ///
+    /// # Errors
+    /// As [`Node::destroy`].
+    pub fn remove(&self, found: &Arc<RamDisk>) -> Result<Destroyed, Refusal> {
+        let done = found.destroy(&self.capacity).map_err(|errors| {
+            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            refusal(
+                RefusalCode::Failed,
+                format!(
+                    "{} is not wholly removed from {}: {}; try again",
+                    found.id(),
+                    self.name,
+                    texts.join("; ")
+                ),
+            )
+        })?;
+        let mut known = self.known();
+        if known.ramdisks.get(&found.id().name).is_some_and(|current| Arc::ptr_eq(current, found)) {
+            known.ramdisks.remove(&found.id().name);
+        }
+        Ok(done)
+    }
+
+    /// The RAM disk that is shown at a path.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Forbidden`] if it is another user's.
+    pub fn view(&self, path: &Path, caller: Caller) -> Result<PathView, Refusal> {
+        // Names only: the filesystem there may hang.
+        let over = mounts::mounted()
+            .map_err(|error| refusal(RefusalCode::Failed, format!("mountinfo: {error}")))?
+            .into_iter()
+            .filter(|mount| path.starts_with(&mount.at))
+            .max_by_key(|mount| mount.at.components().count());
+        let found = over.and_then(|mount| {
+            self.ramdisks()
+                .into_iter()
+                .find(|found| found.record().shown.iter().any(|shown| shown.path == mount.at))
+        });
+        let Some(found) = found else {
+            return Ok(PathView { ramdisk: None, faults: Vec::new(), witness: String::new() });
+        };
+        if !caller.may_see(found.record().layout.owner) {
+            return Err(refusal(
+                RefusalCode::Forbidden,
+                format!("{} is on a RAM disk of another user", path.display()),
+            ));
+        }
+        let (faults, witness) = found.witness(&self.name);
+        Ok(PathView { ramdisk: Some(found.id().clone()), faults, witness })
+    }
+}
+
+fn fenced(id: &RamDiskId, newest: Epoch) -> Refusal {
+    refusal(
+        RefusalCode::Fenced,
+        format!("{id} is over: epoch {newest} of {} has begun since, or it was destroyed", id.name),
+    )
+}
+
+fn not_here(id: &RamDiskId, node: &NodeName) -> Refusal {
+    refusal(RefusalCode::NotFound, format!("there is no RAM disk {id} on {node}"))
+}
+
+fn check_layout(layout: &Layout) -> Result<(), Refusal> {
+    let malformed = |message: String| Err(refusal(RefusalCode::Malformed, message));
+    if layout.servers.is_empty() {
+        return malformed(format!("{} has no servers", layout.id));
+    }
+    let names: BTreeSet<&NodeName> = layout.servers.iter().map(|server| &server.node).collect();
+    if names.len() != layout.servers.len() {
+        return malformed(format!("{} names a server twice", layout.id));
+    }
+    if layout.servers.iter().any(|server| server.share == Bytes::ZERO) {
+        return malformed(format!("{} has a server without a byte", layout.id));
+    }
+    engine(layout.engine).accepts(layout).map_err(|error| failed(&error))
+}
+
+/// Where a program is found, as `exec` would.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+fn memory_report() -> std::io::Result<MemoryReport> {
+    let pressure = std::fs::read_to_string("/proc/pressure/memory").ok();
+    let pressure = pressure.as_deref().and_then(|text| {
+        let some = text.lines().find(|line| line.starts_with("some "))?;
+        some.split_whitespace().find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
+    });
+    Ok(MemoryReport {
+        total: machine_ram()?,
+        available: ondeck_ramdisk::memory::free_ram()?.usable(),
+        pressure,
+    })
+}
+
+/// The kernel takes everybody else first: without the agent nobody would clear up.
+fn protect_from_oom_killer() {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
+        tracing::warn!(%error, "can't protect the agent from the OOM killer");
+    }
+}

@@ -1,0 +1,746 @@
+//! One RAM disk on this node: the steps up, the way down, its report.
+//!
+//! Every step can be taken twice. The way down asks for no state: it looks at what is there.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_api::wire::{Destroyed, LocalReport, ProcessReport, Step};
+use ondeck_core::{Bytes, Layout, NodeName, RamDiskId};
+use ondeck_ramdisk::device::{self, RAM};
+use ondeck_ramdisk::engine::{CLIENT, DATA, DATA_DEVICE, METADATA_DEVICE};
+use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, View, engine, mounts};
+
+use crate::capacity::{Capacity, Promise, device_sizes};
+use crate::record::{self, Record, Shown};
+
+/// Beside the owner's directory, where only root looks: what the check wrote.
+const CHECK: &str = ".ondeck-check";
+
+/// A second mount of the filesystem, read-only.
+const READ_ONLY: &str = "client-read-only";
+
+/// How long one look at a mounted filesystem may take before it is said to hang. A lost node must be seen within five
+/// seconds in all.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long an orderly unmount may take before it is forced.
+const ORDERLY: Duration = Duration::from_millis(1500);
+
+/// How long killing may take; what does not end then waits for the kernel.
+const KILLING: Duration = Duration::from_secs(10);
+
+/// How long a device may be busy after its users have ended.
+const RELEASING: Duration = Duration::from_secs(10);
+
+/// A RAM disk on this node.
+pub struct RamDisk {
+    place: Place,
+    record: Mutex<Record>,
+    secret: Secret,
+    /// Held during a step, and on the way down.
+    work: Mutex<()>,
+    gone: AtomicBool,
+    /// What the client saw when it had just mounted.
+    first_view: Mutex<Option<View>>,
+    /// Why this node's client was cut off.
+    cut: Mutex<Option<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these protect is whole after every statement.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl RamDisk {
+    /// A new one, or one that was found.
+    pub fn new(place: Place, record: Record, secret: Secret) -> RamDisk {
+        RamDisk {
+            place,
+            record: Mutex::new(record),
+            secret,
+            work: Mutex::new(()),
+            gone: AtomicBool::new(false),
+            first_view: Mutex::new(None),
+            cut: Mutex::new(None),
+        }
+    }
+
+    /// Which one it is.
+    pub fn id(&self) -> &RamDiskId {
+        self.place.id()
+    }
+
+    /// What is kept of it.
+    pub fn record(&self) -> Record {
+        lock(&self.record).clone()
+    }
+
+    /// Whether it was destroyed meanwhile.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Changes what is kept.
+    ///
+    /// # Errors
+    /// The kernel's; then nothing is changed.
+    pub fn note(&self, change: impl FnOnce(&mut Record)) -> Result<(), EngineError> {
+        let mut record = lock(&self.record);
+        let mut changed = record.clone();
+        change(&mut changed);
+        changed.save(&self.place)?;
+        *record = changed;
+        Ok(())
+    }
+
+    /// Finds what an earlier agent left running.
+    pub fn adopt(&self) {
+        self.place.adopt();
+    }
+
+    /// Does one step.
+    ///
+    /// # Errors
+    /// What went wrong; what the step did so far stays for the way down.
+    pub fn step(
+        &self,
+        step: &Step,
+        node: &NodeName,
+        capacity: &Capacity,
+        until: Instant,
+    ) -> Result<(), EngineError> {
+        let _work = lock(&self.work);
+        if self.is_gone() {
+            return Err(EngineError::GivenUp);
+        }
+        let record = self.record();
+        let layout = &record.layout;
+        let engine = engine(layout.engine);
+        let me = if record.server { layout.server_on(node) } else { None };
+        let build = Build { layout, secret: &self.secret, place: &self.place, me, until };
+        match step {
+            // Reserved when it was made known to the agent.
+            Step::Allocate => Ok(()),
+            Step::Prepare => self.prepare(&build, capacity),
+            Step::Start(phase) => {
+                self.note(|_| {})?;
+                engine.start(*phase, &build)
+            }
+            Step::Serve(phase) => {
+                let name = engine.phases().get(*phase).map_or("servers", |phase| phase.name);
+                let what = format!("the {name} to serve");
+                self.place.wait(until, &what, || Ok(engine.serves(*phase, &build)?.then_some(())))
+            }
+            Step::Mount => self.mount(&build),
+            Step::Check => self.check(&build),
+            Step::Show { path, read_only } => self.show(&build, path, *read_only),
+            Step::Hide { path } => self.hide(path),
+            Step::Unmount => self.unmount(),
+            Step::Commit => {
+                self.note(|record| record.complete = true)?;
+                tracing::info!(ramdisk = %self.id(), "complete");
+                Ok(())
+            }
+        }
+    }
+
+    fn prepare(&self, build: &Build, capacity: &Capacity) -> Result<(), EngineError> {
+        let (_, server) = build.server()?;
+        let sizes = device_sizes(engine(build.layout.engine), build.layout, server.share);
+        for (index, (device, size)) in sizes.into_iter().enumerate() {
+            let name = [DATA_DEVICE, METADATA_DEVICE][index];
+            if self.mounts_at(&self.place.path(name))?.is_empty() {
+                let inodes = engine(build.layout.engine).inodes(device::files(size));
+                capacity.device(device)?.prepare(&self.place, name, size, inodes, build.until)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mounts_at(&self, path: &Path) -> Result<Vec<mounts::Mount>, EngineError> {
+        let below = mounts::mounted_below(path)
+            .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+        Ok(below.into_iter().filter(|mount| mount.at == path).collect())
+    }
+
+    fn mount(&self, build: &Build) -> Result<(), EngineError> {
+        let at = self.place.subdirectory(CLIENT)?;
+        if !self.mounts_at(&at)?.is_empty() {
+            return Ok(());
+        }
+        let engine = engine(build.layout.engine);
+        engine.mount(build, &at)?;
+        *lock(&self.first_view) = Some(engine.view(build));
+        if let Some((size, _)) = self.filesystem()? {
+            let promised = build.layout.capacity();
+            // A client that sees a part of the servers is given a part of the size.
+            if size < Bytes(promised.0 / 100 * 99) {
+                return Err(EngineError::Check(format!(
+                    "the filesystem has {size} where {promised} were built: a server is missing"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_mounted(&self) -> Result<bool, EngineError> {
+        Ok(!self.mounts_at(&self.place.path(CLIENT))?.is_empty())
+    }
+
+    fn check(&self, build: &Build) -> Result<(), EngineError> {
+        let engine = engine(build.layout.engine);
+        let root = self.place.path(CLIENT);
+        let data = root.join(DATA);
+        if !self.is_mounted()? {
+            return engine.adorn(build, &data);
+        }
+        let check = root.join(CHECK);
+        let wanted = check_content(build);
+        let (owner, made) = (build.layout.owner, data.clone());
+        within(build.until, "the first write and read", move || {
+            match fs::DirBuilder::new().mode(0o700).create(&made) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(EngineError::io("make", &made, error));
+                }
+                _ => {}
+            }
+            let write = || -> std::io::Result<()> {
+                let mut file =
+                    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&check)?;
+                file.write_all(&wanted)?;
+                file.sync_all()
+            };
+            write().map_err(|error| EngineError::io("write", &check, error))?;
+            read_check(&check, &wanted)
+        })?;
+        engine.adorn(build, &data)?;
+        let owned = data.clone();
+        within(build.until, "the owner's directory", move || {
+            std::os::unix::fs::chown(&owned, Some(owner.uid), Some(owner.gid))
+                .map_err(|error| EngineError::io("change the owner of", &owned, error))
+        })
+    }
+
+    fn show(&self, build: &Build, path: &Path, read_only: bool) -> Result<(), EngineError> {
+        check_target(path)?;
+        if self.record().shown.iter().any(|shown| shown.path == path) {
+            return Ok(());
+        }
+        if !self.is_mounted()? {
+            // The simulated engine shows nothing.
+            return self.note(|record| record.shown.push(Shown { path: path.to_owned(), made: false }));
+        }
+        let root = self.place.path(CLIENT);
+        let (check, wanted) = (root.join(CHECK), check_content(build));
+        within(build.until, "reading what the first client wrote", move || read_check(&check, &wanted))?;
+        let made = !path.exists();
+        // Noted first: who comes after a crash must know what to take away.
+        self.note(|record| record.shown.push(Shown { path: path.to_owned(), made }))?;
+        let bind = || -> Result<(), EngineError> {
+            if made {
+                fs::create_dir(path).map_err(|error| EngineError::io("make", path, error))?;
+            }
+            let target =
+                mounts::Target::open(path, None).map_err(|error| EngineError::io("open", path, error))?;
+            let source = if read_only { self.read_only_view(&root)? } else { root };
+            mounts::bind(&source.join(DATA), &target)
+                .map_err(|error| EngineError::io("mount on", path, error))
+        };
+        bind().inspect_err(|_| {
+            // Nothing was mounted, so that nothing may be unmounted there.
+            let _ = self.note(|record| record.shown.retain(|shown| shown.path != path));
+        })
+    }
+
+    fn read_only_view(&self, root: &Path) -> Result<PathBuf, EngineError> {
+        let view = self.place.subdirectory(READ_ONLY)?;
+        if self.mounts_at(&view)?.is_empty() {
+            let mount = || -> std::io::Result<()> {
+                mounts::bind(root, &mounts::Target::open(&view, None)?)?;
+                mounts::remount_read_only(&view)
+            };
+            mount().map_err(|error| EngineError::io("mount on", &view, error))?;
+        }
+        Ok(view)
+    }
+
+    fn hide(&self, path: &Path) -> Result<(), EngineError> {
+        let Some(shown) = self.record().shown.into_iter().find(|shown| shown.path == path) else {
+            return Ok(());
+        };
+        take_away(&self.place, &shown)?;
+        self.note(|record| record.shown.retain(|shown| shown.path != path))
+    }
+
+    fn unmount(&self) -> Result<(), EngineError> {
+        for shown in self.record().shown {
+            self.hide(&shown.path)?;
+        }
+        if let Some(pid) = self.place.running("client") {
+            // An orderly end: what is in its buffers reaches the servers.
+            let client = self.place.path(CLIENT);
+            let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
+                mounts::unmount_unless_busy(&client)
+                    .map_err(|error| EngineError::io("unmount", &client, error))
+            });
+            if !matches!(unmounted, Ok(true)) {
+                tracing::warn!(ramdisk = %self.id(), pid, "the client is busy; it is cut off");
+            }
+        }
+        take_client_away(&self.place)?;
+        for process in self.place.processes() {
+            if process.role == "client" && process.ended.is_none() {
+                let until = Instant::now() + ORDERLY;
+                let ended = self.place.wait(until, "the client to end", || {
+                    Ok(self.place.running("client").is_none().then_some(()))
+                });
+                if ended.is_err() {
+                    self.place.kill_role("client");
+                }
+            }
+        }
+        *lock(&self.first_view) = None;
+        Ok(())
+    }
+
+    /// The way down. It does not fail half-way: what can't be done is said at the end, and everything else is done.
+    ///
+    /// # Errors
+    /// What could not be removed. The RAM disk stays known then, and this can be tried again.
+    pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
+        // Whatever is being done for it ends now.
+        self.place.give_up();
+        let _work = lock(&self.work);
+        let mut done = Destroyed::default();
+        if self.is_gone() {
+            return Ok(done);
+        }
+        let errors = tear_down(&self.place, &self.record(), capacity, &mut done);
+        if errors.is_empty() {
+            self.gone.store(true, Ordering::Release);
+            tracing::info!(ramdisk = %self.id(), "destroyed");
+            Ok(done)
+        } else {
+            Err(errors)
+        }
+    }
+
+    /// What it was promised and what of that is in use.
+    pub fn promise(&self) -> Promise {
+        let record = self.record();
+        let device = self.mounts_at(&self.place.path(DATA_DEVICE)).is_ok_and(|mounts| !mounts.is_empty());
+        let mut ram_used = Bytes::ZERO;
+        if record.layout.device == RAM && device {
+            ram_used = device_use(&self.place.path(DATA_DEVICE)).unwrap_or_default();
+        }
+        if record.server {
+            for process in self.place.processes().iter().filter(|process| process.ended.is_none()) {
+                ram_used = ram_used.saturating_add(resident(process.pid));
+            }
+        }
+        // What is beyond the promise is no use of it.
+        let promised_ram = record.promised.get(RAM).copied().unwrap_or_default();
+        Promise { promised: record.promised, ram_used: ram_used.min(promised_ram), devices_made: device }
+    }
+
+    /// How it is here. It looks at processes and at the mounted filesystem, and takes at most [`LOOK`] for that.
+    pub fn report(&self, node: &NodeName) -> LocalReport {
+        let record = self.record();
+        let mut faults = Vec::new();
+        let processes: Vec<ProcessReport> = self
+            .place
+            .processes()
+            .into_iter()
+            .map(|process| ProcessReport {
+                running: process.ended.is_none(),
+                memory: resident(process.pid),
+                role: process.role,
+                pid: process.pid,
+            })
+            .collect();
+        for process in &processes {
+            if !process.running {
+                faults.push(format!("its {} (process {}) has ended", process.role, process.pid));
+            } else if is_stopped(process.pid) {
+                faults.push(format!("its {} (process {}) is stopped", process.role, process.pid));
+            }
+        }
+        if record.complete && record.server && processes.is_empty() && needs_processes(&record.layout) {
+            faults.push("its server is not running".into());
+        }
+        let me = if record.server { record.layout.server_on(node) } else { None };
+        let build = self.build(&record.layout, me);
+        if record.complete
+            && me.is_some()
+            && faults.is_empty()
+            && let Some(fault) = engine(record.layout.engine).server_fault(&build)
+        {
+            faults.push(fault);
+        }
+        let (mut view, mut filesystem) = (None, None);
+        if self.is_mounted().unwrap_or(false) {
+            let seen = engine(record.layout.engine).view(&build);
+            faults
+                .extend(seen.lost.iter().map(|lost| format!("its client can't reach the server on {lost}")));
+            faults.extend(seen.degraded.iter().map(|lost| format!("its client has lost the copy on {lost}")));
+            view = Some(seen);
+            match self.filesystem() {
+                Ok(found) => filesystem = found,
+                Err(error) => faults.push(error.to_string()),
+            }
+        } else if record.complete && !record.shown.is_empty() && needs_mount(&record.layout) {
+            faults.push("its client is not mounted any more".into());
+        }
+        if let Some(cut) = lock(&self.cut).clone() {
+            faults.push(cut);
+        }
+        let used = device_use(&self.place.path(DATA_DEVICE)).filter(|_| record.server);
+        LocalReport {
+            node: node.clone(),
+            layout: record.layout,
+            complete: record.complete,
+            server: record.server,
+            shown: record.shown.into_iter().map(|shown| shown.path).collect(),
+            processes,
+            faults,
+            used,
+            view,
+            filesystem,
+        }
+    }
+
+    fn build<'a>(&'a self, layout: &'a Layout, me: Option<usize>) -> Build<'a> {
+        Build { layout, secret: &self.secret, place: &self.place, me, until: Instant::now() + LOOK }
+    }
+
+    /// Size and free bytes of the mounted filesystem; nothing for an engine that mounts none.
+    fn filesystem(&self) -> Result<Option<(Bytes, Bytes)>, EngineError> {
+        if !self.is_mounted()? {
+            return Ok(None);
+        }
+        let data = self.place.path(CLIENT).join(DATA);
+        let root = self.place.path(CLIENT);
+        let look = within(Instant::now() + LOOK, "the filesystem to answer", move || {
+            // Of the owner's directory if there is one already: an engine may keep a quota there.
+            let stat = rustix::fs::statvfs(&data)
+                .or_else(|_| rustix::fs::statvfs(&root))
+                .map_err(|error| EngineError::io("look at", &root, error))?;
+            Ok((Bytes(stat.f_blocks * stat.f_frsize), Bytes(stat.f_bavail * stat.f_frsize)))
+        });
+        look.map(Some)
+    }
+
+    /// Cuts this node's client off if it no longer sees all servers, or did not for a while: from then on it would show
+    /// a part of the files and say nothing.
+    pub fn guard(&self, node: &NodeName) {
+        let record = self.record();
+        if !record.complete || lock(&self.cut).is_some() || !self.is_mounted().unwrap_or(false) {
+            return;
+        }
+        let me = if record.server { record.layout.server_on(node) } else { None };
+        let now = engine(record.layout.engine).view(&self.build(&record.layout, me));
+        let mut first = lock(&self.first_view);
+        let before = first.get_or_insert_with(|| now.clone()).clone();
+        drop(first);
+        let reason = if !now.lost.is_empty() {
+            let lost: Vec<&str> = now.lost.iter().map(NodeName::as_str).collect();
+            format!("its client was cut off: the server on {} was lost, and with it files", lost.join(", "))
+        } else if now.connections != before.connections {
+            "its client was cut off: a connection to a server was lost for a while, in which it hid files"
+                .into()
+        } else {
+            return;
+        };
+        tracing::error!(ramdisk = %self.id(), reason, "RAM disk lost on this node");
+        *lock(&self.cut) = Some(reason);
+        if let Err(error) = cut_off(&self.place) {
+            tracing::error!(ramdisk = %self.id(), %error, "can't cut the client off");
+        }
+    }
+
+    /// Words for whoever is about to copy from here: what is wrong, and a witness of the connections so far.
+    pub fn witness(&self, node: &NodeName) -> (Vec<String>, String) {
+        let report = self.report(node);
+        let connections = report.view.map(|view| view.connections).unwrap_or_default();
+        let mut faults = report.faults;
+        if let Some(first) = lock(&self.first_view).as_ref()
+            && first.connections != connections
+        {
+            faults.push("its client lost a connection to a server for a while, in which it hid files".into());
+        }
+        (faults, format!("{} {connections}", self.id()))
+    }
+}
+
+fn needs_processes(layout: &Layout) -> bool {
+    !engine(layout.engine).phases().is_empty() && needs_mount(layout)
+}
+
+fn needs_mount(layout: &Layout) -> bool {
+    layout.engine != ondeck_core::EngineKind::Simulated
+}
+
+/// The way down, for a RAM disk that is known or that was found. Each step is timed and does what it can.
+pub fn tear_down(
+    place: &Place,
+    record: &Record,
+    capacity: &Capacity,
+    done: &mut Destroyed,
+) -> Vec<EngineError> {
+    let mut errors = Vec::new();
+    let mut step = |name: &str, work: &mut dyn FnMut() -> Result<(), EngineError>| {
+        let began = Instant::now();
+        if let Err(error) = work() {
+            errors.push(error);
+        }
+        done.steps.push((name.to_owned(), began.elapsed().as_secs_f64()));
+    };
+    step("hide", &mut || record.shown.iter().try_for_each(|shown| take_away(place, shown)));
+    step("unmount client", &mut || take_client_away(place));
+    step("end processes", &mut || {
+        place.kill_all(Instant::now() + KILLING)?;
+        end_users(place, record)
+    });
+    step("free devices", &mut || free_devices(place, record, capacity));
+    if errors.is_empty() {
+        let began = Instant::now();
+        if let Err(error) = forget(place) {
+            errors.push(error);
+        }
+        done.steps.push(("forget".to_owned(), began.elapsed().as_secs_f64()));
+    }
+    errors
+}
+
+/// Unmounts what is shown at a path: in order if it can be, else lazily, whoever still uses it.
+fn take_away(place: &Place, shown: &Shown) -> Result<(), EngineError> {
+    let path = shown.path.clone();
+    let ours = is_ours(place, &path)?;
+    if ours {
+        let orderly = path.clone();
+        let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
+            mounts::unmount_unless_busy(&orderly).map_err(|error| EngineError::io("unmount", &orderly, error))
+        });
+        if !matches!(unmounted, Ok(true)) {
+            cut_off(place)?;
+            mounts::detach(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
+        }
+    }
+    if shown.made {
+        // Not empty, or gone: then it is somebody else's now.
+        let _ = fs::remove_dir(&path);
+    }
+    Ok(())
+}
+
+/// Whether what is mounted at a path is this RAM disk: somebody may have mounted something else over it.
+fn is_ours(place: &Place, path: &Path) -> Result<bool, EngineError> {
+    let unreadable = |error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error);
+    let all = mounts::mounted().map_err(unreadable)?;
+    let devices: Vec<(u32, u32)> =
+        all.iter().filter(|mount| mount.at.starts_with(place.dir())).map(|mount| mount.device).collect();
+    let top = all.iter().rev().find(|mount| mount.at == path);
+    Ok(top.is_some_and(|top| devices.contains(&top.device) || is_dead_client(top, place)))
+}
+
+/// A client's mount whose twin in the place is gone already still names its volfile.
+fn is_dead_client(mount: &mounts::Mount, place: &Place) -> bool {
+    mount.kind.starts_with("fuse") && mount.source.contains(&place.dir().display().to_string())
+}
+
+/// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error: by the kernel's own
+/// switch where the control filesystem is mounted, and by killing the client.
+fn cut_off(place: &Place) -> Result<(), EngineError> {
+    place.kill_role("client");
+    let client = place.path(CLIENT);
+    let mounts = mounts::mounted_below(&client)
+        .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+    for mount in mounts.iter().filter(|mount| mount.kind.starts_with("fuse")) {
+        mounts::abort_fuse(mount.device).map_err(|error| EngineError::io("cut off", &client, error))?;
+    }
+    Ok(())
+}
+
+fn take_client_away(place: &Place) -> Result<(), EngineError> {
+    cut_off(place)?;
+    for name in [READ_ONLY, CLIENT] {
+        let path = place.path(name);
+        mounts::detach_all(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
+    }
+    Ok(())
+}
+
+/// Kills whoever still has files open in the RAM itself. Only tmpfs is used directly by programs; they would keep its
+/// pages for as long as they live.
+fn end_users(place: &Place, record: &Record) -> Result<(), EngineError> {
+    if record.layout.engine != ondeck_core::EngineKind::Tmpfs {
+        return Ok(());
+    }
+    let device = place.path(DATA_DEVICE);
+    let mounted = mounts::mounted_below(&device)
+        .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+    if mounted.is_empty() {
+        return Ok(());
+    }
+    let number =
+        fs::symlink_metadata(&device).map_err(|error| EngineError::io("look at", &device, error))?.dev();
+    place.end_users_of(number, Instant::now() + KILLING)
+}
+
+fn free_devices(place: &Place, record: &Record, capacity: &Capacity) -> Result<(), EngineError> {
+    for (name, device) in [
+        (DATA_DEVICE, Some(&record.layout.device)),
+        (METADATA_DEVICE, record.layout.metadata_device.as_ref()),
+    ] {
+        let at = place.path(name);
+        // The processes are gone, but the kernel closes a dead process's files a moment after its memory is freed. Once
+        // this unmount succeeds, the bytes are free.
+        let until = Instant::now() + RELEASING;
+        let mut nap = Duration::from_micros(500);
+        loop {
+            match mounts::unmount_unless_busy(&at) {
+                Ok(true) => break,
+                Ok(false) if Instant::now() < until => {
+                    std::thread::sleep(nap);
+                    nap = (nap * 2).min(Duration::from_millis(20));
+                }
+                Ok(false) => {
+                    return Err(EngineError::Deadline {
+                        what: format!("the device {} to be given back", at.display()),
+                        waited: RELEASING,
+                    });
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
+                Err(error) => return Err(EngineError::io("unmount", &at, error)),
+            }
+        }
+        let fallback = Device::Ram { preallocate: false };
+        // A device that the configuration no longer has leaves an image, which the next start of the agent names.
+        let device = device.and_then(|name| capacity.device(name).ok()).unwrap_or(&fallback);
+        device.remove(place, name)?;
+    }
+    Ok(())
+}
+
+/// Removes the place, unless something is still mounted in it: its content would be removed too.
+fn forget(place: &Place) -> Result<(), EngineError> {
+    let left = mounts::mounted_below(place.dir())
+        .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+    if let Some(mount) = left.first() {
+        return Err(EngineError::Refused(format!("{} is still mounted", mount.at.display())));
+    }
+    match fs::remove_dir_all(place.dir()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(EngineError::io("remove", place.dir(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A path where something can be shown: absolute and plain.
+fn check_target(path: &Path) -> Result<(), EngineError> {
+    let plain = path.is_absolute()
+        && path.components().count() > 1
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !plain {
+        return Err(EngineError::Refused(format!(
+            "{} is no place for a RAM disk: name an absolute path without `..`",
+            path.display()
+        )));
+    }
+    if fs::symlink_metadata(path).is_ok_and(|meta| !meta.is_dir()) {
+        return Err(EngineError::Refused(format!("{} is not a directory", path.display())));
+    }
+    Ok(())
+}
+
+/// What the check writes: 4 KiB that follow from the secret, so that every client knows them.
+fn check_content(build: &Build) -> Vec<u8> {
+    build.client_secret().derive("check").repeat(128)
+}
+
+fn read_check(path: &Path, wanted: &[u8]) -> Result<(), EngineError> {
+    let mut found = Vec::new();
+    fs::File::open(path)
+        .and_then(|mut file| file.read_to_end(&mut found))
+        .map_err(|error| EngineError::io("read", path, error))?;
+    if found != wanted {
+        return Err(EngineError::Check(format!("{} has other bytes than were written", path.display())));
+    }
+    Ok(())
+}
+
+/// Does work that may hang in the kernel on a thread of its own, and waits no longer than `until`. If it is not done by
+/// then the thread is left to itself: it ends when the mount that it hangs in is cut off.
+fn within<T: Send + 'static>(
+    until: Instant,
+    what: &str,
+    work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, EngineError> {
+    let began = Instant::now();
+    let (sender, receiver) = sync_channel(1);
+    std::thread::spawn(move || {
+        // Nobody may be waiting any more.
+        let _ = sender.send(work());
+    });
+    match receiver.recv_timeout(until.saturating_duration_since(began)) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => {
+            Err(EngineError::Deadline { what: what.to_owned(), waited: began.elapsed() })
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(EngineError::Check(format!("{what}: the thread that did it panicked")))
+        }
+    }
+}
+
+fn device_use(device: &Path) -> Option<Bytes> {
+    // Devices are served by this kernel and never hang.
+    let stat = rustix::fs::statvfs(device).ok()?;
+    let mounted = mounts::mounted_below(device).is_ok_and(|mounts| !mounts.is_empty());
+    mounted.then(|| Bytes((stat.f_blocks - stat.f_bfree) * stat.f_frsize))
+}
+
+/// The resident memory of a process.
+fn resident(pid: i32) -> Bytes {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    Bytes(pages * rustix::param::page_size() as u64)
+}
+
+/// Whether a process is stopped by a signal or a debugger.
+fn is_stopped(pid: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may hold anything.
+    let state = text.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
+/// Makes the agent's own directory, for root alone.
+///
+/// # Errors
+/// The kernel's, or if it is not root's alone.
+pub fn private_directory(path: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let meta = fs::symlink_metadata(path)?;
+    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::other("it is not a directory of root's"));
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+}
+
+/// Keeps what a new RAM disk is known by.
+///
+/// # Errors
+/// The kernel's.
+pub fn found(place: &Place, record: &Record, secret: &Secret) -> Result<(), EngineError> {
+    record::save_secret(place, secret)?;
+    record.save(place)
+}

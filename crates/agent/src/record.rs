@@ -1,0 +1,83 @@
+//! What an agent keeps of a RAM disk in its place, so that it finds its way after a crash: written before a step
+//! changes anything that the next agent would have to know of.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ondeck_core::{Bytes, Layout};
+use ondeck_ramdisk::{EngineError, Place, Secret};
+use serde::{Deserialize, Serialize};
+
+const RECORD: &str = "record.json";
+const SECRET: &str = "secret";
+
+/// What is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// The version of this format; another one is not read.
+    pub version: u32,
+    /// The RAM disk.
+    pub layout: Layout,
+    /// Whether this node is one of its servers.
+    pub server: bool,
+    /// What was promised of each device.
+    pub promised: BTreeMap<String, Bytes>,
+    /// The ports that were reserved.
+    pub ports: Vec<u16>,
+    /// Where it is shown.
+    pub shown: Vec<Shown>,
+    /// Whether all steps were done.
+    pub complete: bool,
+    /// When it is removed if it is not complete by then: milliseconds since 1970.
+    pub lease_until_ms: u64,
+}
+
+/// A path where the RAM disk is shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// The path.
+    pub path: PathBuf,
+    /// Whether the directory was made for it.
+    pub made: bool,
+}
+
+/// The version of [`Record`].
+pub const VERSION: u32 = 1;
+
+impl Record {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn save(&self, place: &Place) -> Result<(), EngineError> {
+        let text = serde_json::to_vec(self).map_err(|error| EngineError::Refused(error.to_string()))?;
+        place.write_private(RECORD, &text)?;
+        Ok(())
+    }
+
+    /// Reads it from the directory of a place.
+    ///
+    /// # Errors
+    /// If there is none, or it is not understood.
+    pub fn load(place: &Path) -> std::io::Result<Record> {
+        let record: Record = serde_json::from_slice(&std::fs::read(place.join(RECORD))?)?;
+        if record.version != VERSION {
+            return Err(std::io::Error::other(format!("its format is {}, not {VERSION}", record.version)));
+        }
+        Ok(record)
+    }
+}
+
+/// Keeps the secret.
+///
+/// # Errors
+/// The kernel's.
+pub fn save_secret(place: &Place, secret: &Secret) -> Result<(), EngineError> {
+    place.write_private(SECRET, secret.reveal().as_bytes())?;
+    Ok(())
+}
+
+/// The secret that was kept, if there is one.
+pub fn load_secret(place: &Path) -> Option<Secret> {
+    std::fs::read_to_string(place.join(SECRET)).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,43 @@
+//! What an agent does unasked: it removes RAM disks that were never completed, says when a server has ended, and cuts
+//! off clients that no longer see all files.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ondeck_core::RamDiskId;
+
+use crate::node::{Node, now_ms};
+
+/// How often it looks. A lost server must be seen within five seconds; a look costs less than a millisecond.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Looks again and again until it is told to stop.
+pub fn watch(node: &Node, stop: &AtomicBool) {
+    let mut said: BTreeMap<RamDiskId, Vec<String>> = BTreeMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let ramdisks = node.ramdisks();
+        said.retain(|id, _| ramdisks.iter().any(|known| known.id() == id));
+        for ramdisk in &ramdisks {
+            let record = ramdisk.record();
+            if !record.complete {
+                if now_ms() > record.lease_until_ms {
+                    tracing::warn!(ramdisk = %ramdisk.id(), "was not completed in time; removing it");
+                    if let Err(error) = node.remove(&Arc::clone(ramdisk)) {
+                        tracing::error!(ramdisk = %ramdisk.id(), error = error.message, "can't remove it");
+                    }
+                }
+                continue;
+            }
+            ramdisk.guard(node.name());
+            let faults = ramdisk.report(node.name()).faults;
+            let before = said.entry(ramdisk.id().clone()).or_default();
+            for fault in faults.iter().filter(|fault| !before.contains(fault)) {
+                tracing::error!(ramdisk = %ramdisk.id(), fault, "RAM disk is not whole");
+            }
+            *before = faults;
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}

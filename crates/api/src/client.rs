@@ -1,0 +1,279 @@
+//! Calling an agent.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes as Body;
+use hyper_util::rt::TokioIo;
+use ondeck_core::NodeName;
+use ondeck_ramdisk::Secret;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::envelope::{self, Answer};
+use crate::munge::{Munge, MungeError};
+use crate::wire::{MOST_BYTES, Refusal, RefusalCode};
+
+/// How long a connection may take to come about. A node that does not answer within this is called unreachable; a lost
+/// node must be seen within five seconds in all.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// Where an agent answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The agent of this machine.
+    Socket(PathBuf),
+    /// The agent of a node.
+    Node {
+        /// Its name, which it must be known by itself.
+        name: NodeName,
+        /// Its port.
+        port: u16,
+    },
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::Socket(path) => write!(f, "this machine's agent ({})", path.display()),
+            Endpoint::Node { name, .. } => name.fmt(f),
+        }
+    }
+}
+
+/// Why a call brought no answer, or not the wanted one.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// No connection.
+    #[error("{endpoint} can't be reached: {why}{}", unreachable_hint(.endpoint))]
+    Unreachable {
+        /// Whom.
+        endpoint: Endpoint,
+        /// Why not.
+        why: String,
+    },
+    /// It did not answer in time.
+    #[error("{endpoint} did not answer within {:.1} s", .waited.as_secs_f64())]
+    Silent {
+        /// Who.
+        endpoint: Endpoint,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// MUNGE did not make or accept a credential.
+    #[error("{0}")]
+    Munge(#[from] MungeError),
+    /// The answer was not proved to be the agent's.
+    #[error("{endpoint} did not prove that it is the agent: {why}")]
+    Impostor {
+        /// Who.
+        endpoint: Endpoint,
+        /// What was missing.
+        why: String,
+    },
+    /// The answer can't be understood.
+    #[error("{endpoint} gave an answer that can't be understood ({why}); are the versions the same?")]
+    Gibberish {
+        /// Who.
+        endpoint: Endpoint,
+        /// What was wrong.
+        why: String,
+    },
+    /// The agent refused.
+    #[error("{endpoint}: {}", .refusal.message)]
+    Refused {
+        /// Who.
+        endpoint: Endpoint,
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+impl CallError {
+    /// The kind of refusal, if it is one.
+    pub fn code(&self) -> Option<RefusalCode> {
+        match self {
+            CallError::Refused { refusal, .. } => Some(refusal.code),
+            _ => None,
+        }
+    }
+}
+
+fn unreachable_hint(endpoint: &Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Socket(_) => "; start it with `ondeck agent` (as root)",
+        Endpoint::Node { .. } => "; is `ondeck agent` running there, with `listen` in its configuration?",
+    }
+}
+
+/// Makes calls. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Client {
+    munge: Munge,
+}
+
+impl Client {
+    /// A client that proves itself by the munged at this socket.
+    pub fn new(munge_socket: &Path) -> Client {
+        Client { munge: Munge::new(munge_socket) }
+    }
+
+    /// Sends a request and returns the answer. `limit` is for the whole call.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn call<A: DeserializeOwned>(
+        &self,
+        endpoint: &Endpoint,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+        secret: Option<&Secret>,
+        limit: Duration,
+    ) -> Result<A, CallError> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|error| gibberish(endpoint, &error))?,
+            None => Vec::new(),
+        };
+        let call = self.exchange(endpoint, method, path, body, secret);
+        let (status, answer) = tokio::time::timeout(limit, call)
+            .await
+            .map_err(|_| CallError::Silent { endpoint: endpoint.clone(), waited: limit })??;
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error));
+        }
+        let refusal: Refusal =
+            serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error))?;
+        Err(CallError::Refused { endpoint: endpoint.clone(), refusal })
+    }
+
+    async fn exchange(
+        &self,
+        endpoint: &Endpoint,
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+        secret: Option<&Secret>,
+    ) -> Result<(u16, Vec<u8>), CallError> {
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "ondeck")
+            .header("content-type", "application/json");
+        match endpoint {
+            Endpoint::Socket(socket) => {
+                let stream =
+                    UnixStream::connect(socket).await.map_err(|error| unreachable(endpoint, &error))?;
+                let request = match secret {
+                    Some(secret) => request.header(envelope::SECRET_HEADER, secret.reveal()),
+                    None => request,
+                };
+                let request =
+                    request.body(Full::new(Body::from(body))).map_err(|error| gibberish(endpoint, &error))?;
+                let (parts, answer) = send(endpoint, TokioIo::new(stream), request).await?;
+                Ok((parts.status.as_u16(), answer))
+            }
+            Endpoint::Node { name, port } => {
+                let stream = connect(endpoint, name, *port).await?;
+                let nonce = envelope::nonce().map_err(|error| unreachable(endpoint, &error))?;
+                let payload = envelope::Request {
+                    to: name.clone(),
+                    method: method.to_owned(),
+                    path: path.to_owned(),
+                    body: envelope::hash(&body),
+                    nonce: nonce.clone(),
+                    secret: secret.map(Secret::reveal),
+                };
+                let payload = serde_json::to_vec(&payload).map_err(|error| gibberish(endpoint, &error))?;
+                let munge = self.munge.clone();
+                let credential =
+                    blocking(endpoint, move || munge.encode(&payload, Some(0), envelope::TIME_TO_LIVE))
+                        .await??;
+                let request = request
+                    .header(envelope::REQUEST_HEADER, credential)
+                    .body(Full::new(Body::from(body)))
+                    .map_err(|error| gibberish(endpoint, &error))?;
+                let (parts, answer) = send(endpoint, TokioIo::new(stream), request).await?;
+                let status = parts.status.as_u16();
+                let impostor =
+                    |why: &str| CallError::Impostor { endpoint: endpoint.clone(), why: why.to_owned() };
+                let Some(credential) =
+                    parts.headers.get(envelope::ANSWER_HEADER).and_then(|value| value.to_str().ok())
+                else {
+                    // Before a request is authenticated, the agent can't know for whom to seal its answer.
+                    let said = serde_json::from_slice::<Refusal>(&answer).map(|refusal| refusal.message);
+                    return Err(impostor(&format!(
+                        "its answer has no credential{}",
+                        said.map(|said| format!("; it says: {said}")).unwrap_or_default()
+                    )));
+                };
+                let (munge, credential) = (self.munge.clone(), credential.to_owned());
+                let decoded = blocking(endpoint, move || munge.decode(&credential)).await??;
+                let sealed: Answer =
+                    serde_json::from_slice(&decoded.payload).map_err(|error| gibberish(endpoint, &error))?;
+                if decoded.uid != 0 {
+                    return Err(impostor(&format!("its answer was made by user {}, not root", decoded.uid)));
+                }
+                if sealed != (Answer { nonce, status, body: envelope::hash(&answer) }) {
+                    return Err(impostor("its answer belongs to another request or was changed"));
+                }
+                Ok((status, answer))
+            }
+        }
+    }
+}
+
+fn unreachable(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> CallError {
+    CallError::Unreachable { endpoint: endpoint.clone(), why: why.to_string() }
+}
+
+fn gibberish(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> CallError {
+    CallError::Gibberish { endpoint: endpoint.clone(), why: why.to_string() }
+}
+
+/// Speaking to munged blocks, for a fraction of a millisecond if all is well.
+async fn blocking<T: Send + 'static>(
+    endpoint: &Endpoint,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, CallError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| unreachable(endpoint, &error))
+}
+
+async fn connect(endpoint: &Endpoint, name: &NodeName, port: u16) -> Result<TcpStream, CallError> {
+    let attempt = async {
+        let addresses: Vec<_> = match name.as_str().parse::<IpAddr>() {
+            Ok(address) => vec![(address, port).into()],
+            Err(_) => tokio::net::lookup_host((name.as_str(), port)).await?.collect(),
+        };
+        TcpStream::connect(&*addresses).await
+    };
+    let stream = tokio::time::timeout(CONNECT, attempt)
+        .await
+        .map_err(|_| unreachable(endpoint, &"no connection within 2 s"))?
+        .map_err(|error| unreachable(endpoint, &error))?;
+    // Requests are single small packets; waiting for more to send would only delay them.
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
+}
+
+async fn send<S>(
+    endpoint: &Endpoint,
+    stream: S,
+    request: hyper::Request<Full<Body>>,
+) -> Result<(hyper::http::response::Parts, Vec<u8>), CallError>
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(stream).await.map_err(|error| unreachable(endpoint, &error))?;
+    let driver = tokio::spawn(connection);
+    let response = sender.send_request(request).await.map_err(|error| unreachable(endpoint, &error))?;
+    let (parts, body) = response.into_parts();
+    let body = Limited::new(body, MOST_BYTES).collect().await;
+    driver.abort();
+    let body = body.map_err(|error| gibberish(endpoint, &error))?;
+    Ok((parts, body.to_bytes().to_vec()))
+}

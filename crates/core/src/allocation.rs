@@ -1,0 +1,316 @@
+//! What a RAM disk is made of: its names, its nodes, and how its bytes are shared out.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::request::keyword_enum;
+use crate::{Bytes, EngineKind};
+
+/// Why a text can't be a name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` can't be the name of {what}: {why}")]
+pub struct NameError {
+    text: String,
+    what: &'static str,
+    why: &'static str,
+}
+
+macro_rules! name_type {
+    ($(#[$meta:meta])* $name:ident, $what:literal, $longest:literal, $first:expr, $rest:expr, $why:literal) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = NameError;
+
+            fn from_str(text: &str) -> Result<Self, NameError> {
+                let first: fn(u8) -> bool = $first;
+                let rest: fn(u8) -> bool = $rest;
+                let ok = text.len() <= $longest
+                    && text.bytes().next().is_some_and(first)
+                    && text.bytes().all(rest);
+                if ok {
+                    Ok($name(text.to_owned()))
+                } else {
+                    Err(NameError { text: text.to_owned(), what: $what, why: $why })
+                }
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = NameError;
+
+            fn try_from(text: String) -> Result<Self, NameError> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> String {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
+}
+
+name_type! {
+    /// The name of a RAM disk. It becomes part of paths and of an engine's own names, so it is short and plain.
+    RamDiskName, "a RAM disk", 48,
+    |c| c.is_ascii_alphanumeric(),
+    |c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'),
+    "use at most 48 letters, digits, `-`, `_` and `.`, beginning with a letter or digit"
+}
+
+name_type! {
+    /// The name of a node, as its host name says it.
+    NodeName, "a node", 253,
+    |c| c.is_ascii_alphanumeric(),
+    |c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_'),
+    "use letters, digits, `-`, `_` and `.`, beginning with a letter or digit"
+}
+
+/// The incarnation of a RAM disk. A later one has a greater number, and whoever still holds an earlier one is refused.
+///
+/// Microseconds since 1970 at creation: greater than every earlier one without anything that has to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Epoch {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Epoch)
+    }
+}
+
+/// One incarnation of a RAM disk: what every task of an agent names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RamDiskId {
+    /// Its name.
+    pub name: RamDiskName,
+    /// Which incarnation.
+    pub epoch: Epoch,
+}
+
+impl fmt::Display for RamDiskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.name, self.epoch)
+    }
+}
+
+impl FromStr for RamDiskId {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let malformed =
+            || NameError { text: text.to_owned(), what: "an incarnation", why: "it is written NAME@EPOCH" };
+        let (name, epoch) = text.rsplit_once('@').ok_or_else(malformed)?;
+        Ok(RamDiskId { name: name.parse()?, epoch: epoch.parse().map_err(|_| malformed())? })
+    }
+}
+
+/// Whose a RAM disk is: its root has this owner and mode 0700.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// One server of a RAM disk: an RSA node with its share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// The RSA node.
+    pub node: NodeName,
+    /// Its address on the storage network.
+    pub address: IpAddr,
+    /// The TCP ports that its agent has reserved for this RAM disk.
+    pub ports: Vec<u16>,
+    /// The bytes of data it holds.
+    pub share: Bytes,
+}
+
+/// Everything that describes a RAM disk. It is the same on all its nodes and holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Name and incarnation.
+    pub id: RamDiskId,
+    /// What builds the filesystem.
+    pub engine: EngineKind,
+    /// Whose it is.
+    pub owner: Owner,
+    /// How many copies of the data there are; 1 means that a lost node loses its share.
+    pub replicas: u32,
+    /// The device that holds the data on every server: `ram`, or the name of a directory's device.
+    pub device: String,
+    /// The device that holds the metadata where that is another one.
+    pub metadata_device: Option<String>,
+    /// The servers, in the order that the engine counts them.
+    pub servers: Vec<Server>,
+    /// The nodes that mounted it when it was created.
+    #[serde(default)]
+    pub clients: Vec<NodeName>,
+    /// What the simulated engine pretends.
+    pub simulation: Option<Simulation>,
+}
+
+impl Layout {
+    /// The number of the server that runs on `node`.
+    pub fn server_on(&self, node: &NodeName) -> Option<usize> {
+        self.servers.iter().position(|server| server.node == *node)
+    }
+
+    /// The bytes that the filesystem holds.
+    pub fn capacity(&self) -> Bytes {
+        let raw: u64 = self.servers.iter().map(|server| server.share.0).sum();
+        Bytes(raw / u64::from(self.replicas.max(1)))
+    }
+}
+
+keyword_enum! {
+    /// What the simulated engine can be told to fail in.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    Misbehaviour {
+        /// The step fails.
+        Fail = "fail",
+        /// The step never ends.
+        Hang = "hang",
+    }
+}
+
+/// Delays and failures of the simulated engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Simulation {
+    /// How long each step takes, in milliseconds.
+    pub delay_ms: u64,
+    /// What goes wrong: the step's name, where (a node, or everywhere), and how.
+    pub faults: Vec<SimulatedFault>,
+}
+
+/// One thing that goes wrong on purpose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimulatedFault {
+    /// The name of the step.
+    pub step: String,
+    /// The node where it happens; everywhere if none is named.
+    #[serde(default)]
+    pub node: Option<NodeName>,
+    /// What happens.
+    pub how: Misbehaviour,
+}
+
+/// Shares are whole multiples of this: large enough for every page size, small enough that nobody counts it.
+pub const SHARE_UNIT: Bytes = Bytes(1 << 20);
+
+/// The share of each of `nodes` servers, so that the filesystem holds at least `size` bytes in `replicas` copies. All
+/// shares are equal: the slowest server sets the pace, and an unequal one would be full first.
+///
+/// At least `smallest` bytes, which is what the engine needs to work at all.
+///
+/// # Panics
+/// If `nodes` is zero; who asks has named at least one.
+///
+/// ```
+/// use ondeck_core::{Bytes, allocation::equal_share};
+/// assert_eq!(equal_share(Bytes(3 << 30), 2, 1, Bytes(0)), Bytes(1536 << 20));
+/// assert_eq!(equal_share(Bytes(1), 4, 1, Bytes(16 << 20)), Bytes(16 << 20));
+/// ```
+pub fn equal_share(size: Bytes, nodes: usize, replicas: u32, smallest: Bytes) -> Bytes {
+    assert!(nodes > 0, "a RAM disk has at least one node");
+    // In 128 bits: nobody has this much RAM, but anybody can ask for it.
+    let raw = u128::from(size.0) * u128::from(replicas.max(1));
+    let share = raw.div_ceil(nodes as u128).min(u128::from(u64::MAX / 2)) as u64;
+    Bytes(share).max(smallest).round_up_to(SHARE_UNIT)
+}
+
+/// The largest share for which `need(share)` is at most `free`, in whole units; zero if not even one unit fits.
+/// `need` must not fall when the share grows.
+pub fn largest_share(free: Bytes, need: impl Fn(Bytes) -> Bytes) -> Bytes {
+    let (mut fits, mut too_much) = (0, free.0 / SHARE_UNIT.0 + 1);
+    while too_much - fits > 1 {
+        let middle = fits + (too_much - fits) / 2;
+        if need(Bytes(middle * SHARE_UNIT.0)) <= free {
+            fits = middle;
+        } else {
+            too_much = middle;
+        }
+    }
+    Bytes(fits * SHARE_UNIT.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_plain() {
+        for good in ["a", "job-42", "A.b_c", "7"] {
+            assert_eq!(good.parse::<RamDiskName>().unwrap().as_str(), good);
+        }
+        for bad in ["", ".", "..", "-a", "a/b", "a b", "a@b", "ä", &"x".repeat(49)] {
+            assert!(bad.parse::<RamDiskName>().is_err(), "{bad}");
+        }
+        let id: RamDiskId = "job-1@17".parse().unwrap();
+        assert_eq!((id.name.as_str(), id.epoch), ("job-1", Epoch(17)));
+        assert_eq!(id.to_string().parse::<RamDiskId>(), Ok(id));
+        for bad in ["job", "job@", "job@x", "@1", "a/b@1"] {
+            assert!(bad.parse::<RamDiskId>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn equal_shares_hold_what_was_asked_for_and_waste_less_than_a_unit_each(
+            size in 1u64..1 << 50, nodes in 1usize..200, replicas in 1u32..3,
+        ) {
+            let share = equal_share(Bytes(size), nodes, replicas, Bytes::ZERO);
+            let raw = u128::from(share.0) * nodes as u128;
+            let needed = u128::from(size) * u128::from(replicas);
+            prop_assert!(raw >= needed);
+            prop_assert!(raw - needed < (u128::from(SHARE_UNIT.0) + 1) * nodes as u128);
+        }
+
+        #[test]
+        fn the_largest_share_fits_and_one_unit_more_does_not(free in 0u64..1 << 45, fixed in 0u64..1 << 31, part in 0u64..50) {
+            let need = |share: Bytes| Bytes(share.0 + share.0 / 100 * part + fixed);
+            let share = largest_share(Bytes(free), need);
+            prop_assert!(share == Bytes::ZERO || need(share) <= Bytes(free));
+            prop_assert!(need(share.saturating_add(SHARE_UNIT)) > Bytes(free));
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_do_not_overflow() {
+        assert!(equal_share(Bytes(u64::MAX), 1, 2, Bytes::ZERO) > Bytes(1 << 60));
+    }
+}

@@ -1,0 +1,253 @@
+//! What the data of a RAM disk lies on: the RAM of a node, or a directory of an SSD.
+//!
+//! A device is made for one incarnation and destroyed with it, so nothing of an earlier user can be read in it: a new
+//! tmpfs has no pages, and the kernel clears each page that it gives to one (the same memory is what a new process
+//! gets); a directory's device is a new image file whose blocks are allocated but not written, and a filesystem
+//! returns zeros for such blocks.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use ondeck_core::Bytes;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::{EngineError, Place, mounts, tmpfs};
+
+/// A device holds one file for every so many bytes: without a limit, empty files would take kernel memory that nobody
+/// has promised.
+pub const BYTES_PER_FILE: u64 = 16 << 10;
+
+/// Every device holds at least so many files.
+pub const FEWEST_FILES: u64 = 4 << 10;
+
+/// Kernel memory that a file takes beside its pages: its inode, its names, an engine's links and extended attributes.
+/// Measured with Gluster's: see docs/engines.md, "What an engine needs".
+pub const BYTES_OF_FILE: u64 = 2 << 10;
+
+/// The name that asks for RAM.
+pub const RAM: &str = "ram";
+
+/// Where data lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A tmpfs.
+    Ram {
+        /// Touch every page before the device is handed over.
+        preallocate: bool,
+    },
+    /// An image file in a directory of another filesystem, usually an SSD's.
+    Dir {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// How many files a device of this size holds.
+pub fn files(size: Bytes) -> u64 {
+    (size.0 / BYTES_PER_FILE).max(FEWEST_FILES)
+}
+
+/// Kernel memory that the files of a device of this size can take, beside its size.
+pub fn file_memory(size: Bytes) -> Bytes {
+    Bytes(files(size) * BYTES_OF_FILE)
+}
+
+impl Device {
+    /// RAM that a device of this size takes at most.
+    pub fn ram(&self, size: Bytes) -> Bytes {
+        match self {
+            Device::Ram { .. } => size.saturating_add(file_memory(size)),
+            Device::Dir { .. } => Bytes::ZERO,
+        }
+    }
+
+    /// Makes the device of `size` bytes, with so many inodes, and mounts it in the place; returns where.
+    ///
+    /// # Errors
+    /// The kernel's, or of the programs that make a filesystem. What was made so far is removed by [`Device::remove`].
+    pub fn prepare(
+        &self,
+        place: &Place,
+        name: &str,
+        size: Bytes,
+        inodes: u64,
+        until: Instant,
+    ) -> Result<PathBuf, EngineError> {
+        let at = place.subdirectory(name)?;
+        match self {
+            Device::Ram { preallocate } => {
+                tmpfs::mount_limited(&at, size, inodes)
+                    .map_err(|error| EngineError::io("mount a tmpfs on", &at, error))?;
+                if *preallocate {
+                    touch_all(&at, size).map_err(|error| EngineError::io("fill", &at, error))?;
+                }
+            }
+            Device::Dir { path } => {
+                mount_image(place, &at, &image_path(path, place, name), size, inodes, until)?;
+            }
+        }
+        Ok(at)
+    }
+
+    /// Removes the device: unmounts it, frees its bytes. Fine if there is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove(&self, place: &Place, name: &str) -> Result<(), EngineError> {
+        let at = place.path(name);
+        mounts::detach_all(&at).map_err(|error| EngineError::io("unmount", &at, error))?;
+        if let Device::Dir { path } = self {
+            let image = image_path(path, place, name);
+            match fs::remove_file(&image) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(EngineError::io("remove", &image, error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The image files in a directory that belong to none of the RAM disks in `known`: left by a crash.
+pub fn stray_images(directory: &Path, known: &[ondeck_core::RamDiskId]) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| {
+                name.strip_prefix("ondeck-")?.strip_suffix(".img")?.rsplit_once('.').map(|(id, _)| id)
+            }) else {
+                return false;
+            };
+            !known.iter().any(|known| known.to_string() == id)
+        })
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn image_path(directory: &Path, place: &Place, name: &str) -> PathBuf {
+    directory.join(format!("ondeck-{}.{name}.img", place.id()))
+}
+
+/// Part of an image goes to ext4's own structures: inode tables (up to three inodes of 512 bytes for every
+/// [`BYTES_PER_FILE`]), bitmaps, and what it keeps for itself.
+fn image_size(size: Bytes) -> u64 {
+    const OWN: u64 = 24 << 20;
+    size.0 + size.0 / 8 + OWN
+}
+
+/// Bytes of the directory's filesystem that a device of `size` bytes takes.
+pub fn image_bytes(size: Bytes) -> Bytes {
+    Bytes(image_size(size))
+}
+
+fn mount_image(
+    place: &Place,
+    at: &Path,
+    image: &Path,
+    size: Bytes,
+    inodes: u64,
+    until: Instant,
+) -> Result<(), EngineError> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(image)
+        .map_err(|error| EngineError::io("make", image, error))?;
+    // Allocated, so that the SSD can't be promised twice; not written, so that what was there before can't be read.
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, image_size(size))
+        .map_err(|error| EngineError::io("reserve the bytes of", image, error))?;
+    drop(file);
+    let mut mkfs = Command::new("mkfs.ext4");
+    // No journal: after a crash the data is gone in any case. Inodes large enough for an engine's attributes.
+    mkfs.args(["-q", "-F", "-m", "0", "-I", "512", "-N", &inodes.to_string()]);
+    mkfs.args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1,root_owner=0:0"]);
+    mkfs.arg(image);
+    place.run("mkfs", mkfs, until)?;
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "ext4", "-o", "loop,nosuid,nodev,noatime"]).arg(image).arg(at);
+    place.run("mount", mount, until)?;
+    Ok(())
+}
+
+/// Faults every page of a new tmpfs in, and gives them back: the first touch of memory can cost far more than the
+/// next, above all in a virtual machine whose host must find the page.
+fn touch_all(at: &Path, size: Bytes) -> std::io::Result<()> {
+    let path = at.join(".ondeck-touch");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    fs::remove_file(&path)?;
+    rustix::fs::ftruncate(&file, size.0)?;
+    let length = usize::try_from(size.0).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+    let workers = std::thread::available_parallelism().map_or(2, usize::from).min(16);
+    // Whole huge pages for each worker.
+    let part = length.div_ceil(workers).next_multiple_of(2 << 20);
+    let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..length)
+            .step_by(part)
+            .map(|offset| {
+                let file = &file;
+                scope.spawn(move || populate(file, offset, part.min(length - offset)))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked"))))
+            .collect()
+    });
+    results.into_iter().collect()
+}
+
+fn populate(file: &fs::File, offset: usize, length: usize) -> std::io::Result<()> {
+    // SAFETY: a new mapping at an address of the kernel's choice, unmapped below, never read or written by us.
+    unsafe {
+        let flags = MapFlags::SHARED;
+        let map = mmap(
+            std::ptr::null_mut(),
+            length,
+            ProtFlags::READ | ProtFlags::WRITE,
+            flags,
+            file,
+            offset as u64,
+        )?;
+        // Unlike a store, which would end in SIGBUS, this reports when there is no memory (Linux 5.14).
+        let populated = rustix::mm::madvise(map, length, rustix::mm::Advice::LinuxPopulateWrite);
+        munmap(map, length)?;
+        Ok(populated?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_limited_and_counted() {
+        assert_eq!(files(Bytes(1 << 20)), FEWEST_FILES);
+        assert_eq!(files(Bytes(16 << 30)), 1 << 20);
+        let ram = Device::Ram { preallocate: false };
+        assert_eq!(ram.ram(Bytes(16 << 30)), Bytes(18 << 30));
+        assert_eq!(Device::Dir { path: "/ssd".into() }.ram(Bytes(1 << 30)), Bytes::ZERO);
+    }
+
+    #[test]
+    fn only_images_of_unknown_ram_disks_are_strays() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            "ondeck-job@1.data.img",
+            "ondeck-job@2.data.img",
+            "theirs.img",
+            "ondeck-x",
+            "ondeck-nonsense.img",
+        ] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let known = ["job@2".parse().unwrap()];
+        assert_eq!(stray_images(dir.path(), &known), [dir.path().join("ondeck-job@1.data.img")]);
+    }
+}

@@ -1,0 +1,299 @@
+//! Gluster's own brick and client processes on generated volfiles, without its management daemon.
+//!
+//! Files are distributed over the bricks by name, each whole on one of them; `replicas=2` keeps each on two. Clients
+//! gather writes (write-behind) and nothing else: Gluster's caches cost more than they gain on RAM, and sharding is
+//! wrong with several writers. The password of the volume is the only way in; there is no list of addresses.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+
+use ondeck_core::{Bytes, EngineKind, Layout, Server};
+
+use super::{Build, DATA_DEVICE, Engine, On, Phase, View, listens};
+use crate::{EngineError, tcp};
+
+pub(super) struct Gluster;
+
+/// Brick processes with their buffers; measured: docs/engines.md, "What an engine needs".
+const BRICK_MEMORY: Bytes = Bytes(96 << 20);
+
+impl Engine for Gluster {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Gluster
+    }
+
+    fn programs(&self) -> &'static [(&'static str, &'static str)] {
+        &[("glusterfsd", "glusterfs-server"), ("glusterfs", "glusterfs-client")]
+    }
+
+    fn accepts(&self, layout: &Layout) -> Result<(), EngineError> {
+        let refuse = |text: String| Err(EngineError::Refused(text));
+        if !(1..=2).contains(&layout.replicas) {
+            return refuse(format!("gluster keeps 1 or 2 copies, not {}", layout.replicas));
+        }
+        if !layout.servers.len().is_multiple_of(layout.replicas as usize) {
+            return refuse(format!(
+                "{} nodes can't be paired for 2 copies; name an even number",
+                layout.servers.len()
+            ));
+        }
+        if layout.metadata_device.is_some() {
+            return refuse(
+                "gluster keeps metadata with the data; use --engine ceph for a metadata device".into(),
+            );
+        }
+        Ok(())
+    }
+
+    fn smallest_share(&self) -> Bytes {
+        Bytes(16 << 20)
+    }
+
+    fn inodes(&self, files: u64) -> u64 {
+        // A name and a hard link by id for each file, and the directories of those links: at most 256 * 256.
+        2 * files + files.min(1 << 16) + super::OWN_INODES
+    }
+
+    fn process_memory(&self, _layout: &Layout, _server: usize, _share: Bytes) -> Bytes {
+        BRICK_MEMORY
+    }
+
+    fn ports(&self, _layout: &Layout, _server: usize) -> usize {
+        1
+    }
+
+    fn phases(&self) -> &'static [Phase] {
+        &[Phase { name: "bricks", on: On::Every }]
+    }
+
+    fn start(&self, _phase: usize, build: &Build) -> Result<(), EngineError> {
+        let (_, server) = build.server()?;
+        let brick = build.place.path(DATA_DEVICE);
+        let internal = brick.join(".glusterfs");
+        std::fs::create_dir(&internal).map_err(|error| EngineError::io("make", &internal, error))?;
+        let volume = volume_id(build);
+        rustix::fs::setxattr(&brick, "trusted.glusterfs.volume-id", &volume, rustix::fs::XattrFlags::empty())
+            .map_err(|error| EngineError::io("set trusted.glusterfs.volume-id on", &brick, error))?;
+        let volfile =
+            build.place.write_private("brick.vol", server_volfile(build, server, &brick).as_bytes())?;
+        let mut command = Command::new("glusterfsd");
+        // At a lower level than ERROR it would write the volfile, and the password in it, into its log.
+        command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
+        command.arg("--volfile").arg(volfile);
+        build.place.start("brick", command)?;
+        Ok(())
+    }
+
+    fn serves(&self, _phase: usize, build: &Build) -> Result<bool, EngineError> {
+        build.place.must_run("brick")?;
+        let (_, server) = build.server()?;
+        Ok(listens(server.address, server.ports[0]))
+    }
+
+    fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError> {
+        let volfile = build.place.write_private("client.vol", client_volfile(build).as_bytes())?;
+        let mut command = Command::new("glusterfs");
+        command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
+        // Without auto-invalidation a client never sees that another one has rewritten a file in the same size.
+        command.args(["--auto-invalidation=on", "--attribute-timeout=1", "--entry-timeout=1"]);
+        command.args(["--acl", "--fuse-mountopts=nosuid,nodev"]);
+        command.arg(format!("--volfile-id={}", build.layout.id));
+        command.arg(format!("--fs-display-name=ondeck:{}", build.layout.id));
+        command.arg("--volfile").arg(volfile).arg(at);
+        build.place.start("client", command)?;
+        let servers = &build.layout.servers;
+        build.place.wait(build.until, "the Gluster client to mount", || {
+            build.place.must_run("client")?;
+            let mounted = crate::mounts::mounted()
+                .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?
+                .iter()
+                .any(|mount| mount.at == at);
+            // Without every brick it would mount too, and show a part of the files.
+            Ok((mounted && connections(build).iter().flatten().count() == servers.len()).then_some(()))
+        })
+    }
+
+    fn view(&self, build: &Build) -> View {
+        let connections = connections(build);
+        let copies = build.layout.replicas.max(1) as usize;
+        let mut view = View::default();
+        for (set, servers) in build.layout.servers.chunks(copies).enumerate() {
+            let of_set = &connections[set * copies..(set * copies + servers.len())];
+            let all_gone = of_set.iter().all(Option::is_none);
+            for (server, connection) in servers.iter().zip(of_set) {
+                match connection {
+                    None if all_gone => view.lost.push(server.node.clone()),
+                    None => view.degraded.push(server.node.clone()),
+                    Some(_) => {}
+                }
+            }
+        }
+        if copies == 1 {
+            // A connection that broke and came back hid files meanwhile. With copies, the other one was asked.
+            let inodes: Vec<String> =
+                connections.iter().map(|inode| inode.map_or("-".into(), |inode| inode.to_string())).collect();
+            view.connections = inodes.join(" ");
+        }
+        view
+    }
+}
+
+/// For each server, the socket of the client's connection to its brick.
+fn connections(build: &Build) -> Vec<Option<u64>> {
+    let servers = &build.layout.servers;
+    let Some(pid) = build.place.running("client") else { return vec![None; servers.len()] };
+    let established = tcp::established(pid);
+    servers.iter().map(|server| established.get(&(server.address, server.ports[0]).into()).copied()).collect()
+}
+
+fn volume_name(layout: &Layout) -> String {
+    format!("/{}.{}", layout.id.name, layout.id.epoch)
+}
+
+/// A volume id of this incarnation; a version 4 UUID's fixed bits are not looked at.
+fn volume_id(build: &Build) -> [u8; 16] {
+    let derived = build.client_secret().derive("gluster volume id");
+    std::array::from_fn(|index| derived[index])
+}
+
+fn volume_uuid(build: &Build) -> String {
+    let hex: String = volume_id(build).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn credentials(build: &Build) -> (String, String) {
+    let secret = build.client_secret();
+    // The name is as secret as the password, and cheaper to be refused by.
+    (secret.password("gluster user")[..32].to_owned(), secret.password("gluster password"))
+}
+
+/// Writes the volumes of a volfile, each on top of the ones before it.
+struct Volfile(String);
+
+impl Volfile {
+    fn volume(&mut self, name: &str, kind: &str, options: &[(&str, &str)], below: &[&str]) {
+        self.0 += &format!("volume {name}\n  type {kind}\n");
+        for (key, value) in options {
+            self.0 += &format!("  option {key} {value}\n");
+        }
+        if !below.is_empty() {
+            self.0 += &format!("  subvolumes {}\n", below.join(" "));
+        }
+        self.0 += "end-volume\n";
+    }
+}
+
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv6() { "inet6" } else { "inet" }
+}
+
+fn server_volfile(build: &Build, server: &Server, brick: &Path) -> String {
+    let uuid = volume_uuid(build);
+    let name = volume_name(build.layout);
+    let (user, password) = credentials(build);
+    let (address, port) = (server.address.to_string(), server.ports[0].to_string());
+    let directory = brick.display().to_string();
+    let mut file = Volfile(String::new());
+    file.volume(
+        "posix",
+        "storage/posix",
+        &[
+            ("directory", &directory),
+            ("volume-id", &uuid),
+            // The agent looks after the brick; all of the device is the job's.
+            ("health-check-interval", "0"),
+            ("reserve", "0"),
+        ],
+        &[],
+    );
+    file.volume("acl", "features/access-control", &[], &["posix"]);
+    file.volume("locks", "features/locks", &[], &["acl"]);
+    let mut top = "locks";
+    if build.layout.replicas > 1 {
+        // Notes what one copy missed, so that the other one heals it.
+        let base = brick.join(".glusterfs/indices").display().to_string();
+        let options = [
+            ("index-base", base.as_str()),
+            ("xattrop-dirty-watchlist", "trusted.afr.dirty"),
+            ("xattrop-pending-watchlist", "trusted.afr.ondeck-"),
+        ];
+        file.volume("index", "features/index", &options, &[top]);
+        top = "index";
+    }
+    file.volume("io-threads", "performance/io-threads", &[("thread-count", "8")], &[top]);
+    file.volume(&name, "debug/io-stats", &[], &["io-threads"]);
+    file.volume(
+        "server",
+        "protocol/server",
+        &[
+            ("transport-type", "tcp"),
+            ("transport.address-family", family(server.address)),
+            ("transport.socket.bind-address", &address),
+            ("transport.socket.listen-port", &port),
+            (&format!("auth.login.{name}.allow"), &user),
+            (&format!("auth.login.{user}.password"), &password),
+        ],
+        &[&name],
+    );
+    file.0
+}
+
+fn client_volfile(build: &Build) -> String {
+    let name = volume_name(build.layout);
+    let (user, password) = credentials(build);
+    let mut file = Volfile(String::new());
+    let mut bricks = Vec::new();
+    for (index, server) in build.layout.servers.iter().enumerate() {
+        let brick = format!("brick-{index}");
+        file.volume(
+            &brick,
+            "protocol/client",
+            &[
+                ("transport-type", "tcp"),
+                ("transport.address-family", family(server.address)),
+                ("remote-host", &server.address.to_string()),
+                ("remote-port", &server.ports[0].to_string()),
+                ("remote-subvolume", &name),
+                ("username", &user),
+                ("password", &password),
+                ("ping-timeout", "10"),
+                ("send-gids", "true"),
+            ],
+            &[],
+        );
+        bricks.push(brick);
+    }
+    let copies = build.layout.replicas.max(1) as usize;
+    if copies > 1 {
+        let mut sets = Vec::new();
+        for (index, pair) in bricks.chunks(copies).enumerate() {
+            let set = format!("pair-{index}");
+            let below: Vec<&str> = pair.iter().map(String::as_str).collect();
+            let pending: Vec<String> =
+                (0..pair.len()).map(|copy| format!("ondeck-client-{}", index * copies + copy)).collect();
+            let (pending, volume) = (pending.join(","), volume_uuid(build));
+            let options = [
+                ("afr-pending-xattr", pending.as_str()),
+                ("data-self-heal", "on"),
+                ("metadata-self-heal", "on"),
+                ("entry-self-heal", "on"),
+                // One of two is enough to go on with: the agents never start a lost brick again.
+                ("quorum-type", "none"),
+                ("volume-id", &volume),
+            ];
+            file.volume(&set, "cluster/replicate", &options, &below);
+            sets.push(set);
+        }
+        bricks = sets;
+    }
+    let below: Vec<&str> = bricks.iter().map(String::as_str).collect();
+    file.volume("distribute", "cluster/distribute", &[("lookup-optimize", "on")], &below);
+    file.volume(
+        "write-behind",
+        "performance/write-behind",
+        &[("cache-size", "16MB"), ("aggregate-size", "1MB")],
+        &["distribute"],
+    );
+    file.0
+}

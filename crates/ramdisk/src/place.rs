@@ -1,0 +1,566 @@
+//! The place of a RAM disk on one node: its directory, its processes, what they wrote to their logs.
+//!
+//! Every process that is started here carries the RAM disk's name in its environment. That mark is what an agent goes
+//! by after a crash, not a file with process ids: it is set before the process runs, it is inherited by whatever the
+//! process starts, and a process id that was given to somebody else does not have it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_core::RamDiskId;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::EngineError;
+
+/// The environment variable with the RAM disk's name and epoch.
+const MARK: &str = "ONDECK_RAMDISK";
+/// The environment variable with the directory of the agent that started the process.
+const SCOPE: &str = "ONDECK_SCOPE";
+/// The environment variable with what the process is to the RAM disk.
+const ROLE: &str = "ONDECK_ROLE";
+
+/// Servers are given up after everything else when memory runs out, but before the agent: killed, they take the data
+/// of a job along; without the agent nobody would clear up.
+const SERVER_OOM_SCORE: &str = "-900";
+
+/// How long a wait sleeps between two looks, at first; it doubles up to [`LONGEST_NAP`].
+const FIRST_NAP: Duration = Duration::from_micros(500);
+const LONGEST_NAP: Duration = Duration::from_millis(10);
+
+/// A process of a RAM disk.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// What it is: `brick`, `client`, `monitor`.
+    pub role: String,
+    /// Its process id.
+    pub pid: i32,
+    /// How it ended, once it has: the status if it was our child, else nothing is known.
+    pub ended: Option<Option<ExitStatus>>,
+}
+
+/// The place of a RAM disk on this node.
+pub struct Place {
+    id: RamDiskId,
+    /// The agent's directory, the same for all its RAM disks.
+    scope: PathBuf,
+    dir: PathBuf,
+    processes: Arc<Mutex<BTreeMap<i32, Process>>>,
+    given_up: AtomicBool,
+}
+
+impl Place {
+    /// The place of `id` in the agent's directory `scope`; it is made (mode 0700) if it is missing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(scope: &Path, id: RamDiskId) -> io::Result<Place> {
+        let dir = scope.join("ramdisks").join(id.name.as_str());
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        Ok(Place {
+            id,
+            scope: scope.to_owned(),
+            dir,
+            processes: Arc::default(),
+            given_up: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose place it is.
+    pub fn id(&self) -> &RamDiskId {
+        &self.id
+    }
+
+    /// The directory that only root can look into.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The directory `name` in it, made (mode 0700) if it is missing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn subdirectory(&self, name: &str) -> Result<PathBuf, EngineError> {
+        let path = self.path(name);
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(EngineError::io("make", &path, error))
+            }
+            _ => Ok(path),
+        }
+    }
+
+    /// Writes a file that only root can read.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_private(&self, name: &str, content: &[u8]) -> Result<PathBuf, EngineError> {
+        let path = self.path(name);
+        let partial = self.path(&format!("{name}.partial"));
+        let write = || -> io::Result<()> {
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+            file.write_all(content)?;
+            fs::rename(&partial, &path)
+        };
+        write().map_err(|error| EngineError::io("write", &path, error))?;
+        Ok(path)
+    }
+
+    /// Starts a process of the RAM disk in a session of its own. It outlives the agent; its output goes to
+    /// `ROLE.log`.
+    ///
+    /// # Errors
+    /// [`EngineError::Program`] if it can't be started.
+    pub fn start(&self, role: &str, mut command: Command) -> Result<i32, EngineError> {
+        self.prepare(role, &mut command)?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|source| EngineError::Program { program, source })?;
+        let pid = child.id() as i32;
+        self.table().insert(pid, Process { role: role.to_owned(), pid, ended: None });
+        let table = Arc::clone(&self.processes);
+        let (id, role) = (self.id.clone(), role.to_owned());
+        // A thread for each process: there are a handful of them, and each must be reaped the moment it ends.
+        std::thread::spawn(move || {
+            let status = child.wait().ok();
+            note_end(&table, pid, status);
+            tracing::debug!(ramdisk = %id, role, pid, ?status, "process ended");
+        });
+        Ok(pid)
+    }
+
+    /// Runs a command to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// If it can't be started, exits with another code than 0, or takes longer than `until`; then it is killed.
+    pub fn run(&self, role: &str, mut command: Command, until: Instant) -> Result<Vec<u8>, EngineError> {
+        let output = self.path(&format!("{role}.out"));
+        let log_end = fs::metadata(self.log(role)).map_or(0, |meta| meta.len());
+        self.prepare(role, &mut command)?;
+        command.stdout(File::create(&output).map_err(|error| EngineError::io("write", &output, error))?);
+        if command.get_current_dir().is_none() {
+            command.current_dir(&self.dir);
+        }
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|source| EngineError::Program { program, source })?;
+        let pid = child.id() as i32;
+        let ended = self.wait(until, role, || {
+            child.try_wait().map_err(|error| EngineError::io("wait for", Path::new(role), error))
+        });
+        let status = match ended {
+            Ok(status) => status,
+            Err(error) => {
+                // It is our child and not reaped, so the number is still its own.
+                kill(pid);
+                let _ = child.wait();
+                return Err(error);
+            }
+        };
+        if !status.success() {
+            return Err(EngineError::Exited {
+                role: role.to_owned(),
+                how: describe(Some(status)),
+                log: tail(&self.log(role), log_end),
+            });
+        }
+        fs::read(&output).map_err(|error| EngineError::io("read", &output, error))
+    }
+
+    fn prepare(&self, role: &str, command: &mut Command) -> Result<(), EngineError> {
+        let log = self.log(role);
+        let open = || OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
+        let out = open().map_err(|error| EngineError::io("open", &log, error))?;
+        let err = out.try_clone().map_err(|error| EngineError::io("open", &log, error))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .env(MARK, self.id.to_string())
+            .env(SCOPE, &self.scope)
+            .env(ROLE, role);
+        // SAFETY: only system calls between fork and exec, on nothing that another thread could hold.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                let flags = rustix::fs::OFlags::WRONLY;
+                // Not allowed in some containers; then the kernel's own choice stands.
+                if let Ok(file) =
+                    rustix::fs::open("/proc/self/oom_score_adj", flags, rustix::fs::Mode::empty())
+                {
+                    let _ = rustix::io::write(&file, SERVER_OOM_SCORE.as_bytes());
+                }
+                Ok(())
+            });
+        }
+        Ok(())
+    }
+
+    /// Where the output of `role` goes.
+    pub fn log(&self, role: &str) -> PathBuf {
+        self.path(&format!("{}.log", role.replace(' ', "-")))
+    }
+
+    /// Waits until `look` finds what it looks for, the time is over, or the RAM disk is destroyed.
+    ///
+    /// # Errors
+    /// [`EngineError::Deadline`], [`EngineError::GivenUp`], or what `look` says.
+    pub fn wait<T>(
+        &self,
+        until: Instant,
+        what: &str,
+        mut look: impl FnMut() -> Result<Option<T>, EngineError>,
+    ) -> Result<T, EngineError> {
+        let began = Instant::now();
+        let mut nap = FIRST_NAP;
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if self.given_up.load(Ordering::Relaxed) {
+                return Err(EngineError::GivenUp);
+            }
+            if Instant::now() >= until {
+                return Err(EngineError::Deadline { what: what.to_owned(), waited: began.elapsed() });
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(LONGEST_NAP);
+        }
+    }
+
+    /// Ends every wait in this place from now on: the RAM disk is being destroyed.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// The processes that were started or found here, the ended ones too.
+    pub fn processes(&self) -> Vec<Process> {
+        self.table().values().cloned().collect()
+    }
+
+    /// The running process of a role.
+    pub fn running(&self, role: &str) -> Option<i32> {
+        self.table().values().find(|process| process.role == role && process.ended.is_none()).map(|p| p.pid)
+    }
+
+    /// Fails with the end of its log if the process of this role has ended (or never began).
+    ///
+    /// # Errors
+    /// [`EngineError::Exited`].
+    pub fn must_run(&self, role: &str) -> Result<i32, EngineError> {
+        let table = self.table();
+        let of_role = || table.values().filter(|process| process.role == role);
+        if let Some(process) = of_role().find(|process| process.ended.is_none()) {
+            return Ok(process.pid);
+        }
+        let how = of_role().next_back().map_or_else(
+            || "it is not running".to_owned(),
+            |process| describe(process.ended.as_ref().and_then(|status| *status)),
+        );
+        Err(EngineError::Exited { role: role.to_owned(), how, log: tail(&self.log(role), 0) })
+    }
+
+    /// Finds the processes that an earlier agent started for this incarnation, and watches them.
+    pub fn adopt(&self) {
+        for found in marked(&self.scope) {
+            if found.id == self.id.to_string() && !self.table().contains_key(&found.pid) {
+                watch_adopted(&self.processes, found.role, found.pid);
+            }
+        }
+    }
+
+    /// Kills every process of this RAM disk on this node, of whatever incarnation, and waits until they are gone.
+    ///
+    /// # Errors
+    /// [`EngineError::Immortal`] if one is still there at `until`.
+    pub fn kill_all(&self, until: Instant) -> Result<(), EngineError> {
+        // The known ones first, without a look at all of /proc; then whatever they started. A dying process can still
+        // have started another one, so this is repeated until none is found.
+        for process in self.processes().iter().filter(|process| process.ended.is_none()) {
+            kill_if_marked(process.pid, &self.scope, self.id.name.as_str());
+        }
+        let mut nap = FIRST_NAP;
+        loop {
+            let left: Vec<Marked> = marked(&self.scope)
+                .into_iter()
+                .filter(|found| name_of(&found.id) == self.id.name.as_str())
+                .collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            for found in &left {
+                kill_if_marked(found.pid, &self.scope, self.id.name.as_str());
+            }
+            if Instant::now() >= until {
+                return Err(EngineError::Immortal { pids: left.iter().map(|found| found.pid).collect() });
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(LONGEST_NAP);
+        }
+    }
+
+    /// Kills the processes of one role.
+    pub fn kill_role(&self, role: &str) {
+        for process in self.processes() {
+            if process.role == role && process.ended.is_none() {
+                kill_if_marked(process.pid, &self.scope, self.id.name.as_str());
+            }
+        }
+    }
+
+    /// Kills every process on this machine that has a file of the filesystem with this device number open, mapped, or as
+    /// its directory.
+    ///
+    /// # Errors
+    /// [`EngineError::Immortal`] if one is still there at `until`.
+    pub fn end_users_of(&self, device: u64, until: Instant) -> Result<(), EngineError> {
+        let mut nap = FIRST_NAP;
+        loop {
+            let users: Vec<i32> = pids().filter(|pid| uses(*pid, device)).collect();
+            if users.is_empty() {
+                return Ok(());
+            }
+            for pid in &users {
+                tracing::warn!(ramdisk = %self.id, pid, "killing a process that still uses the RAM disk");
+                if let Some(handle) =
+                    Pid::from_raw(*pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+                    && uses(*pid, device)
+                {
+                    // It may have ended by now.
+                    let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+                }
+            }
+            if Instant::now() >= until {
+                return Err(EngineError::Immortal { pids: users });
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(LONGEST_NAP);
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<i32, Process>> {
+        lock(&self.processes)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A table of processes is whole after every single statement that changes it.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn note_end(table: &Mutex<BTreeMap<i32, Process>>, pid: i32, status: Option<ExitStatus>) {
+    if let Some(process) = lock(table).get_mut(&pid) {
+        process.ended = Some(status);
+    }
+}
+
+fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: i32) {
+    let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return;
+    };
+    lock(table).insert(pid, Process { role, pid, ended: None });
+    let table = Arc::clone(table);
+    std::thread::spawn(move || {
+        while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) {}
+        note_end(&table, pid, None);
+    });
+}
+
+/// A process with our mark.
+#[derive(Clone, Debug)]
+pub struct Marked {
+    /// Its process id.
+    pub pid: i32,
+    /// The RAM disk, as `NAME@EPOCH`.
+    pub id: String,
+    /// What it is to it.
+    pub role: String,
+}
+
+/// Every process on this machine that an agent with the directory `scope` has started and that has not ended.
+pub fn marked(scope: &Path) -> Vec<Marked> {
+    pids().filter_map(|pid| mark_of(pid, scope)).collect()
+}
+
+/// All processes but this one.
+fn pids() -> impl Iterator<Item = i32> {
+    let own = std::process::id() as i32;
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(move |pid| *pid != own)
+}
+
+/// Whether a process has something of the filesystem with this device number.
+fn uses(pid: i32, device: u64) -> bool {
+    // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine.
+    let on_device = |path: PathBuf| {
+        let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(rustix::fs::CWD, &path, flags, rustix::fs::StatxFlags::TYPE)
+            .is_ok_and(|stat| rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor) == device)
+    };
+    let base = PathBuf::from(format!("/proc/{pid}"));
+    ["cwd", "root", "exe"].iter().any(|name| on_device(base.join(name)))
+        || fs::read_dir(base.join("fd")).into_iter().flatten().flatten().any(|entry| on_device(entry.path()))
+        || maps(&base, device)
+}
+
+fn maps(base: &Path, device: u64) -> bool {
+    let wanted = format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device));
+    fs::read_to_string(base.join("maps"))
+        .is_ok_and(|maps| maps.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)))
+}
+
+fn mark_of(pid: i32, scope: &Path) -> Option<Marked> {
+    // An ended process that nobody has reaped has no environment any more, so it does not appear.
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value = |name: &str| -> Option<String> {
+        environment.split(|byte| *byte == 0).find_map(|pair| {
+            let pair = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            String::from_utf8(pair.to_vec()).ok()
+        })
+    };
+    (Path::new(&value(SCOPE)?) == scope)
+        .then(|| Some(Marked { pid, id: value(MARK)?, role: value(ROLE).unwrap_or_default() }))?
+}
+
+fn name_of(id: &str) -> &str {
+    id.rsplit_once('@').map_or(id, |(name, _)| name)
+}
+
+/// Kills a process that has our mark. The descriptor keeps the process id from being given away between look and kill.
+fn kill_if_marked(pid: i32, scope: &Path, name: &str) {
+    let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return;
+    };
+    if mark_of(pid, scope).is_some_and(|found| name_of(&found.id) == name) {
+        // It may have ended by now.
+        let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+    }
+}
+
+/// Kills every process that an agent with this directory started for a RAM disk that is not in `known`.
+pub fn kill_strays(scope: &Path, known: &[RamDiskId]) -> usize {
+    let strays: Vec<Marked> = marked(scope)
+        .into_iter()
+        .filter(|found| !known.iter().any(|id| found.id == id.to_string()))
+        .collect();
+    for stray in &strays {
+        tracing::warn!(pid = stray.pid, ramdisk = stray.id, role = stray.role, "killing a stray process");
+        kill_if_marked(stray.pid, scope, name_of(&stray.id));
+    }
+    strays.len()
+}
+
+fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+fn describe(status: Option<ExitStatus>) -> String {
+    match status {
+        None => "it ended".into(),
+        Some(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => format!("it exited with code {code}"),
+            (None, Some(signal)) => format!("signal {signal} ended it"),
+            (None, None) => "it ended".into(),
+        },
+    }
+}
+
+/// The last lines of a log from `start` on, for a message.
+pub fn tail(log: &Path, start: u64) -> String {
+    const MOST: u64 = 2000;
+    let read = || -> io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(start.max(length.saturating_sub(MOST))))?;
+        let mut text = Vec::new();
+        file.take(MOST).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(4)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(dir: &Path) -> Place {
+        Place::open(dir, "test@1".parse().unwrap()).unwrap()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn a_process_and_what_it_started_are_found_by_their_mark_and_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = place(dir.path());
+        let mut command = Command::new("sh");
+        command.args(["-c", "(sleep 300 &) ; exec sleep 300"]);
+        let pid = first.start("brick", command).unwrap();
+        first.wait(soon(), "two processes", || Ok((marked(dir.path()).len() == 2).then_some(()))).unwrap();
+        assert_eq!(first.must_run("brick").unwrap(), pid);
+
+        // An agent that starts again knows only the directory.
+        let second = place(dir.path());
+        second.adopt();
+        assert_eq!(second.processes().len(), 2);
+        assert!(kill_strays(dir.path(), &["test@1".parse().unwrap()]) == 0);
+        second.kill_all(soon()).unwrap();
+        assert!(marked(dir.path()).is_empty());
+        first.wait(soon(), "its end", || Ok(first.must_run("brick").err())).unwrap();
+        second.wait(soon(), "its end", || Ok(second.running("brick").is_none().then_some(()))).unwrap();
+    }
+
+    #[test]
+    fn another_agents_processes_are_left_alone() {
+        let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut command = Command::new("sleep");
+        command.arg("300");
+        let other = place(theirs.path());
+        other.start("brick", command).unwrap();
+        place(ours.path()).kill_all(soon()).unwrap();
+        assert!(other.running("brick").is_some());
+        other.kill_all(soon()).unwrap();
+    }
+
+    #[test]
+    fn what_fails_says_what_it_printed() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = place(dir.path());
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo the port is taken >&2; exit 3"]);
+        let text = place.run("mkfs", command, soon()).unwrap_err().to_string();
+        assert!(text.contains("code 3") && text.contains("the port is taken"), "{text}");
+
+        let text = place.start("brick", Command::new("no-such-program")).unwrap_err().to_string();
+        assert!(text.contains("no-such-program"), "{text}");
+
+        let mut command = Command::new("sleep");
+        command.arg("300");
+        let soon = Instant::now() + Duration::from_millis(30);
+        assert!(matches!(place.run("slow", command, soon), Err(EngineError::Deadline { .. })));
+        assert!(marked(dir.path()).is_empty());
+    }
+}

@@ -1,0 +1,73 @@
+//! The TCP connections of a process's network namespace, as the kernel lists them.
+//!
+//! A connection's socket has an inode number of its own. As long as it is the same, the connection was never lost.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The established connections in the network namespace of a process: remote address to the socket's inode number.
+/// Where there are several to one address, the last one in the list is given.
+pub fn established(pid: i32) -> BTreeMap<SocketAddr, u64> {
+    let mut found = BTreeMap::new();
+    for table in ["tcp", "tcp6"] {
+        // A process that has ended has none.
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        found.extend(text.lines().skip(1).filter_map(parse));
+    }
+    found
+}
+
+fn parse(line: &str) -> Option<(SocketAddr, u64)> {
+    const ESTABLISHED: &str = "01";
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (remote, state, inode) = (fields.get(2)?, *fields.get(3)?, fields.get(9)?);
+    if state != ESTABLISHED {
+        return None;
+    }
+    let (address, port) = remote.split_once(':')?;
+    Some(((parse_address(address)?, u16::from_str_radix(port, 16).ok()?).into(), inode.parse().ok()?))
+}
+
+/// The kernel prints an address as 32-bit words in the machine's byte order.
+fn parse_address(hex: &str) -> Option<IpAddr> {
+    let word = |index: usize| -> Option<[u8; 4]> {
+        Some(u32::from_str_radix(hex.get(8 * index..8 * index + 8)?, 16).ok()?.to_ne_bytes())
+    };
+    match hex.len() {
+        8 => Some(IpAddr::from(Ipv4Addr::from(word(0)?))),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let bytes: Vec<u8> = words.concat();
+            let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?);
+            // A socket of both families shows an IPv4 peer this way.
+            Some(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_listed_as_long_as_it_lasts_and_a_new_one_is_another() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let remote = listener.local_addr().unwrap();
+            let own = std::process::id() as i32;
+            assert!(!established(own).contains_key(&remote));
+            let first = TcpStream::connect(remote).unwrap();
+            let seen = established(own)[&remote];
+            assert_eq!(established(own)[&remote], seen);
+            drop(first);
+            let (accepted, _) = listener.accept().unwrap();
+            drop(accepted);
+            let _second = TcpStream::connect(remote).unwrap();
+            assert_ne!(established(own)[&remote], seen);
+        }
+    }
+}

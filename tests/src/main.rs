@@ -1,0 +1,139 @@
+//! `ondeck-testbed`: a shell in a small cluster of namespaces. Also, by hidden subcommands, the processes that such a
+//! cluster consists of.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::IsTerminal;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use ondeck_testbed::enter::{CANNOT_START, Credentials};
+use ondeck_testbed::{Pid, Testbed, enter, inside};
+
+/// Several hosts on one machine, as namespaces: nothing is left of them when this command ends.
+#[derive(Parser)]
+#[command(name = "ondeck-testbed", version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Build the hosts ctl, n1, n2, ... and give a shell on ctl; needs root.
+    Shell {
+        /// How many hosts besides ctl.
+        #[arg(long, default_value_t = 4)]
+        hosts: usize,
+        /// Start munged, for Slurm.
+        #[arg(long)]
+        with_munge: bool,
+    },
+    #[command(hide = true)]
+    Supervise,
+    #[command(hide = true)]
+    Init,
+    #[command(hide = true)]
+    Host {
+        #[arg(long)]
+        name: String,
+        #[arg(long)]
+        address: Ipv4Addr,
+        #[arg(long)]
+        port: String,
+        #[arg(long)]
+        private_directory: Vec<PathBuf>,
+    },
+    #[command(hide = true)]
+    Enter {
+        #[arg(long)]
+        pid: i32,
+        #[arg(long, requires = "gid")]
+        uid: Option<u32>,
+        #[arg(long, requires = "uid")]
+        gid: Option<u32>,
+        #[arg(long, requires = "uid")]
+        group: Vec<u32>,
+        #[arg(long)]
+        deadline_ms: Option<u64>,
+        #[arg(last = true, required = true)]
+        program: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    match act(Arguments::parse().action) {
+        Ok(code) => code,
+        Err(Failure { error, code }) => {
+            eprintln!("ondeck-testbed: {error:#}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+struct Failure {
+    error: anyhow::Error,
+    code: u8,
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        Failure { error, code: 1 }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode, Failure> {
+    match action {
+        Action::Shell { hosts, with_munge } => return Ok(shell(hosts, with_munge)?),
+        Action::Supervise => inside::supervise()?,
+        Action::Init => inside::init()?,
+        Action::Host { name, address, port, private_directory } => {
+            inside::hold(&name, address, &port, &private_directory)?;
+        }
+        Action::Enter { pid, uid, gid, group, deadline_ms, program } => {
+            let holder = Pid::from_raw(pid).context("not a process id")?;
+            let credentials = uid.zip(gid).map(|(uid, gid)| Credentials { uid, gid, groups: group });
+            let deadline = deadline_ms.map(Duration::from_millis);
+            let status = enter::enter(holder, credentials, deadline, &program)
+                .map_err(|error| Failure { error, code: CANNOT_START })?;
+            enter::end_as(status)
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A shell on ctl. The bed goes when the shell ends, or when a signal ends this process: it is waited for, so that
+/// the temporary directory goes too.
+fn shell(hosts: usize, with_munge: bool) -> Result<ExitCode> {
+    let bed = Testbed::builder().host("ctl").hosts("n", hosts).build()?;
+    let bin = bed.dir().join("bin");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let startup = bed.dir().join("bashrc");
+    fs::write(&startup, "PS1='\\u@\\h:\\w\\$ '\n")?;
+
+    let mut bash = bed.host("ctl").command("bash");
+    bash.arg("--rcfile").arg(&startup).stdin(Stdio::inherit());
+    bash.env("PATH", format!("{}:{path}", bin.display())).env("BED", bed.dir());
+    let mut munge = String::new();
+    if with_munge {
+        let socket = bed.munge()?;
+        munge = format!("munge answers at {}, $MUNGE_SOCKET\n", socket.display());
+        bash.env("MUNGE_SOCKET", socket);
+    }
+    if std::io::stdin().is_terminal() {
+        let last = bed.hosts().last().map_or("", |host| host.name());
+        eprintln!(
+            "This is ctl (10.77.0.1), one of {} hosts from ctl to {last}; `cat /etc/hosts` lists them.\n\
+             `on n1 COMMAND` runs a command on n1. The disk and /tmp are shared; mounts, /run and the network are \
+             each host's own.\n{munge}`exit` ends all hosts and every process in them.",
+            bed.hosts().len()
+        );
+    }
+    let status = enter::run_until_signal(bash)?;
+    let code = status.and_then(|status| u8::try_from(status.code()?).ok());
+    Ok(ExitCode::from(code.unwrap_or(1)))
+}
