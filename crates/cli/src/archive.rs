@@ -10,16 +10,18 @@ use ondeck_transfer::Monitor;
 use ondeck_transfer::pack::{self, IndexState, PackOptions, UnpackOptions};
 use serde_json::json;
 
-use crate::display;
 use crate::stage::StageArgs;
+use crate::{display, gate};
 
 /// Packs the tree `SRC` into the archive `DST`.
 pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Result<u8> {
+    let gate = gate::for_copy(args.source(), args.target()?)?;
     let options = PackOptions { threads: args.threads(), sync: !args.no_sync(), ..PackOptions::default() };
     let summary = args.watched("packing", || {
         pack::pack_path(args.source(), args.target()?, format, &options, monitor)
             .map_err(|error| anyhow::anyhow!("{error}"))
     })?;
+    gate::check(gate.as_ref())?;
     if args.json() {
         println!(
             "{}",
@@ -51,11 +53,13 @@ pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Resu
 
 /// Unpacks the archive `SRC`, or some of its paths, into the directory `DST`.
 pub fn unpack(args: &StageArgs, monitor: &Monitor<'_>) -> Result<u8> {
+    let gate = gate::for_copy(args.source(), args.target()?)?;
     let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync() };
     let summary = args.watched("unpacking", || {
         pack::unpack_path(args.source(), args.target()?, &options, monitor)
             .map_err(|error| anyhow::anyhow!("{error}"))
     })?;
+    gate::check(gate.as_ref())?;
     let checked = match summary.index {
         IndexState::Used => format!("{} verified", display::count(summary.verified, "checksum")),
         IndexState::None => "not verified: the archive has no index of Ondeck's".to_owned(),

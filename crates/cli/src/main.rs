@@ -6,6 +6,7 @@
 //! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `doctor`: what works on this machine
+//! - `gate`: is the RAM disk whole that is copied from?
 //! - `display`: progress bars, plain lines and JSON events
 //! - `state`: where manifests and the state of runs are kept
 
@@ -13,6 +14,7 @@ mod agent;
 mod archive;
 mod display;
 mod doctor;
+mod gate;
 mod ramdisk;
 mod run;
 mod stage;

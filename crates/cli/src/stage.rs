@@ -17,7 +17,7 @@ use ondeck_transfer::{
 use serde_json::json;
 
 use crate::display::{self, Watch};
-use crate::{archive, state};
+use crate::{archive, gate, state};
 
 /// Copy a directory or a file: fast, verified, resumable, with everything a filesystem can hold
 ///
@@ -279,6 +279,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         sync: !args.no_sync,
         verify: args.verify,
         manifest: manifest.clone(),
+        gate: gate::for_copy(&args.source, target)?,
         ..Options::default()
     };
     let summary = args.watched("staging", || run_stage(&args.source, target, &options, &monitor));

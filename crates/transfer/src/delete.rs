@@ -1,6 +1,6 @@
 //! Removing what only the target has.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,6 +18,8 @@ use crate::progress::Event;
 const LISTING: usize = 32 << 10;
 /// The same inside a directory that is being removed, where every level of the tree holds such a buffer.
 const LISTING_BELOW: usize = 4 << 10;
+/// Names that are removed after one question to the gate.
+const AT_ONCE: usize = 256;
 
 impl Engine<'_> {
     /// Removes every entry of `target` whose name `source` does not have.
@@ -31,6 +33,7 @@ impl Engine<'_> {
         let listing = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).during("listing the target")?;
         let mut buffer = [MaybeUninit::uninit(); LISTING];
         let mut entries = RawDir::new(&listing, &mut buffer);
+        let mut extraneous = Vec::new();
         while let Some(entry) = entries.next() {
             let entry = entry.during("listing the target")?;
             let name = entry.file_name();
@@ -40,12 +43,25 @@ impl Engine<'_> {
             }
             match fs::statat(source, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(_) => {}
-                Err(Errno::NOENT) => {
-                    if let Err(fault) = self.remove(path, target, name) {
-                        self.failed(join(path, name.to_bytes()), fault);
-                    }
-                }
+                Err(Errno::NOENT) => extraneous.push(name.to_owned()),
                 Err(error) => return Err(Fault::new("comparing with the source", error)),
+            }
+            if extraneous.len() == AT_ONCE {
+                self.remove_all(path, target, &mut extraneous)?;
+            }
+        }
+        self.remove_all(path, target, &mut extraneous)
+    }
+
+    /// Removes what the source did not have, if the source was whole when it was asked.
+    fn remove_all(&self, path: &[u8], target: BorrowedFd<'_>, names: &mut Vec<CString>) -> Result<(), Fault> {
+        if let (Some(gate), false) = (&self.options.gate, names.is_empty()) {
+            // A lost server's files look as if they had been removed.
+            gate.check().map_err(|why| Fault::message("deleting what the source does not have", &why))?;
+        }
+        for name in names.drain(..) {
+            if let Err(fault) = self.remove(path, target, &name) {
+                self.failed(join(path, name.to_bytes()), fault);
             }
         }
         Ok(())

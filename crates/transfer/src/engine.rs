@@ -301,6 +301,8 @@ fn run(
         TargetRoot::New(parent, name) => (parent, Some(name)),
     };
     let sync_fd = rustix::io::fcntl_dupfd_cloexec(&target_fd, 0).map_err(target_error)?;
+    let source_fs = rustix::io::fcntl_dupfd_cloexec(&source, 0)
+        .map_err(|error| StageError::Source { path: source_path.clone(), source: error.into() })?;
     let (source_name, single) = single.unzip();
     let mut engine = Engine {
         options,
@@ -335,7 +337,7 @@ fn run(
     }
 
     let began = Instant::now();
-    let workers = options.worker_count();
+    let workers = options.worker_count_for(&source_fs, &sync_fd);
     std::thread::scope(|scope| {
         // Deleting a deep tree recurses; only the pages that are used cost anything.
         const STACK: usize = 32 << 20;
@@ -352,6 +354,9 @@ fn run(
     });
     let copying = began.elapsed();
     let cancelled = monitor.progress.is_cancelled();
+    if let Some(gate) = &options.gate {
+        gate.check().map_err(StageError::Gate)?;
+    }
 
     let began = Instant::now();
     // A copy that found nothing to do and nothing that an earlier one may have left unsynced need not wait.

@@ -49,6 +49,9 @@ pub enum StageError {
         /// Why.
         source: io::Error,
     },
+    /// The source or the target is not whole, or was not all the time.
+    #[error("{0}; nothing says that this copy is complete, and nothing more was deleted")]
+    Gate(String),
     /// The copy was interrupted; running it again resumes it.
     #[error("interrupted; run the same command again to go on where it stopped")]
     Interrupted,

@@ -51,5 +51,5 @@ pub use checksum::Checksum;
 pub use engine::{Roots, Summary, TargetRoot, stage, stage_roots};
 pub use error::{EntryError, StageError};
 pub use exclude::Exclude;
-pub use options::{Options, Ownership};
+pub use options::{Gate, Options, Ownership};
 pub use progress::{Event, Monitor, Progress};

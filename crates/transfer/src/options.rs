@@ -1,6 +1,9 @@
 //! What a copy is told.
 
+use std::fmt;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ondeck_core::Rate;
 
@@ -51,6 +54,37 @@ pub struct Options {
     pub tag: Option<String>,
     /// Where the manifest is written, and read from when a copy is resumed. `None` keeps none.
     pub manifest: Option<PathBuf>,
+    /// Asked before anything is deleted and before success is claimed.
+    pub gate: Option<Gate>,
+}
+
+/// Says whether the source and the target are whole.
+///
+/// A network filesystem that has lost a server can show a part of its files and report no error: a copy from it would
+/// look complete, and `delete` would take the hidden ones for removed. Who knows of such a filesystem answers here,
+/// with words for the user if it is not whole or was not all the time.
+#[derive(Clone)]
+pub struct Gate(Arc<dyn Fn() -> Result<(), String> + Send + Sync>);
+
+impl Gate {
+    /// A gate that asks `check`, from any of the copy's threads.
+    pub fn new(check: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Gate {
+        Gate(Arc::new(check))
+    }
+
+    /// Asks.
+    ///
+    /// # Errors
+    /// What is not whole, in words.
+    pub fn check(&self) -> Result<(), String> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
 }
 
 impl Default for Options {
@@ -70,19 +104,49 @@ impl Default for Options {
             recheck: false,
             tag: None,
             manifest: None,
+            gate: None,
         }
     }
 }
 
 impl Options {
-    /// The number of worker threads.
+    /// The number of worker threads for a copy on this machine's own filesystems.
     ///
     /// Sixteen are enough to keep one node's memory or network busy; more only fight over the same directory locks.
     pub fn worker_count(&self) -> usize {
-        const MOST: usize = 16;
         match self.threads {
-            0 => std::thread::available_parallelism().map_or(2, usize::from).min(MOST),
+            0 => std::thread::available_parallelism().map_or(2, usize::from).min(MOST_WORKERS),
             n => n,
         }
     }
+
+    /// The number of worker threads for a copy between these two. On a network filesystem a thread waits for an answer
+    /// most of the time, so there are at least eight (`ondeck-bench ramdisk` compares).
+    pub(crate) fn worker_count_for(&self, source: impl AsFd, target: impl AsFd) -> usize {
+        const FEWEST_ON_A_NETWORK: usize = 8;
+        let own = self.worker_count();
+        if self.threads == 0 && (is_remote(source) || is_remote(target)) {
+            own.max(FEWEST_ON_A_NETWORK)
+        } else {
+            own
+        }
+    }
+}
+
+const MOST_WORKERS: usize = 16;
+
+/// Whether a filesystem is served by another process or machine: FUSE, NFS, SMB and the parallel ones, by the numbers of
+/// statfs(2).
+fn is_remote(directory: impl AsFd) -> bool {
+    const FUSE: u32 = 0x6573_5546;
+    const NFS: u32 = 0x6969;
+    const SMB2: u32 = 0xfe53_4d42;
+    const CIFS: u32 = 0xff53_4d42;
+    const CEPH: u32 = 0x00c3_6400;
+    const LUSTRE: u32 = 0x0bd0_0bd0;
+    const GPFS: u32 = 0x4750_4653;
+    const BEEGFS: u32 = 0x1983_0326;
+    const AFS: u32 = 0x6b41_4653;
+    let kind = rustix::fs::fstatfs(directory).map_or(0, |stat| stat.f_type as u32);
+    [FUSE, NFS, SMB2, CIFS, CEPH, LUSTRE, GPFS, BEEGFS, AFS].contains(&kind)
 }

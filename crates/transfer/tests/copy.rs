@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ondeck_core::{Bytes, Rate};
-use ondeck_transfer::{Checksum, Event, Exclude, Monitor, Options, Progress, StageError, Summary, manifest};
+use ondeck_transfer::{
+    Checksum, Event, Exclude, Gate, Monitor, Options, Progress, StageError, Summary, manifest,
+};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -510,4 +512,24 @@ fn wait_until(mut reached: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "the state was not reached in time");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_source_that_is_not_whole_deletes_nothing_and_is_never_a_success() {
+    let dir = disk();
+    let (source, target) = (dir.path().join("source"), dir.path().join("target"));
+    for (path, names) in [(&source, ["a", "b"]), (&target, ["b", "hidden"])] {
+        fs::create_dir(path).unwrap();
+        names.iter().for_each(|name| fs::write(path.join(name), name).unwrap());
+    }
+    let copy = |whole: bool| {
+        let gate = Gate::new(move || if whole { Ok(()) } else { Err("node n2 is lost".into()) });
+        stage_with(&source, &target, &Options { delete: true, gate: Some(gate), ..Options::default() })
+    };
+    let (result, failures) = copy(false);
+    assert!(result.unwrap_err().to_string().contains("node n2 is lost"));
+    assert!(failures.iter().any(|failure| failure.contains("deleting")), "{failures:?}");
+    assert!(target.join("hidden").exists());
+    assert_eq!(copy(true).0.unwrap().deleted, 1);
+    assert!(!target.join("hidden").exists());
 }
