@@ -147,9 +147,9 @@ pub fn device_sizes<'a>(engine: &dyn Engine, layout: &'a Layout, share: Bytes) -
         sizes.push((layout.device.as_str(), engine.device_size(share)));
     }
     if let Some(device) = &layout.metadata_device
-        && engine.metadata_size(share) > Bytes::ZERO
+        && engine.metadata_size(layout, share) > Bytes::ZERO
     {
-        sizes.push((device.as_str(), engine.metadata_size(share)));
+        sizes.push((device.as_str(), engine.metadata_size(layout, share)));
     }
     sizes
 }

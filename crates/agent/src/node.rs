@@ -444,33 +444,40 @@ impl Node {
         Ok(needs)
     }
 
-    /// Ports that nobody listens on. They go round, so that a port that was given back is not given away at once.
+    /// Ports in a row that nobody listens on. They go round, so that a port that was given back is not given away at
+    /// once.
     fn reserve_ports(&self, known: &mut Known, count: usize) -> Result<Vec<u16>, Refusal> {
+        let (first, last) = (*self.ports.start(), *self.ports.end());
         let taken: BTreeSet<u16> =
             known.ramdisks.values().flat_map(|ramdisk| ramdisk.record().ports).collect();
-        let mut found = Vec::new();
-        for _ in 0..self.ports.len() {
-            if found.len() == count {
+        let is_free =
+            |port: u16| !taken.contains(&port) && TcpListener::bind((self.storage_address, port)).is_ok();
+        let mut row: Vec<u16> = Vec::new();
+        // Once round, and so far beyond that a row over the end of the last look is found.
+        for _ in 0..self.ports.len() + count {
+            if row.len() == count {
                 break;
             }
             let port = known.next_port;
-            known.next_port = if port >= *self.ports.end() { *self.ports.start() } else { port + 1 };
-            if !taken.contains(&port) && TcpListener::bind((self.storage_address, port)).is_ok() {
-                found.push(port);
+            known.next_port = if port == last { first } else { port + 1 };
+            if port == first || !is_free(port) {
+                row.clear();
+            }
+            if is_free(port) {
+                row.push(port);
             }
         }
-        if found.len() < count {
+        if row.len() < count {
             return Err(refusal(
                 RefusalCode::TooLarge,
                 format!(
-                    "no free TCP port on {} between {} and {}; see server_ports in the configuration",
-                    self.storage_address,
-                    self.ports.start(),
-                    self.ports.end()
+                    "no {count} free TCP ports in a row on {} between {first} and {last}; see server_ports in the \
+                     configuration",
+                    self.storage_address
                 ),
             ));
         }
-        Ok(found)
+        Ok(row)
     }
 
     fn save_epochs(&self, known: &mut Known) {

@@ -178,15 +178,6 @@ impl RamDisk {
         let engine = engine(build.layout.engine);
         engine.mount(build, &at)?;
         *lock(&self.first_view) = Some(engine.view(build));
-        if let Some((size, _)) = self.filesystem()? {
-            let promised = build.layout.capacity();
-            // A client that sees a part of the servers is given a part of the size.
-            if size < Bytes(promised.0 / 100 * 99) {
-                return Err(EngineError::Check(format!(
-                    "the filesystem has {size} where {promised} were built: a server is missing"
-                )));
-            }
-        }
         Ok(())
     }
 
@@ -240,12 +231,29 @@ impl RamDisk {
         let root = self.place.path(CLIENT);
         let (check, wanted) = (root.join(CHECK), check_content(build));
         within(build.until, "reading what the first client wrote", move || read_check(&check, &wanted))?;
+        if let Some((size, _)) = self.filesystem()? {
+            let promised = build.layout.capacity();
+            // A client that sees a part of the servers is given a part of the size.
+            if size < Bytes(promised.0 / 100 * 99) {
+                return Err(EngineError::Check(format!(
+                    "the filesystem has {size} where {promised} were built: a server is missing"
+                )));
+            }
+        }
         let made = !path.exists();
         // Noted first: who comes after a crash must know what to take away.
         self.note(|record| record.shown.push(Shown { path: path.to_owned(), made }))?;
         let bind = || -> Result<(), EngineError> {
             if made {
-                fs::create_dir(path).map_err(|error| EngineError::io("make", path, error))?;
+                match fs::create_dir(path) {
+                    // Somebody else was quicker; so it is theirs.
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                        self.note(|record| {
+                            record.shown.iter_mut().for_each(|shown| shown.made &= shown.path != path)
+                        })?;
+                    }
+                    made => made.map_err(|error| EngineError::io("make", path, error))?,
+                }
             }
             let target =
                 mounts::Target::open(path, None).map_err(|error| EngineError::io("open", path, error))?;

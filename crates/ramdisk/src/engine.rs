@@ -119,8 +119,8 @@ pub trait Engine: Send + Sync {
         share
     }
 
-    /// The size of the metadata device, if the layout has one.
-    fn metadata_size(&self, _share: Bytes) -> Bytes {
+    /// The size of the metadata device, if the layout has one that holds files.
+    fn metadata_size(&self, _layout: &Layout, _share: Bytes) -> Bytes {
         Bytes::ZERO
     }
 

@@ -1,13 +1,52 @@
-//! The RAM of one node, for programs on that node: no process, no network, the speed of memory.
+//! CephFS: one monitor and one metadata server on the first node, an OSD on every node, ceph-fuse on the clients.
+//!
+//! Files are striped over all nodes in objects of 4 MiB, so one large file written by everybody uses all of them. On a
+//! RAM device the OSDs keep their objects in their own memory (memstore); on a directory's device they use BlueStore
+//! on a file of it. With a metadata device of its own each node has two OSDs, and the pools are told apart by rules.
+//!
+//! Nothing is asked of a cluster that is there already: fsid, keys and maps follow from the RAM disk's secret, so every
+//! node can write its own part without being told. All daemons keep to the RAM disk's place and to its ports.
 
 use std::path::Path;
+use std::process::Command;
 
+use base64::Engine as _;
 use ondeck_core::{Bytes, EngineKind, Layout};
 
-use super::{Build, DATA_DEVICE, Engine, Phase, View};
-use crate::{EngineError, mounts};
+use super::{Build, DATA_DEVICE, Engine, METADATA_DEVICE, On, Phase, View, listens};
+use crate::device::RAM;
+use crate::{EngineError, Secret};
 
 pub(super) struct Ceph;
+
+/// What sets the cluster up: one process with one connection, where each call of `ceph` would take a quarter of a second.
+const SET_UP: &str = include_str!("ceph_set_up.py");
+
+/// Runs it.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// An OSD listens on one port for clients, one for other OSDs and two for heartbeats.
+const PORTS_OF_OSD: usize = 4;
+
+/// The monitor's and the metadata server's.
+const PORTS_OF_FIRST: usize = 2;
+
+/// Measured: docs/engines.md, "What an engine needs".
+const OSD_MEMORY: Bytes = Bytes(96 << 20);
+const MONITOR_AND_MDS_MEMORY: Bytes = Bytes(384 << 20);
+
+/// Objects are not spread evenly, so each OSD may hold so many percent more than its share; the filesystem's quota keeps
+/// the sum at what was asked for. At nine tenths of this the monitor declares an OSD full, and writers get ENOSPC. It
+/// learns of it a moment later; until then the OSD goes on, because one that stops by itself hangs its writers
+/// (`osd_failsafe_full_ratio`).
+const ROOM_PERCENT: u64 = 30;
+
+/// What an OSD in memory can take in until its writers know that it is full: about a second, at the gigabyte a second
+/// that one takes. Nothing but this budget bounds it.
+const OVERSHOOT: u64 = 1 << 30;
+
+/// The name of the filesystem in the cluster.
+const FILESYSTEM: &str = "ondeck";
 
 impl Engine for Ceph {
     fn kind(&self) -> EngineKind {
@@ -15,57 +54,483 @@ impl Engine for Ceph {
     }
 
     fn programs(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
+        &[
+            ("ceph-mon", "ceph-mon"),
+            ("ceph-osd", "ceph-osd"),
+            ("ceph-mds", "ceph-mds"),
+            ("ceph-fuse", "ceph-fuse"),
+            ("osdmaptool", "ceph-common"),
+            (PYTHON, "python3-rados"),
+        ]
     }
 
     fn accepts(&self, layout: &Layout) -> Result<(), EngineError> {
-        match layout.servers.len() {
-            1 if layout.replicas == 1 && layout.metadata_device.is_none() => Ok(()),
-            1 => Err(EngineError::Refused("tmpfs has one copy of the data, on one device".into())),
-            nodes => Err(EngineError::Refused(format!(
-                "tmpfs is the RAM of one node and {nodes} were named; use --engine gluster or ceph"
-            ))),
+        if layout.replicas != 1 {
+            return Err(EngineError::Refused(
+                "the ceph engine keeps one copy; for two use --engine gluster --replicas 2".into(),
+            ));
         }
-    }
-
-    fn smallest_share(&self) -> Bytes {
-        Bytes(1 << 20)
-    }
-
-    fn process_memory(&self, _layout: &Layout, _server: usize, _share: Bytes) -> Bytes {
-        Bytes::ZERO
-    }
-
-    fn ports(&self, _layout: &Layout, _server: usize) -> usize {
-        0
-    }
-
-    fn phases(&self) -> &'static [Phase] {
-        &[]
-    }
-
-    fn start(&self, _phase: usize, _build: &Build) -> Result<(), EngineError> {
+        if layout.metadata_device.as_deref() == Some(layout.device.as_str()) {
+            return Err(EngineError::Refused("data and metadata are on the same device anyway".into()));
+        }
         Ok(())
     }
 
-    fn serves(&self, _phase: usize, _build: &Build) -> Result<bool, EngineError> {
+    fn smallest_share(&self) -> Bytes {
+        Bytes(128 << 20)
+    }
+
+    fn device_size(&self, share: Bytes) -> Bytes {
+        Bytes(with_room(share) + BLUESTORE_OWN)
+    }
+
+    fn metadata_size(&self, layout: &Layout, share: Bytes) -> Bytes {
+        match layout.metadata_device.as_deref() {
+            // Its store holds it in its own memory.
+            Some(RAM) | None => Bytes::ZERO,
+            Some(_) => Bytes(metadata_bytes(share) + BLUESTORE_OWN),
+        }
+    }
+
+    fn uses_device(&self, layout: &Layout) -> bool {
+        layout.device != RAM
+    }
+
+    fn process_memory(&self, layout: &Layout, server: usize, share: Bytes) -> Bytes {
+        let mut sum = OSD_MEMORY.0;
+        if layout.device == RAM {
+            sum += with_room(share) + OVERSHOOT;
+        } else {
+            sum += BLUESTORE_MEMORY;
+        }
+        match layout.metadata_device.as_deref() {
+            Some(RAM) => sum += OSD_MEMORY.0 + metadata_bytes(share),
+            Some(_) => sum += OSD_MEMORY.0 + BLUESTORE_MEMORY,
+            None => {}
+        }
+        if server == 0 {
+            sum += MONITOR_AND_MDS_MEMORY.0;
+        }
+        Bytes(sum)
+    }
+
+    fn ports(&self, layout: &Layout, server: usize) -> usize {
+        stores(layout).len() * PORTS_OF_OSD + if server == 0 { PORTS_OF_FIRST } else { 0 }
+    }
+
+    fn phases(&self) -> &'static [Phase] {
+        &[Phase { name: "monitor and stores", on: On::Every }, Phase { name: "filesystem", on: On::First }]
+    }
+
+    fn start(&self, phase: usize, build: &Build) -> Result<(), EngineError> {
+        let (me, server) = build.server()?;
+        if phase == 1 {
+            return set_up(build);
+        }
+        write_configuration(build)?;
+        if me == 0 {
+            start_monitor(build)?;
+        }
+        for (index, store) in stores(build.layout).iter().enumerate() {
+            let id = osd_id(build.layout, me, index);
+            let first = if me == 0 { PORTS_OF_FIRST } else { 0 } + index * PORTS_OF_OSD;
+            start_osd(build, id, store, &server.ports[first..first + PORTS_OF_OSD])?;
+        }
+        Ok(())
+    }
+
+    fn serves(&self, phase: usize, build: &Build) -> Result<bool, EngineError> {
+        let (me, server) = build.server()?;
+        for index in 0..stores(build.layout).len() {
+            build.place.must_run(&format!("osd.{}", osd_id(build.layout, me, index)))?;
+        }
+        if me == 0 {
+            build.place.must_run("mon")?;
+            if phase == 1 {
+                // Its set-up has waited for it.
+                build.place.must_run("mds")?;
+            }
+            return Ok(listens(server.address, server.ports[0]));
+        }
         Ok(true)
     }
 
     fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError> {
         if build.me.is_none() {
-            let node = &build.layout.servers[0].node;
-            return Err(EngineError::Refused(format!(
-                "tmpfs can be mounted on its own node {node} only; use --engine gluster or ceph"
-            )));
+            write_configuration(build)?;
         }
-        let target = mounts::Target::open(at, None).map_err(|error| EngineError::io("open", at, error))?;
-        mounts::bind(&build.place.path(DATA_DEVICE), &target)
-            .map_err(|error| EngineError::io("mount on", at, error))
+        let mut command = Command::new("ceph-fuse");
+        command.args(["-f", "-n", "client.job", "--client_fs", FILESYSTEM]).arg("-c").arg(conf(build));
+        command.arg("-o").arg(format!("nosuid,nodev,allow_other,fsname=ondeck:{}", build.layout.id));
+        command.arg(at);
+        build.place.start("client", command)?;
+        build.place.wait(build.until, "ceph-fuse to mount", || {
+            build.place.must_run("client")?;
+            let mounted = crate::mounts::mounted()
+                .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+            Ok(mounted.iter().any(|mount| mount.at == at).then_some(()))
+        })
     }
 
-    fn view(&self, _build: &Build) -> View {
-        // The kernel itself serves it.
-        View::default()
+    fn adorn(&self, build: &Build, data: &Path) -> Result<(), EngineError> {
+        // Of the whole filesystem, not of the owner's directory: it is what the size of the mount is taken from, and
+        // its owner can't lift it, because the root is not shown. A little more, for the check file.
+        let root = data.parent().unwrap_or(data);
+        let quota = (build.layout.capacity().0 + (1 << 20)).to_string();
+        rustix::fs::setxattr(root, "ceph.quota.max_bytes", quota.as_bytes(), rustix::fs::XattrFlags::empty())
+            .map_err(|error| EngineError::io("set ceph.quota.max_bytes of", root, error))
     }
+
+    fn view(&self, build: &Build) -> View {
+        // A client has no connection to a server that it did not need lately, so the servers are asked. Without the
+        // monitor or one store everything that needs it waits for ever.
+        let mut view = View::default();
+        let answers: Vec<bool> = std::thread::scope(|scope| {
+            let asked: Vec<_> = build
+                .layout
+                .servers
+                .iter()
+                .enumerate()
+                .map(|(index, server)| {
+                    scope.spawn(move || {
+                        let osd = if index == 0 { PORTS_OF_FIRST } else { 0 };
+                        let first = if index == 0 { &server.ports[..1] } else { &[] };
+                        first
+                            .iter()
+                            .chain(&server.ports[osd..=osd])
+                            .all(|port| listens(server.address, *port))
+                    })
+                })
+                .collect();
+            asked.into_iter().map(|thread| thread.join().unwrap_or(false)).collect()
+        });
+        for (server, answers) in build.layout.servers.iter().zip(answers) {
+            if !answers {
+                view.lost.push(server.node.clone());
+            }
+        }
+        view
+    }
+}
+
+/// Space that BlueStore takes for itself: its log, its database, its allocation units.
+const BLUESTORE_OWN: u64 = 256 << 20;
+
+/// RAM that an OSD with BlueStore takes for its caches.
+const BLUESTORE_MEMORY: u64 = 512 << 20;
+
+fn with_room(share: Bytes) -> u64 {
+    share.0 + share.0 / 100 * ROOM_PERCENT
+}
+
+/// Room for metadata: a sixteenth of the data, for some kilobytes a file.
+fn metadata_bytes(share: Bytes) -> u64 {
+    (share.0 / 16).max(256 << 20)
+}
+
+/// One OSD of a node.
+struct Store<'a> {
+    device: &'a str,
+    /// Its device's name in the place.
+    place: &'static str,
+    metadata: bool,
+}
+
+/// The OSDs of every node, in the order in which they are counted.
+fn stores(layout: &Layout) -> Vec<Store<'_>> {
+    let mut stores = vec![Store { device: &layout.device, place: DATA_DEVICE, metadata: false }];
+    if let Some(device) = &layout.metadata_device {
+        // Where the data lies in memory, the metadata's is the only device that the node was given.
+        let place = if layout.device == RAM { DATA_DEVICE } else { METADATA_DEVICE };
+        stores.push(Store { device, place, metadata: true });
+    }
+    stores
+}
+
+/// First all data stores, then all metadata stores, so that rules can name them by number.
+fn osd_id(layout: &Layout, server: usize, store: usize) -> usize {
+    store * layout.servers.len() + server
+}
+
+fn conf(build: &Build) -> std::path::PathBuf {
+    build.place.path("ceph.conf")
+}
+
+fn uuid(secret: &Secret, purpose: &str) -> String {
+    let mut bytes = secret.derive(purpose);
+    // Version 4, variant 1 (RFC 4122).
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// A cephx key: type 1 (AES), the time of its making, the length, 16 bytes; in base64.
+fn cephx_key(secret: &Secret, entity: &str) -> String {
+    let random = secret.derive(&format!("cephx {entity}"));
+    let mut key = vec![1, 0];
+    key.extend([0; 8]);
+    key.extend([16, 0]);
+    key.extend(&random[..16]);
+    base64::engine::general_purpose::STANDARD.encode(key)
+}
+
+const MON_CAPS: &[(&str, &str)] = &[("mon", "allow *")];
+const ADMIN_CAPS: &[(&str, &str)] =
+    &[("mon", "allow *"), ("osd", "allow *"), ("mds", "allow *"), ("mgr", "allow *")];
+const MDS_CAPS: &[(&str, &str)] =
+    &[("mon", "allow profile mds"), ("osd", "allow *"), ("mds", "allow *"), ("mgr", "allow profile mds")];
+const OSD_CAPS: &[(&str, &str)] =
+    &[("mon", "allow profile osd"), ("osd", "allow *"), ("mgr", "allow profile osd")];
+const JOB_CAPS: &[(&str, &str)] =
+    &[("mon", "allow r"), ("mds", "allow rwp"), ("osd", "allow rw tag cephfs data=ondeck")];
+
+fn keyring(secret: &Secret, entity: &str) -> String {
+    format!("[{entity}]\n\tkey = {}\n", cephx_key(secret, entity))
+}
+
+fn keyring_with_caps(secret: &Secret, entity: &str, caps: &[(&str, &str)]) -> String {
+    let caps: String = caps.iter().map(|(kind, caps)| format!("\tcaps {kind} = \"{caps}\"\n")).collect();
+    keyring(secret, entity) + &caps
+}
+
+/// Writes ceph.conf and this node's keys.
+fn write_configuration(build: &Build) -> Result<(), EngineError> {
+    build.place.subdirectory("keys")?;
+    build.place.subdirectory("run")?;
+    let client = build.client_secret();
+    build.place.write_private("keys/client.job", keyring(&client, "client.job").as_bytes())?;
+    if let Some(me) = build.me {
+        for index in 0..stores(build.layout).len() {
+            let entity = format!("osd.{}", osd_id(build.layout, me, index));
+            let ring = keyring(build.secret, &entity);
+            build.place.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
+        }
+        if me == 0 {
+            for entity in ["mon.", "client.admin", "mds.a"] {
+                let ring = keyring(build.secret, entity);
+                build.place.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
+            }
+        }
+    }
+    build.place.write_private("ceph.conf", configuration(build).as_bytes())?;
+    Ok(())
+}
+
+fn configuration(build: &Build) -> String {
+    let dir = build.place.dir().display();
+    let first = &build.layout.servers[0];
+    let own = build.me.map_or(String::new(), |me| {
+        let address = build.layout.servers[me].address;
+        format!("public_addr = {address}\ncluster_addr = {address}\n")
+    });
+    let v6 = first.address.is_ipv6();
+    let monitor = if v6 { format!("[{}]", first.address) } else { first.address.to_string() };
+    // The debug levels are for memory and time: by default every daemon gathers detailed logs to dump in a crash.
+    let quiet: String = [
+        "mon",
+        "osd",
+        "mds",
+        "ms",
+        "auth",
+        "paxos",
+        "rocksdb",
+        "monc",
+        "mgr",
+        "bluestore",
+        "bdev",
+        "bluefs",
+        "client",
+        "objecter",
+        "objectcacher",
+        "filestore",
+        "mds_balancer",
+        "mds_log",
+        "journaler",
+        "tp",
+        "finisher",
+        "heartbeatmap",
+        "perfcounter",
+        "asok",
+        "crush",
+        "context",
+        "optracker",
+        "throttle",
+        "timer",
+    ]
+    .iter()
+    .map(|part| format!("debug_{part} = 0/0\n"))
+    .collect();
+    format!(
+        "[global]
+fsid = {fsid}
+mon_host = [v2:{monitor}:{port}/0]
+mon_initial_members = a
+{own}ms_bind_msgr1 = false
+ms_bind_msgr2 = true
+ms_bind_ipv4 = {v4}
+ms_bind_ipv6 = {v6}
+ms_cluster_mode = crc
+ms_service_mode = crc
+ms_client_mode = crc
+ms_mon_cluster_mode = crc
+ms_mon_service_mode = crc
+ms_mon_client_mode = crc
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+auth_allow_insecure_global_id_reclaim = false
+keyring = {dir}/keys/$name
+run_dir = {dir}/run
+crash_dir = {dir}/run
+admin_socket =
+pid_file =
+log_file =
+log_to_file = false
+log_to_stderr = false
+err_to_stderr = true
+clog_to_monitors = false
+mon_cluster_log_file =
+mon_cluster_log_to_file = false
+log_max_recent = 100
+debug_none = 0/0
+{quiet}osd_pool_default_size = 1
+osd_pool_default_min_size = 1
+osd_pool_default_pg_autoscale_mode = off
+mon_allow_pool_size_one = true
+mon_max_pg_per_osd = 2000
+osd_crush_chooseleaf_type = 0
+[mon]
+mon_data = {dir}/mon
+paxos_propose_interval = 0.02
+paxos_min_wait = 0.005
+mon_tick_interval = 1
+mon_osd_min_down_reporters = 1
+mon_osd_reporter_subtree_level = osd
+mon_osd_adjust_heartbeat_grace = false
+mon_osd_down_out_interval = 0
+mon_osd_nearfull_ratio = 0.80
+mon_osd_backfillfull_ratio = 0.85
+mon_osd_full_ratio = 0.90
+mon_osd_report_timeout = 30
+osd_heartbeat_grace = 4
+mds_beacon_grace = 6
+mon_warn_on_pool_no_redundancy = false
+mon_data_avail_crit = 0
+mon_data_avail_warn = 0
+mgr_initial_modules =
+mon_mgr_mkfs_grace = 1000000
+[osd]
+osd_crush_update_on_start = false
+osd_class_update_on_start = false
+osd_heartbeat_interval = 1
+osd_heartbeat_grace = 4
+osd_mon_heartbeat_interval = 5
+osd_op_num_shards = 2
+osd_op_num_threads_per_shard = 2
+osd_max_markdown_count = 1000
+osd_failsafe_full_ratio = 10
+bluestore_block_db_create = false
+bluestore_block_wal_create = false
+bluestore_bluefs_buffered_io = true
+[mds]
+mds_data = {dir}/mds.$id
+mds_beacon_interval = 1
+mds_beacon_grace = 6
+mds_cache_memory_limit = 268435456
+[client]
+client_mount_timeout = 10
+rados_mon_op_timeout = 10
+",
+        fsid = uuid(&build.client_secret(), "ceph fsid"),
+        port = first.ports[0],
+        v4 = !v6,
+    )
+}
+
+fn start_monitor(build: &Build) -> Result<(), EngineError> {
+    let server = &build.layout.servers[0];
+    let mut ring = String::new();
+    for (entity, caps) in [("mon.", MON_CAPS), ("client.admin", ADMIN_CAPS), ("mds.a", MDS_CAPS)] {
+        ring += &keyring_with_caps(build.secret, entity, caps);
+    }
+    let osds = build.layout.servers.len() * stores(build.layout).len();
+    for id in 0..osds {
+        ring += &keyring_with_caps(build.secret, &format!("osd.{id}"), OSD_CAPS);
+    }
+    ring += &keyring_with_caps(&build.client_secret(), "client.job", JOB_CAPS);
+    let ring = build.place.write_private("mon.keyring", ring.as_bytes())?;
+    build.place.subdirectory("mon")?;
+    build.place.subdirectory("mds.a")?;
+
+    // With a map that has all OSDs from the start, none has to be asked for.
+    let map = build.place.path("osdmap");
+    let mut tool = Command::new("osdmaptool");
+    tool.arg("-c").arg(conf(build)).args(["--createsimple", &osds.to_string()]).arg(&map);
+    build.place.run("osdmaptool", tool, build.until)?;
+    let address = std::net::SocketAddr::new(server.address, server.ports[0]).to_string();
+    let mon = |more: &[&str]| {
+        let mut command = Command::new("ceph-mon");
+        command.arg("-c").arg(conf(build)).args(["-i", "a", "--public-addr", &address]).args(more);
+        command
+    };
+    let mut mkfs = mon(&["--mkfs"]);
+    mkfs.arg("--keyring").arg(ring).arg("--osdmap").arg(&map);
+    build.place.run("mon mkfs", mkfs, build.until)?;
+    build.place.start("mon", mon(&["-f"]))?;
+
+    let mut mds = Command::new("ceph-mds");
+    let port = server.ports[1].to_string();
+    mds.args(["-f", "-i", "a", "-c"]).arg(conf(build));
+    mds.args(["--ms-bind-port-min", &port, "--ms-bind-port-max", &port]);
+    build.place.start("mds", mds)?;
+    Ok(())
+}
+
+fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(), EngineError> {
+    let (_, server) = build.server()?;
+    let role = format!("osd.{id}");
+    let name = id.to_string();
+    let bytes = if store.metadata { metadata_bytes(server.share) } else { with_room(server.share) };
+    let data = if store.device == RAM {
+        build.place.subdirectory(&role)?
+    } else {
+        build.place.subdirectory(&format!("{}/{role}", store.place))?
+    };
+    let osd = |more: &[&str]| {
+        let mut command = Command::new("ceph-osd");
+        command.arg("-c").arg(conf(build)).args(["-i", &name]).arg("--osd-data").arg(&data);
+        if store.device == RAM {
+            command.args(["--osd-objectstore", "memstore", "--memstore-device-bytes", &bytes.to_string()]);
+        } else {
+            command.args(["--osd-objectstore", "bluestore", "--bluestore-block-size"]);
+            command.arg((bytes + BLUESTORE_OWN / 2).to_string());
+            command.args(["--osd-memory-target", &BLUESTORE_MEMORY.max(896 << 20).to_string()]);
+        }
+        command.args(more);
+        command
+    };
+    let uuid = uuid(build.secret, &format!("ceph osd {id}"));
+    build.place.run(&format!("{role} mkfs"), osd(&["--mkfs", "--osd-uuid", &uuid]), build.until)?;
+    let (first, last) = (ports[0].to_string(), ports[ports.len() - 1].to_string());
+    build.place.start(&role, osd(&["-f", "--ms-bind-port-min", &first, "--ms-bind-port-max", &last]))?;
+    Ok(())
+}
+
+/// Makes the pools and the filesystem, and waits until the metadata server serves it.
+fn set_up(build: &Build) -> Result<(), EngineError> {
+    let script = build.place.write_private("set_up.py", SET_UP.as_bytes())?;
+    let layout = build.layout;
+    let nodes = layout.servers.len();
+    // The one that the distribution built librados for, whatever PATH has.
+    let mut command = Command::new(PYTHON);
+    command.args(["-I"]).arg(script).arg(conf(build));
+    command.args(["--filesystem", FILESYSTEM, "--nodes", &nodes.to_string()]);
+    if layout.metadata_device.is_some() {
+        command.arg("--metadata-stores");
+    }
+    let left = build.until.saturating_duration_since(std::time::Instant::now());
+    command.args(["--seconds", &left.as_secs().max(1).to_string()]);
+    build.place.run("set-up", command, build.until)?;
+    Ok(())
 }
