@@ -2,8 +2,9 @@
 
 CARGO ?= cargo
 ONDECK = target/$(shell rustc -vV | sed -n 's/^host: //p')/release/ondeck
+DEBUG = $(abspath $(dir $(ONDECK))../debug)
 
-.PHONY: help build install setup demo test lint bench clean-testbed
+.PHONY: help build install setup demo test testbed lint bench clean-testbed
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,6 +26,10 @@ demo: build ## Run a program on a slow disk, once directly and once through `ond
 test: setup ## Run all tests (as root also those that need mounts and other users)
 	$(CARGO) test --locked --workspace
 
+testbed: setup ## A shell on a cluster of HOSTS (default 4) nodes on this machine, each with an agent (root)
+	$(CARGO) build --locked -p ondeck -p ondeck-testbed
+	ONDECK=$(DEBUG)/ondeck $(DEBUG)/ondeck-testbed shell --hosts $(or $(HOSTS),4) --with-munge --with-agents
+
 lint: setup ## Check formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -33,6 +38,7 @@ bench: build ## Compare with other copy tools and write docs/benchmarks.md (20 m
 	bench/setup.sh
 	$(CARGO) build --release --locked -p ondeck-bench
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --rounds 3 --markdown docs/benchmarks.md
+	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench ramdisk --rounds 3 --markdown docs/engine-benchmarks.md
 
 clean-testbed: ## Remove what a crashed test, benchmark or demonstration left behind
 	@tests/clean.sh

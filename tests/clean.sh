@@ -1,11 +1,12 @@
 #!/bin/sh
 # Removes what a crashed test, benchmark or demonstration left: mounts, loop devices, control groups, directories.
-# It touches nothing whose name is not ours.
+# It touches nothing whose name is not ours. (Hosts of a testbed end with their test, whatever happens; only its directory
+# can stay.)
 set -u
 
 # Names end in the process id of their maker; what a living one uses stays.
 in_use() {
-    pid=$(printf '%s' "$1" | sed -n 's/.*ondeck-\(bench\|demo\)\.\([0-9]*\).*/\2/p')
+    pid=$(printf '%s' "$1" | sed -n 's/.*ondeck-\(bench\|demo\|testbed\)\.\([0-9]*\).*/\2/p')
     [ -n "$pid" ] && [ -d "/proc/$pid" ]
 }
 
@@ -29,7 +30,7 @@ for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/ondeck-*; do
     [ -d "$group" ] && rmdir "$group" && echo "removed $group"
 done
 for directory in /tmp/ondeck-bench* /tmp/ondeck-demo* /var/tmp/ondeck-bench* /var/tmp/ondeck-demo* \
-    /dev/shm/ondeck-bench* /dev/shm/ondeck-demo*; do
+    /dev/shm/ondeck-bench* /dev/shm/ondeck-demo* /tmp/ondeck-testbed.*; do
     in_use "$directory" && continue
     [ -e "$directory" ] && rm -rf --one-file-system "$directory" && echo "removed $directory"
 done

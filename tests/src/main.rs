@@ -5,14 +5,14 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use ondeck_testbed::enter::{CANNOT_START, Credentials};
-use ondeck_testbed::{Pid, Testbed, enter, inside};
+use ondeck_testbed::{Pid, Testbed, enter, inside, wait_until};
 
 /// Several hosts on one machine, as namespaces: nothing is left of them when this command ends.
 #[derive(Parser)]
@@ -32,6 +32,10 @@ enum Action {
         /// Start munged, for Slurm.
         #[arg(long)]
         with_munge: bool,
+        /// Start an agent on every host but ctl, which may build RAM disks; needs ONDECK, the path of the binary, and
+        /// munged.
+        #[arg(long, requires = "with_munge")]
+        with_agents: bool,
     },
     #[command(hide = true)]
     Supervise,
@@ -88,7 +92,7 @@ impl From<anyhow::Error> for Failure {
 
 fn act(action: Action) -> Result<ExitCode, Failure> {
     match action {
-        Action::Shell { hosts, with_munge } => return Ok(shell(hosts, with_munge)?),
+        Action::Shell { hosts, with_munge, with_agents } => return Ok(shell(hosts, with_munge, with_agents)?),
         Action::Supervise => inside::supervise()?,
         Action::Init => inside::init()?,
         Action::Host { name, address, port, private_directory } => {
@@ -108,7 +112,7 @@ fn act(action: Action) -> Result<ExitCode, Failure> {
 
 /// A shell on ctl. The bed goes when the shell ends, or when a signal ends this process: it is waited for, so that
 /// the temporary directory goes too.
-fn shell(hosts: usize, with_munge: bool) -> Result<ExitCode> {
+fn shell(hosts: usize, with_munge: bool, with_agents: bool) -> Result<ExitCode> {
     let bed = Testbed::builder().host("ctl").hosts("n", hosts).build()?;
     let bin = bed.dir().join("bin");
     let path = std::env::var("PATH").unwrap_or_default();
@@ -122,6 +126,10 @@ fn shell(hosts: usize, with_munge: bool) -> Result<ExitCode> {
     if with_munge {
         let socket = bed.munge()?;
         munge = format!("munge answers at {}, $MUNGE_SOCKET\n", socket.display());
+        if with_agents {
+            bash.env("ONDECK_CONFIG", start_agents(&bed, &socket)?);
+            munge += "`ondeck ramdisk nodes` says what the agents of the hosts lend\n";
+        }
         bash.env("MUNGE_SOCKET", socket);
     }
     if std::io::stdin().is_terminal() {
@@ -136,4 +144,30 @@ fn shell(hosts: usize, with_munge: bool) -> Result<ExitCode> {
     let status = enter::run_until_signal(bash)?;
     let code = status.and_then(|status| u8::try_from(status.code()?).ok());
     Ok(ExitCode::from(code.unwrap_or(1)))
+}
+
+/// Starts an agent on every host but the first, from which administrators call; returns their configuration.
+fn start_agents(bed: &Testbed, munge_socket: &Path) -> Result<PathBuf> {
+    let binary = std::env::var_os("ONDECK").context("set ONDECK to the path of the binary")?;
+    let ondeck = bed.dir().join("bin/ondeck");
+    fs::copy(&binary, &ondeck).with_context(|| format!("can't copy {}", Path::new(&binary).display()))?;
+    let nodes: Vec<String> = bed.hosts()[1..].iter().map(|host| format!("{:?}", host.name())).collect();
+    let config = bed.dir().join("ondeck.toml");
+    let text = format!(
+        "nodes = [{}]\nmunge_socket = {munge_socket:?}\n\n[agent]\nlisten = \"auto\"\nadministrators = [\"root@ctl\"]\n\n\
+         [agent.device.ram]\nkind = \"ram\"\ncapacity = \"4GiB\"\n",
+        nodes.join(", ")
+    );
+    fs::write(&config, text)?;
+    for host in &bed.hosts()[1..] {
+        let mut agent = host.command(ondeck.as_os_str());
+        agent.arg("agent").arg("--config").arg(&config);
+        let log = bed.dir().join(format!("agent-{}.log", host.name()));
+        // It ends with the bed, not with its handle.
+        std::mem::forget(host.spawn_daemon(agent, &log)?);
+        let address = std::net::SocketAddr::from((host.address(), 7272));
+        let answers = || host.in_network(|| std::net::TcpStream::connect(address).is_ok());
+        wait_until(Duration::from_secs(10), "an agent to listen", answers);
+    }
+    Ok(config)
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use ondeck_core::exit;
+use ondeck_api::Config;
+use ondeck_api::munge::Munge;
+use ondeck_core::{EngineKind, exit};
 use ondeck_ramdisk::{memory, probe};
 use serde::Serialize;
 
@@ -82,14 +84,7 @@ fn examine() -> Vec<Finding> {
     findings.push(manifests());
     findings.push(open_files());
     findings.push(batch_system());
-    findings.push(Finding {
-        what: "many nodes",
-        state: State::Limited,
-        detail:
-            "this version runs on one machine; engines for many nodes and the scheduler are not part of it"
-                .into(),
-        remedy: None,
-    });
+    findings.extend(many_nodes());
     findings
 }
 
@@ -275,4 +270,47 @@ fn batch_system() -> Finding {
         _ => "not inside a Slurm job".to_owned(),
     };
     finding("batch system", State::Ok, detail, None)
+}
+
+/// What RAM disks of many nodes need: programs of the engines, MUNGE, an agent.
+fn many_nodes() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (kind, what) in [(EngineKind::Gluster, "engine gluster"), (EngineKind::Ceph, "engine ceph")] {
+        let programs = ondeck_ramdisk::engine(kind).programs();
+        let missing: Vec<_> =
+            programs.iter().filter(|(program, _)| ondeck_agent::node::find_program(program).is_none()).collect();
+        findings.push(if missing.is_empty() {
+            finding(what, State::Ok, "its programs are installed", None)
+        } else {
+            let names: Vec<&str> = missing.iter().map(|(program, _)| *program).collect();
+            let mut packages: Vec<&str> = missing.iter().map(|(_, package)| *package).collect();
+            packages.dedup();
+            let remedy = format!("on nodes that shall use it: apt-get install {}", packages.join(" "));
+            finding(what, State::Limited, format!("without {}", names.join(", ")), Some(&remedy))
+        });
+    }
+    let (config, wrong) = match Config::load(None) {
+        Ok(config) => (config, None),
+        Err(error) => (Config::default(), Some(error.to_string())),
+    };
+    if let Some(wrong) = wrong {
+        findings.push(finding("configuration", State::Limited, wrong, Some("mend it: docs/engines.md explains the keys")));
+    }
+    let munge = Munge::new(config.munge_socket.clone());
+    findings.push(match munge.encode(b"", None, std::time::Duration::ZERO) {
+        Ok(_) => finding("MUNGE", State::Ok, config.munge_socket.display().to_string(), None),
+        Err(error) => {
+            let remedy = "agents are reached over TCP with it: apt-get install munge, the same key on all nodes";
+            finding("MUNGE", State::Limited, error.to_string(), Some(remedy))
+        }
+    });
+    let socket = config.agent.socket.display().to_string();
+    findings.push(match std::os::unix::net::UnixStream::connect(&config.agent.socket) {
+        Ok(_) => finding("agent", State::Ok, format!("answers at {socket}"), None),
+        Err(_) => {
+            let remedy = "for RAM disks of many nodes run `ondeck agent` as root; `ondeck run` needs none";
+            finding("agent", State::Limited, format!("none at {socket}"), Some(remedy))
+        }
+    });
+    findings
 }
