@@ -526,7 +526,24 @@ impl Node {
     /// # Errors
     /// As [`Node::destroy`].
     pub fn remove(&self, found: &Arc<RamDisk>) -> Result<Destroyed, Refusal> {
-        let done = found.destroy(&self.capacity).map_err(|errors| {
+        self.forget(found, found.destroy(&self.capacity))
+    }
+
+    /// Removes a RAM disk whose lease is over, unless it was completed in the last moment.
+    pub fn expire(&self, found: &Arc<RamDisk>) {
+        match self.forget(found, found.expire(&self.capacity)) {
+            Ok(done) if done.steps.is_empty() => {}
+            Ok(_) => tracing::warn!(ramdisk = %found.id(), "was not completed in time; removed"),
+            Err(error) => tracing::error!(ramdisk = %found.id(), error = error.message, "can't remove it"),
+        }
+    }
+
+    fn forget(
+        &self,
+        found: &Arc<RamDisk>,
+        done: Result<Destroyed, Vec<EngineError>>,
+    ) -> Result<Destroyed, Refusal> {
+        let done = done.map_err(|errors| {
             let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
             refusal(
                 RefusalCode::Failed,
@@ -539,7 +556,9 @@ impl Node {
             )
         })?;
         let mut known = self.known();
-        if known.ramdisks.get(&found.id().name).is_some_and(|current| Arc::ptr_eq(current, found)) {
+        let is_current =
+            known.ramdisks.get(&found.id().name).is_some_and(|current| Arc::ptr_eq(current, found));
+        if found.is_gone() && is_current {
             known.ramdisks.remove(&found.id().name);
         }
         Ok(done)

@@ -6,7 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -49,6 +49,8 @@ pub struct RamDisk {
     gone: AtomicBool,
     /// What the client saw when it had just mounted.
     first_view: Mutex<Option<View>>,
+    /// How many times in a row its client did not reach a server.
+    missed: AtomicU32,
     /// Why this node's client was cut off.
     cut: Mutex<Option<String>>,
 }
@@ -68,6 +70,7 @@ impl RamDisk {
             work: Mutex::new(()),
             gone: AtomicBool::new(false),
             first_view: Mutex::new(None),
+            missed: AtomicU32::new(0),
             cut: Mutex::new(None),
         }
     }
@@ -85,6 +88,11 @@ impl RamDisk {
     /// Whether it was destroyed meanwhile.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    /// Whether it is being destroyed, or was.
+    pub fn is_ending(&self) -> bool {
+        self.place.is_given_up()
     }
 
     /// Changes what is kept.
@@ -325,7 +333,28 @@ impl RamDisk {
     pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
         // Whatever is being done for it ends now.
         self.place.give_up();
-        let _work = lock(&self.work);
+        let work = lock(&self.work);
+        self.destroy_now(capacity, &work)
+    }
+
+    /// The same if it is not complete, which is decided while no step is under way.
+    ///
+    /// # Errors
+    /// As [`RamDisk::destroy`].
+    pub fn expire(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
+        let work = lock(&self.work);
+        if self.record().complete {
+            return Ok(Destroyed::default());
+        }
+        self.place.give_up();
+        self.destroy_now(capacity, &work)
+    }
+
+    fn destroy_now(
+        &self,
+        capacity: &Capacity,
+        _work: &MutexGuard<'_, ()>,
+    ) -> Result<Destroyed, Vec<EngineError>> {
         let mut done = Destroyed::default();
         if self.is_gone() {
             return Ok(done);
@@ -449,7 +478,11 @@ impl RamDisk {
     /// a part of the files and say nothing.
     pub fn guard(&self, node: &NodeName) {
         let record = self.record();
-        if !record.complete || lock(&self.cut).is_some() || !self.is_mounted().unwrap_or(false) {
+        if !record.complete
+            || self.is_ending()
+            || lock(&self.cut).is_some()
+            || !self.is_mounted().unwrap_or(false)
+        {
             return;
         }
         let me = if record.server { record.layout.server_on(node) } else { None };
@@ -457,6 +490,12 @@ impl RamDisk {
         let mut first = lock(&self.first_view);
         let before = first.get_or_insert_with(|| now.clone()).clone();
         drop(first);
+        // Cutting off can't be undone: a server that was only slow to answer once is asked again.
+        if now.lost.is_empty() {
+            self.missed.store(0, Ordering::Relaxed);
+        } else if self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
+            return;
+        }
         let reason = if !now.lost.is_empty() {
             let lost: Vec<&str> = now.lost.iter().map(NodeName::as_str).collect();
             format!("its client was cut off: the server on {} was lost, and with it files", lost.join(", "))
@@ -558,9 +597,9 @@ fn is_ours(place: &Place, path: &Path) -> Result<bool, EngineError> {
     Ok(top.is_some_and(|top| devices.contains(&top.device) || is_dead_client(top, place)))
 }
 
-/// A client's mount whose twin in the place is gone already still names its volfile.
+/// A client's mount whose twin in the place is gone already still carries the RAM disk's name.
 fn is_dead_client(mount: &mounts::Mount, place: &Place) -> bool {
-    mount.kind.starts_with("fuse") && mount.source.contains(&place.dir().display().to_string())
+    mount.kind.starts_with("fuse") && mount.source == format!("ondeck:{}", place.id())
 }
 
 /// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error: by the kernel's own

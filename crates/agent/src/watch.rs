@@ -2,7 +2,6 @@
 //! off clients that no longer see all files.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -19,19 +18,20 @@ pub fn watch(node: &Node, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let ramdisks = node.ramdisks();
         said.retain(|id, _| ramdisks.iter().any(|known| known.id() == id));
+        // First what protects data, which does not wait for a filesystem; then what may take a second for each.
+        ramdisks.iter().for_each(|ramdisk| ramdisk.guard(node.name()));
         for ramdisk in &ramdisks {
             let record = ramdisk.record();
             if !record.complete {
                 if now_ms() > record.lease_until_ms {
-                    tracing::warn!(ramdisk = %ramdisk.id(), "was not completed in time; removing it");
-                    if let Err(error) = node.remove(&Arc::clone(ramdisk)) {
-                        tracing::error!(ramdisk = %ramdisk.id(), error = error.message, "can't remove it");
-                    }
+                    node.expire(ramdisk);
                 }
                 continue;
             }
-            ramdisk.guard(node.name());
             let faults = ramdisk.report(node.name()).faults;
+            if ramdisk.is_ending() {
+                continue;
+            }
             let before = said.entry(ramdisk.id().clone()).or_default();
             for fault in faults.iter().filter(|fault| !before.contains(fault)) {
                 tracing::error!(ramdisk = %ramdisk.id(), fault, "RAM disk is not whole");

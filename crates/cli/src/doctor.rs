@@ -277,8 +277,10 @@ fn many_nodes() -> Vec<Finding> {
     let mut findings = Vec::new();
     for (kind, what) in [(EngineKind::Gluster, "engine gluster"), (EngineKind::Ceph, "engine ceph")] {
         let programs = ondeck_ramdisk::engine(kind).programs();
-        let missing: Vec<_> =
-            programs.iter().filter(|(program, _)| ondeck_agent::node::find_program(program).is_none()).collect();
+        let missing: Vec<_> = programs
+            .iter()
+            .filter(|(program, _)| ondeck_agent::node::find_program(program).is_none())
+            .collect();
         findings.push(if missing.is_empty() {
             finding(what, State::Ok, "its programs are installed", None)
         } else {
@@ -294,13 +296,19 @@ fn many_nodes() -> Vec<Finding> {
         Err(error) => (Config::default(), Some(error.to_string())),
     };
     if let Some(wrong) = wrong {
-        findings.push(finding("configuration", State::Limited, wrong, Some("mend it: docs/engines.md explains the keys")));
+        findings.push(finding(
+            "configuration",
+            State::Limited,
+            wrong,
+            Some("mend it: docs/engines.md explains the keys"),
+        ));
     }
     let munge = Munge::new(config.munge_socket.clone());
     findings.push(match munge.encode(b"", None, std::time::Duration::ZERO) {
         Ok(_) => finding("MUNGE", State::Ok, config.munge_socket.display().to_string(), None),
         Err(error) => {
-            let remedy = "agents are reached over TCP with it: apt-get install munge, the same key on all nodes";
+            let remedy =
+                "agents are reached over TCP with it: apt-get install munge, the same key on all nodes";
             finding("MUNGE", State::Limited, error.to_string(), Some(remedy))
         }
     });

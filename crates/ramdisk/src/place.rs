@@ -245,6 +245,11 @@ impl Place {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the RAM disk is being destroyed.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
     /// The processes that were started or found here, the ended ones too.
     pub fn processes(&self) -> Vec<Process> {
         self.table().values().cloned().collect()

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 
+import cephfs
 import rados
 
 parser = argparse.ArgumentParser()
@@ -16,6 +17,8 @@ parser.add_argument("conf")
 parser.add_argument("--filesystem", required=True)
 parser.add_argument("--nodes", type=int, required=True)
 parser.add_argument("--metadata-stores", action="store_true")
+parser.add_argument("--root", required=True)
+parser.add_argument("--quota", required=True)
 parser.add_argument("--seconds", type=float, required=True)
 options = parser.parse_args()
 deadline = time.monotonic() + options.seconds
@@ -57,10 +60,16 @@ if options.metadata_stores:
         tell("osd crush set-device-class", **{"class": kind}, ids=ids)
         tell("osd crush rule create-replicated", name=kind, root="default", type="osd", **{"class": kind})
         rules[kind] = {"rule": kind}
-groups = 8 * options.nodes
+groups = 32 * options.nodes
 tell("osd pool create", pool="metadata", pg_num=8, pgp_num=8, **rules.get("metadata", {}))
-# A multiple of eight for each node spreads objects within a few percent and is created in no time.
+# 32 for each node spread objects within a fifth; with 8 one node can hold twice as much as another.
 tell("osd pool create", pool="data", pg_num=groups, pgp_num=groups, **rules.get("data", {}))
 wait("a metadata server", lambda: len(ask("fs dump")["standbys"]) > 0)
 tell("fs new", fs_name=options.filesystem, metadata="metadata", data="data", force=True)
 wait("the metadata server", active)
+
+filesystem = cephfs.LibCephFS(rados_inst=cluster)
+filesystem.mount()
+filesystem.mkdir(options.root, 0o700)
+filesystem.setxattr(options.root, "ceph.quota.max_bytes", options.quota.encode(), 0)
+filesystem.unmount()
