@@ -36,7 +36,7 @@ lint: setup ## Check formatting and lints
 
 bench: build ## Compare with other copy tools and write docs/benchmarks.md (20 minutes or more, best as root)
 	bench/setup.sh
-	$(CARGO) build --release --locked -p ondeck-bench
+	$(CARGO) build --release --locked -p ondeck-bench -p ondeck-testbed
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --rounds 3 --markdown docs/benchmarks.md
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench ramdisk --rounds 3 --markdown docs/engine-benchmarks.md
 

@@ -18,6 +18,7 @@
 //! | [`run_overhead`] | what `ondeck run` adds to a program that does nothing |
 //! | [`goals`] | the stated goals, met or missed |
 //! | [`machine`], [`page`] | what it ran on; the page that is printed |
+//! | [`ramdisk`] | another page: what the engines of RAM disks cost |
 //! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
 mod copies;
@@ -30,6 +31,7 @@ mod memcpy;
 mod metadata;
 mod page;
 mod phases;
+mod ramdisk;
 mod run_overhead;
 mod scratch;
 mod timed;
@@ -63,6 +65,12 @@ enum Command {
     /// The binary under test is the newest release build of the workspace, or what the environment
     /// variable ONDECK names. The full set takes an hour or so, 12 GiB of memory and 7 GB of disk.
     Stage(StageOptions),
+    /// RAM disk benchmark: `ondeck ramdisk` with its engines, in a testbed of namespaces; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. The full set takes up to 15 minutes and
+    /// 16 GiB of memory.
+    Ramdisk(ramdisk::Options),
     /// Print the phases of a report of `ondeck run`, one a line: name, seconds, bytes, files
     Phases {
         /// What `ondeck run --report` wrote
@@ -74,6 +82,12 @@ enum Command {
     /// Measure copying memory, in a process of its own
     #[command(hide = true)]
     Memcpy,
+    /// Use a mounted RAM disk, in a host of the testbed
+    #[command(hide = true)]
+    Load {
+        #[command(subcommand)]
+        action: ramdisk::load::Action,
+    },
 }
 
 #[derive(clap::Args)]
@@ -122,9 +136,11 @@ enum Part {
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Stage(options) => stage(&options),
+        Command::Ramdisk(options) => ramdisk::run(&options),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
         Command::Memcpy => memcpy::print(),
+        Command::Load { action } => ramdisk::load::print(&action),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -347,34 +347,38 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-fn heading(page: &mut String, text: &str) {
+pub fn heading(page: &mut String, text: &str) {
     *page += &format!("## {text}\n\n");
 }
 
-fn paragraph(page: &mut String, text: &str) {
+pub fn paragraph(page: &mut String, text: &str) {
     *page += text;
     *page += "\n\n";
 }
 
 /// A Markdown table whose columns are padded to one width.
-struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(columns: &[&str]) -> Self {
+    pub fn new(columns: &[&str]) -> Self {
         let header = columns.iter().map(|&name| name.to_owned()).collect();
         Self { rows: vec![header] }
     }
 
-    fn add(&mut self, cells: impl Into<Vec<String>>) {
+    pub fn add(&mut self, cells: impl Into<Vec<String>>) {
         // A bar in a tool's complaint would end the cell.
         let cells = cells.into().into_iter();
         self.rows.push(cells.map(|cell| cell.replace('|', "/")).collect());
     }
 
-    fn write(&self, page: &mut String) {
-        if self.rows.len() == 1 {
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
+    pub fn write(&self, page: &mut String) {
+        if self.is_empty() {
             return;
         }
         let widths: Vec<usize> = (0..self.rows[0].len())

@@ -25,7 +25,7 @@ pub const FEWEST_FILES: u64 = 4 << 10;
 
 /// Kernel memory that a file takes beside its pages: its inode, its names, an engine's links and extended attributes.
 /// Measured with Gluster's: see docs/engines.md, "What an engine needs".
-pub const BYTES_OF_FILE: u64 = 2 << 10;
+pub const BYTES_OF_FILE: u64 = 2560;
 
 /// The name that asks for RAM.
 pub const RAM: &str = "ram";
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(files(Bytes(1 << 20)), FEWEST_FILES);
         assert_eq!(files(Bytes(16 << 30)), 1 << 20);
         let ram = Device::Ram { preallocate: false };
-        assert_eq!(ram.ram(Bytes(16 << 30)), Bytes(18 << 30));
+        assert_eq!(ram.ram(Bytes(16 << 30)), Bytes((16 << 30) + (2560 << 20)));
         assert_eq!(Device::Dir { path: "/ssd".into() }.ram(Bytes(1 << 30)), Bytes::ZERO);
     }
 

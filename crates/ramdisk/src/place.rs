@@ -5,6 +5,7 @@
 //! process starts, and a process id that was given to somebody else does not have it.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -23,7 +24,8 @@ use crate::EngineError;
 
 /// The environment variable with the RAM disk's name and epoch.
 const MARK: &str = "ONDECK_RAMDISK";
-/// The environment variable with the directory of the agent that started the process.
+/// The environment variable with the host name and the directory of the agent that started the process. The host name,
+/// because hosts that are containers or namespaces of one machine may see each other's processes.
 const SCOPE: &str = "ONDECK_SCOPE";
 /// The environment variable with what the process is to the RAM disk.
 const ROLE: &str = "ONDECK_ROLE";
@@ -189,7 +191,7 @@ impl Place {
             .stdout(out)
             .stderr(err)
             .env(MARK, self.id.to_string())
-            .env(SCOPE, &self.scope)
+            .env(SCOPE, scope_mark(&self.scope))
             .env(ROLE, role);
         // SAFETY: only system calls between fork and exec, on nothing that another thread could hold.
         unsafe {
@@ -433,14 +435,24 @@ fn maps(base: &Path, device: u64) -> bool {
 fn mark_of(pid: i32, scope: &Path) -> Option<Marked> {
     // An ended process that nobody has reaped has no environment any more, so it does not appear.
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let value = |name: &str| -> Option<String> {
-        environment.split(|byte| *byte == 0).find_map(|pair| {
-            let pair = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-            String::from_utf8(pair.to_vec()).ok()
-        })
+    let own_scope = scope_mark(scope);
+    let value = |name: &str| -> Option<&[u8]> {
+        environment
+            .split(|byte| *byte == 0)
+            .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
     };
-    (Path::new(&value(SCOPE)?) == scope)
-        .then(|| Some(Marked { pid, id: value(MARK)?, role: value(ROLE).unwrap_or_default() }))?
+    if value(SCOPE)? != own_scope.as_encoded_bytes() {
+        return None;
+    }
+    let text = |name: &str| value(name).map(|value| String::from_utf8_lossy(value).into_owned());
+    Some(Marked { pid, id: text(MARK)?, role: text(ROLE).unwrap_or_default() })
+}
+
+fn scope_mark(scope: &Path) -> OsString {
+    let mut mark = OsString::from(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    mark.push(":");
+    mark.push(scope);
+    mark
 }
 
 fn name_of(id: &str) -> &str {
