@@ -92,7 +92,9 @@ impl From<anyhow::Error> for Failure {
 
 fn act(action: Action) -> Result<ExitCode, Failure> {
     match action {
-        Action::Shell { hosts, with_munge, with_agents } => return Ok(shell(hosts, with_munge, with_agents)?),
+        Action::Shell { hosts, with_munge, with_agents } => {
+            return Ok(shell(hosts, with_munge, with_agents)?);
+        }
         Action::Supervise => inside::supervise()?,
         Action::Init => inside::init()?,
         Action::Host { name, address, port, private_directory } => {

@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::capacity::device_sizes;
 use crate::node::host_name;
+use crate::ramdisk::check_path;
 
 /// How long a look at a node may take. With it, a lost node is seen within five seconds.
 const LOOK: Duration = Duration::from_secs(3);
@@ -280,6 +281,14 @@ impl Fleet {
 
     /// Asks all nodes what they have, and shares out the bytes.
     async fn lay_out(&self, plan: &Plan) -> Result<(Layout, Vec<MountAt>), BuildError> {
+        for (index, node) in plan.nodes.iter().enumerate() {
+            if plan.nodes[..index].contains(node) {
+                return Err(BuildError::Plan(format!("the node {node} is named twice")));
+            }
+        }
+        for mount in &plan.mounts {
+            check_path(&mount.path).map_err(plan_error)?;
+        }
         let asked: Vec<Option<NodeName>> =
             if plan.nodes.is_empty() { vec![None] } else { plan.nodes.iter().cloned().map(Some).collect() };
         let mut set = JoinSet::new();

@@ -270,7 +270,12 @@ impl RamDisk {
                 .map_err(|error| EngineError::io("mount on", path, error))
         };
         bind().inspect_err(|_| {
-            // Nothing was mounted, so that nothing may be unmounted there.
+            // Nothing was mounted, so nothing may be unmounted there.
+            let made = self.record().shown.iter().any(|shown| shown.path == path && shown.made);
+            if made {
+                // It is empty, or somebody else's now.
+                let _ = fs::remove_dir(path);
+            }
             let _ = self.note(|record| record.shown.retain(|shown| shown.path != path));
         })
     }
@@ -692,7 +697,10 @@ fn forget(place: &Place) -> Result<(), EngineError> {
 }
 
 /// A path where something can be shown: absolute and plain.
-fn check_target(path: &Path) -> Result<(), EngineError> {
+///
+/// # Errors
+/// [`EngineError::Refused`].
+pub fn check_path(path: &Path) -> Result<(), EngineError> {
     let plain = path.is_absolute()
         && path.components().count() > 1
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
@@ -702,6 +710,12 @@ fn check_target(path: &Path) -> Result<(), EngineError> {
             path.display()
         )));
     }
+    Ok(())
+}
+
+/// The same, and nothing else than a directory is there.
+fn check_target(path: &Path) -> Result<(), EngineError> {
+    check_path(path)?;
     if fs::symlink_metadata(path).is_ok_and(|meta| !meta.is_dir()) {
         return Err(EngineError::Refused(format!("{} is not a directory", path.display())));
     }
@@ -775,6 +789,10 @@ fn is_stopped(pid: i32) -> bool {
 /// # Errors
 /// The kernel's, or if it is not root's alone.
 pub fn private_directory(path: &Path) -> std::io::Result<()> {
+    if let Some(parent) = path.parent() {
+        // The socket lies there, too, and users must reach it.
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+    }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {

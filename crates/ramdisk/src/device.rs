@@ -112,15 +112,16 @@ impl Device {
     }
 }
 
-/// The image files in a directory that belong to none of the RAM disks in `known`: left by a crash.
+/// The image files of this host in a directory that belong to none of the RAM disks in `known`: left by a crash.
 pub fn stray_images(directory: &Path, known: &[ondeck_core::RamDiskId]) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let prefix = image_prefix();
     entries
         .flatten()
         .filter(|entry| {
             let name = entry.file_name();
             let Some(id) = name.to_str().and_then(|name| {
-                name.strip_prefix("ondeck-")?.strip_suffix(".img")?.rsplit_once('.').map(|(id, _)| id)
+                name.strip_prefix(&prefix)?.strip_suffix(".img")?.rsplit_once('.').map(|(id, _)| id)
             }) else {
                 return false;
             };
@@ -130,8 +131,13 @@ pub fn stray_images(directory: &Path, known: &[ondeck_core::RamDiskId]) -> Vec<P
         .collect()
 }
 
+/// The host's name is in it, because the directory may be one that several hosts share. `+` is in no name.
+fn image_prefix() -> String {
+    format!("ondeck+{}+", rustix::system::uname().nodename().to_string_lossy())
+}
+
 fn image_path(directory: &Path, place: &Place, name: &str) -> PathBuf {
-    directory.join(format!("ondeck-{}.{name}.img", place.id()))
+    directory.join(format!("{}{}.{name}.img", image_prefix(), place.id()))
 }
 
 /// Part of an image goes to ext4's own structures: inode tables (up to three inodes of 512 bytes for every
@@ -238,16 +244,18 @@ mod tests {
     #[test]
     fn only_images_of_unknown_ram_disks_are_strays() {
         let dir = tempfile::tempdir().unwrap();
+        let prefix = image_prefix();
+        let stray = format!("{prefix}job@1.data.img");
         for name in [
-            "ondeck-job@1.data.img",
-            "ondeck-job@2.data.img",
+            stray.as_str(),
+            &format!("{prefix}job@2.data.img"),
+            &format!("{prefix}nonsense.img"),
+            "ondeck+another-host+job@1.data.img",
             "theirs.img",
-            "ondeck-x",
-            "ondeck-nonsense.img",
         ] {
             fs::write(dir.path().join(name), "").unwrap();
         }
         let known = ["job@2".parse().unwrap()];
-        assert_eq!(stray_images(dir.path(), &known), [dir.path().join("ondeck-job@1.data.img")]);
+        assert_eq!(stray_images(dir.path(), &known), [dir.path().join(stray)]);
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -152,7 +153,16 @@ impl Place {
         let output = self.path(&format!("{role}.out"));
         let log_end = fs::metadata(self.log(role)).map_or(0, |meta| meta.len());
         self.prepare(role, &mut command)?;
-        command.stdout(File::create(&output).map_err(|error| EngineError::io("write", &output, error))?);
+        // What it makes in the place may hold keys.
+        // SAFETY: a system call only, between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+                Ok(())
+            });
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&output);
+        command.stdout(file.map_err(|error| EngineError::io("write", &output, error))?);
         if command.get_current_dir().is_none() {
             command.current_dir(&self.dir);
         }
@@ -295,8 +305,9 @@ impl Place {
     pub fn kill_all(&self, until: Instant) -> Result<(), EngineError> {
         // The known ones first, without a look at all of /proc; then whatever they started. A dying process can still
         // have started another one, so this is repeated until none is found.
+        let mut killed: Vec<(i32, OwnedFd)> = Vec::new();
         for process in self.processes().iter().filter(|process| process.ended.is_none()) {
-            kill_if_marked(process.pid, &self.scope, self.id.name.as_str());
+            killed.extend(kill_if_marked(process.pid, &self.scope, self.id.name.as_str()));
         }
         let mut nap = FIRST_NAP;
         loop {
@@ -305,10 +316,10 @@ impl Place {
                 .filter(|found| name_of(&found.id) == self.id.name.as_str())
                 .collect();
             if left.is_empty() {
-                return Ok(());
+                break;
             }
             for found in &left {
-                kill_if_marked(found.pid, &self.scope, self.id.name.as_str());
+                killed.extend(kill_if_marked(found.pid, &self.scope, self.id.name.as_str()));
             }
             if Instant::now() >= until {
                 return Err(EngineError::Immortal { pids: left.iter().map(|found| found.pid).collect() });
@@ -316,6 +327,10 @@ impl Place {
             std::thread::sleep(nap);
             nap = (nap * 2).min(LONGEST_NAP);
         }
+        // The environment goes first when a process ends, its files and ports after that.
+        let immortal: Vec<i32> =
+            killed.iter().filter(|(_, handle)| !ends(handle, until)).map(|(pid, _)| *pid).collect();
+        if immortal.is_empty() { Ok(()) } else { Err(EngineError::Immortal { pids: immortal }) }
     }
 
     /// Kills the processes of one role.
@@ -459,14 +474,28 @@ fn name_of(id: &str) -> &str {
     id.rsplit_once('@').map_or(id, |(name, _)| name)
 }
 
-/// Kills a process that has our mark. The descriptor keeps the process id from being given away between look and kill.
-fn kill_if_marked(pid: i32, scope: &Path, name: &str) {
-    let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-        return;
-    };
-    if mark_of(pid, scope).is_some_and(|found| name_of(&found.id) == name) {
-        // It may have ended by now.
-        let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+/// Kills a process that has our mark, and returns a descriptor to wait for its end with. The descriptor keeps the process
+/// id from being given away between look and kill.
+fn kill_if_marked(pid: i32, scope: &Path, name: &str) -> Option<(i32, OwnedFd)> {
+    let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())?;
+    mark_of(pid, scope).filter(|found| name_of(&found.id) == name)?;
+    // It may have ended by now.
+    let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+    Some((pid, handle))
+}
+
+/// Waits for the end of a process; false if it has not come by then.
+fn ends(handle: &OwnedFd, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = rustix::event::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
     }
 }
 

@@ -430,7 +430,9 @@ mds_beacon_grace = 6
 mds_cache_memory_limit = 268435456
 [client]
 client_mount_timeout = 10
-client_oc = false
+client_oc_max_dirty = 0
+client_oc_target_dirty = 0
+client_oc_size = 67108864
 rados_mon_op_timeout = 10
 ",
         fsid = uuid(&build.client_secret(), "ceph fsid"),

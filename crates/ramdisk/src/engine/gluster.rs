@@ -97,7 +97,8 @@ impl Engine for Gluster {
         command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
         // Without auto-invalidation a client never sees that another one has rewritten a file in the same size.
         command.args(["--auto-invalidation=on", "--attribute-timeout=1", "--entry-timeout=1"]);
-        command.args(["--acl", "--fuse-mountopts=nosuid,nodev"]);
+        // Without default_permissions the kernel would walk names that it has cached for one user on behalf of another.
+        command.args(["--acl", "--fuse-mountopts=nosuid,nodev,default_permissions"]);
         command.arg(format!("--volfile-id={}", build.layout.id));
         command.arg(format!("--fs-display-name=ondeck:{}", build.layout.id));
         command.arg("--volfile").arg(volfile).arg(at);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ondeck_core::{Bytes, EngineKind, Layout};
+use ondeck_core::{Bytes, EngineKind, Layout, NodeName};
 
 use super::{Build, DATA_DEVICE, Engine, Phase, View};
 use crate::{EngineError, mounts};
@@ -19,6 +19,9 @@ impl Engine for Tmpfs {
     }
 
     fn accepts(&self, layout: &Layout) -> Result<(), EngineError> {
+        if let Some(other) = layout.clients.iter().find(|client| layout.server_on(client).is_none()) {
+            return Err(not_there(layout, other));
+        }
         match layout.servers.len() {
             1 if layout.replicas == 1 && layout.metadata_device.is_none() => Ok(()),
             1 => Err(EngineError::Refused("tmpfs has one copy of the data, on one device".into())),
@@ -54,10 +57,7 @@ impl Engine for Tmpfs {
 
     fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError> {
         if build.me.is_none() {
-            let node = &build.layout.servers[0].node;
-            return Err(EngineError::Refused(format!(
-                "tmpfs can be mounted on its own node {node} only; use --engine gluster or ceph"
-            )));
+            return Err(EngineError::Refused("tmpfs can be mounted on its own node only".into()));
         }
         let target = mounts::Target::open(at, None).map_err(|error| EngineError::io("open", at, error))?;
         mounts::bind(&build.place.path(DATA_DEVICE), &target)
@@ -68,4 +68,11 @@ impl Engine for Tmpfs {
         // The kernel itself serves it.
         View::default()
     }
+}
+
+fn not_there(layout: &Layout, client: &NodeName) -> EngineError {
+    EngineError::Refused(format!(
+        "tmpfs can be mounted on its own node {} only, not on {client}; use --engine gluster or ceph",
+        layout.servers[0].node
+    ))
 }

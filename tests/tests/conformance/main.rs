@@ -1,0 +1,22 @@
+//! What every engine promises, each promise a test on a small cluster of namespaces: real agents, real servers, real
+//! mounts. As root; without it the tests say that they were skipped.
+//!
+//! - [`site`]: the cluster, and the list of engines
+//! - [`data`]: what programs see: POSIX, bytes, other clients' changes
+//! - [`walls`]: who gets at what: isolation, fencing, nothing of an earlier user
+//! - [`capacity`]: what is promised can be filled, and nothing else is promised
+//! - [`undo`]: building that fails or is interrupted leaves nothing
+//! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
+//! - [`health`]: a lost server is seen
+//! - [`orders`]: what can't be built is refused, what was ordered is what is built
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod capacity;
+mod data;
+mod destroy;
+mod health;
+mod orders;
+mod site;
+mod undo;
+mod walls;
