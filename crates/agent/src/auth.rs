@@ -2,8 +2,11 @@
 //!
 //! Roles are bound to hosts: root on a compute node is that node and no more. Administrators are the users that the
 //! configuration names, on the hosts that it names; and root on this machine, through the Unix socket.
+//!
+//! MUNGE vouches for the user, not for the host. The host is known by the connection's address, and any user there could
+//! pass on what root of another host sends. So root must call from a port below 1024, which only root can use.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -35,7 +38,7 @@ impl Caller {
                 code: RefusalCode::Forbidden,
                 message: format!(
                     "user {uid} may not do this: root on this node may, and whoever `administrators` in the agent's \
-                     configuration names, from the host that stands there"
+                     configuration names, from the host that stands there (root from a port below 1024)"
                 ),
             }),
         }
@@ -66,7 +69,12 @@ impl Administrators {
     }
 
     /// Who calls over TCP from an address, with the user id that MUNGE vouches for. It may ask the name service.
-    pub fn caller(&self, uid: u32, from: IpAddr) -> Caller {
+    pub fn caller(&self, uid: u32, from: SocketAddr) -> Caller {
+        const FIRST_OPEN_PORT: u16 = 1024;
+        if uid == 0 && from.port() >= FIRST_OPEN_PORT {
+            return Caller::User(uid);
+        }
+        let from = from.ip();
         let mut resolved = self.resolved.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let fresh = resolved.as_ref().is_some_and(|(since, _)| since.elapsed() < BELIEVED);
         if !fresh {
@@ -114,7 +122,11 @@ mod tests {
             Administrator { user: "root".into(), host: "127.0.0.1".into() },
             Administrator { user: "1000".into(), host: "10.0.0.9".into() },
         ]);
-        let caller = |uid, from: &str| administrators.caller(uid, from.parse().unwrap());
+        let caller = |uid, from: &str| {
+            let from = std::net::SocketAddr::new(from.parse().unwrap(), 700);
+            administrators.caller(uid, from)
+        };
+        assert_eq!(administrators.caller(0, "127.0.0.1:1024".parse().unwrap()), Caller::User(0));
         assert_eq!(caller(0, "127.0.0.1"), Caller::Administrator);
         assert_eq!(caller(0, "10.0.0.9"), Caller::User(0));
         assert_eq!(caller(1000, "10.0.0.9"), Caller::Administrator);

@@ -291,6 +291,9 @@ impl Fleet {
         }
         let asked: Vec<Option<NodeName>> =
             if plan.nodes.is_empty() { vec![None] } else { plan.nodes.iter().cloned().map(Some).collect() };
+        if let Some(node) = plan.nodes.iter().find(|node| node.as_str().parse::<IpAddr>().is_ok()) {
+            return Err(BuildError::Plan(format!("{node} is an address; name the node by its host name")));
+        }
         let mut set = JoinSet::new();
         for (index, node) in asked.iter().cloned().enumerate() {
             let fleet = self.clone();
@@ -430,6 +433,8 @@ impl Fleet {
         let (_, faults) = self.destroy_on(id, nodes).await;
         faults
             .into_iter()
+            // What is there belongs to another incarnation.
+            .filter(|fault| !matches!(fault.error.code(), Some(RefusalCode::Conflict | RefusalCode::Fenced)))
             .map(|fault| match fault.error {
                 CallError::Refused { .. } => fault.to_string(),
                 _ => format!("{fault} ({} removes its part by itself when its lease is over)", fault.node),

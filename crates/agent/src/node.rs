@@ -65,6 +65,18 @@ pub enum StartError {
         /// Which directory.
         path: PathBuf,
     },
+    /// What is kept of a RAM disk can't be understood.
+    #[error(
+        "can't understand what is kept of the RAM disk in {}: {source}; start the agent of the version that built it, \
+         or, if its data is not needed, remove that directory's record.json",
+        .path.display()
+    )]
+    Record {
+        /// Its place.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The node's name is none.
     #[error("this machine's host name can't be used: {0}")]
     Name(#[from] ondeck_core::allocation::NameError),
@@ -157,7 +169,7 @@ impl Node {
             known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
             state,
         };
-        node.recover();
+        node.recover()?;
         Ok(node)
     }
 
@@ -175,18 +187,20 @@ impl Node {
         self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn recover(&self) {
+    fn recover(&self) -> Result<(), StartError> {
         let epochs = std::fs::read(self.state.join(EPOCHS)).ok();
         self.known().epochs = epochs.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let places = std::fs::read_dir(self.state.join("ramdisks")).into_iter().flatten().flatten();
         for entry in places {
             let dir = entry.path();
             match (Record::load(&dir), record::load_secret(&dir)) {
-                (Ok(record), Some(secret)) => self.recover_one(record, secret),
-                (record, _) => {
-                    let why = record.err().map_or("its secret is missing".into(), |error| error.to_string());
-                    self.remove_unknown(&dir, &why);
+                (Ok(record), Some(secret)) => self.recover_one(record, secret)?,
+                // Its data may be somebody's results, so it is not removed for want of understanding.
+                (Err(source), _) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(StartError::Record { path: dir, source });
                 }
+                // It had hardly begun.
+                _ => self.remove_unknown(&dir),
             }
         }
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
@@ -199,15 +213,14 @@ impl Node {
                 }
             }
         }
+        Ok(())
     }
 
-    fn recover_one(&self, record: Record, secret: Secret) {
+    fn recover_one(&self, record: Record, secret: Secret) -> Result<(), StartError> {
         let id = record.layout.id.clone();
         let complete = record.complete;
-        let place = match Place::open(&self.state, id.clone()) {
-            Ok(place) => place,
-            Err(error) => return tracing::error!(ramdisk = %id, %error, "can't open its place"),
-        };
+        let place = Place::open(&self.state, id.clone())
+            .map_err(|source| StartError::State { path: self.state.clone(), source })?;
         let found = Arc::new(RamDisk::new(place, record, secret));
         found.adopt();
         self.known().ramdisks.insert(id.name.clone(), Arc::clone(&found));
@@ -222,11 +235,12 @@ impl Node {
                 tracing::error!(ramdisk = %id, ?errors, "can't remove it");
             }
         }
+        Ok(())
     }
 
-    /// A directory without a record that can be read: the agent ended before it wrote one, or someone damaged it.
-    fn remove_unknown(&self, dir: &Path, why: &str) {
-        tracing::warn!(place = %dir.display(), why, "removing a place without a record");
+    /// A directory without a record: the agent ended before it wrote one.
+    fn remove_unknown(&self, dir: &Path) {
+        tracing::warn!(place = %dir.display(), "removing a place without a record");
         let Some(name) = dir.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok())
         else {
             return tracing::error!(place = %dir.display(), "not the name of a RAM disk; left alone");
@@ -261,6 +275,7 @@ impl Node {
             ports: Vec::new(),
             shown,
             complete: false,
+            first_view: None,
             lease_until_ms: 0,
         };
         for error in ramdisk::tear_down(&place, &record, &self.capacity, &mut Destroyed::default()) {
@@ -411,9 +426,14 @@ impl Node {
             ports,
             shown: Vec::new(),
             complete: false,
+            first_view: None,
             lease_until_ms: now_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
         };
-        ramdisk::found(&place, &record, &secret).map_err(|error| failed(&error))?;
+        ramdisk::found(&place, &record, &secret).map_err(|error| {
+            // Nothing is mounted in it yet.
+            let _ = std::fs::remove_dir_all(place.dir());
+            failed(&error)
+        })?;
         known.epochs.insert(id.name.clone(), id.epoch);
         self.save_epochs(&mut known);
         let begun = Arc::new(RamDisk::new(place, record, secret));

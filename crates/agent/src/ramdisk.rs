@@ -2,20 +2,22 @@
 //!
 //! Every step can be taken twice. The way down asks for no state: it looks at what is there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{Destroyed, LocalReport, ProcessReport, Step};
 use ondeck_core::{Bytes, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::device::{self, RAM};
 use ondeck_ramdisk::engine::{CLIENT, DATA, DATA_DEVICE, METADATA_DEVICE};
-use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, View, engine, mounts};
+use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, engine, mounts};
 
 use crate::capacity::{Capacity, Promise, device_sizes};
 use crate::record::{self, Record, Shown};
@@ -33,6 +35,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long an orderly unmount may take before it is forced.
 const ORDERLY: Duration = Duration::from_millis(1500);
 
+/// How long a step that is under way may take to see that the RAM disk is being destroyed.
+const GIVING_UP: Duration = Duration::from_secs(5);
+
 /// How long killing may take; what does not end then waits for the kernel.
 const KILLING: Duration = Duration::from_secs(10);
 
@@ -47,8 +52,10 @@ pub struct RamDisk {
     /// Held during a step, and on the way down.
     work: Mutex<()>,
     gone: AtomicBool,
-    /// What the client saw when it had just mounted.
-    first_view: Mutex<Option<View>>,
+    /// Whether somebody looks at the mounted filesystem.
+    looking: Arc<AtomicBool>,
+    /// Ports of servers that ended, kept from others.
+    held_ports: Mutex<BTreeMap<u16, OwnedFd>>,
     /// How many times in a row its client did not reach a server.
     missed: AtomicU32,
     /// Why this node's client was cut off.
@@ -69,7 +76,8 @@ impl RamDisk {
             secret,
             work: Mutex::new(()),
             gone: AtomicBool::new(false),
-            first_view: Mutex::new(None),
+            looking: Arc::default(),
+            held_ports: Mutex::default(),
             missed: AtomicU32::new(0),
             cut: Mutex::new(None),
         }
@@ -185,8 +193,8 @@ impl RamDisk {
         }
         let engine = engine(build.layout.engine);
         engine.mount(build, &at)?;
-        *lock(&self.first_view) = Some(engine.view(build));
-        Ok(())
+        let view = engine.view(build);
+        self.note(|record| record.first_view = Some(view))
     }
 
     fn is_mounted(&self) -> Result<bool, EngineError> {
@@ -228,7 +236,7 @@ impl RamDisk {
     }
 
     fn show(&self, build: &Build, path: &Path, read_only: bool) -> Result<(), EngineError> {
-        check_target(path)?;
+        check_path(path)?;
         if self.record().shown.iter().any(|shown| shown.path == path) {
             return Ok(());
         }
@@ -248,30 +256,21 @@ impl RamDisk {
                 )));
             }
         }
-        let made = !path.exists();
-        // Noted first: who comes after a crash must know what to take away.
+        if all_mounts()?.iter().any(|mount| mount.at == path && mount.source.starts_with("ondeck")) {
+            let text = format!("another RAM disk is shown at {} already", path.display());
+            return Err(EngineError::Refused(text));
+        }
+        // The path may lie on a filesystem that hangs.
+        let wanted = path.to_owned();
+        let (target, made) = within(build.until, "the directory to mount on", move || open_target(&wanted))?;
+        // Noted before the mount: who comes after a crash must know what to take away.
         self.note(|record| record.shown.push(Shown { path: path.to_owned(), made }))?;
-        let bind = || -> Result<(), EngineError> {
-            if made {
-                match fs::create_dir(path) {
-                    // Somebody else was quicker; so it is theirs.
-                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                        self.note(|record| {
-                            record.shown.iter_mut().for_each(|shown| shown.made &= shown.path != path)
-                        })?;
-                    }
-                    made => made.map_err(|error| EngineError::io("make", path, error))?,
-                }
-            }
-            let target =
-                mounts::Target::open(path, None).map_err(|error| EngineError::io("open", path, error))?;
-            let source = if read_only { self.read_only_view(&root)? } else { root };
-            mounts::bind(&source.join(DATA), &target)
-                .map_err(|error| EngineError::io("mount on", path, error))
-        };
-        bind().inspect_err(|_| {
-            // Nothing was mounted, so nothing may be unmounted there.
-            let made = self.record().shown.iter().any(|shown| shown.path == path && shown.made);
+        let source = if read_only { self.read_only_view(&root)? } else { root };
+        let at = path.to_owned();
+        let bound = within(build.until, "mounting", move || {
+            mounts::bind(&source.join(DATA), &target).map_err(|error| EngineError::io("mount on", &at, error))
+        });
+        bound.inspect_err(|_| {
             if made {
                 // It is empty, or somebody else's now.
                 let _ = fs::remove_dir(path);
@@ -296,7 +295,13 @@ impl RamDisk {
         let Some(shown) = self.record().shown.into_iter().find(|shown| shown.path == path) else {
             return Ok(());
         };
-        take_away(&self.place, &shown)?;
+        for mount in own_mounts(&self.place)?.iter().filter(|mount| mount.at == path) {
+            take_away(mount)?;
+        }
+        if shown.made {
+            // Not empty: then it is somebody else's now.
+            let _ = fs::remove_dir(path);
+        }
         self.note(|record| record.shown.retain(|shown| shown.path != path))
     }
 
@@ -327,8 +332,7 @@ impl RamDisk {
                 }
             }
         }
-        *lock(&self.first_view) = None;
-        Ok(())
+        self.note(|record| record.first_view = None)
     }
 
     /// The way down. It does not fail half-way: what can't be done is said at the end, and everything else is done.
@@ -336,23 +340,42 @@ impl RamDisk {
     /// # Errors
     /// What could not be removed. The RAM disk stays known then, and this can be tried again.
     pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
-        // Whatever is being done for it ends now.
+        // Whatever is being done for it ends now, also what hangs in its client.
         self.place.give_up();
-        let work = lock(&self.work);
+        cut_off(&self.place).map_err(|error| vec![error])?;
+        let work = self.lock_work(Instant::now() + GIVING_UP).map_err(|error| vec![error])?;
         self.destroy_now(capacity, &work)
     }
 
-    /// The same if it is not complete, which is decided while no step is under way.
+    /// The same if it is not complete, which is decided while no step is under way. Nothing is done while one is.
     ///
     /// # Errors
     /// As [`RamDisk::destroy`].
     pub fn expire(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
-        let work = lock(&self.work);
+        let Ok(work) = self.lock_work(Instant::now()) else { return Ok(Destroyed::default()) };
         if self.record().complete {
             return Ok(Destroyed::default());
         }
         self.place.give_up();
         self.destroy_now(capacity, &work)
+    }
+
+    /// Waits until no step is under way. One that hangs in the kernel, on a path of another filesystem, is not waited for
+    /// for ever.
+    fn lock_work(&self, until: Instant) -> Result<MutexGuard<'_, ()>, EngineError> {
+        loop {
+            match self.work.try_lock() {
+                Ok(work) => return Ok(work),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let what = "a step of it that hangs".to_owned();
+                    return Err(EngineError::Deadline { what, waited: GIVING_UP });
+                }
+            }
+        }
     }
 
     fn destroy_now(
@@ -383,7 +406,11 @@ impl RamDisk {
             ram_used = device_use(&self.place.path(DATA_DEVICE)).unwrap_or_default();
         }
         if record.server {
-            for process in self.place.processes().iter().filter(|process| process.ended.is_none()) {
+            let processes = self.place.processes();
+            // A client was promised nothing.
+            for process in
+                processes.iter().filter(|process| process.ended.is_none() && process.role != "client")
+            {
                 ram_used = ram_used.saturating_add(resident(process.pid));
             }
         }
@@ -469,7 +496,18 @@ impl RamDisk {
         }
         let data = self.place.path(CLIENT).join(DATA);
         let root = self.place.path(CLIENT);
+        // One thread that hangs is enough; one that only looks right now is waited for.
+        let until = Instant::now() + LOOK;
+        while self.looking.swap(true, Ordering::AcqRel) {
+            if Instant::now() >= until {
+                let what = "the filesystem to answer".to_owned();
+                return Err(EngineError::Deadline { what, waited: LOOK });
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let looking = Arc::clone(&self.looking);
         let look = within(Instant::now() + LOOK, "the filesystem to answer", move || {
+            let _done = Finally(|| looking.store(false, Ordering::Release));
             // Of the owner's directory if there is one already: an engine may keep a quota there.
             let stat = rustix::fs::statvfs(&data)
                 .or_else(|_| rustix::fs::statvfs(&root))
@@ -483,32 +521,39 @@ impl RamDisk {
     /// a part of the files and say nothing.
     pub fn guard(&self, node: &NodeName) {
         let record = self.record();
-        if !record.complete
-            || self.is_ending()
-            || lock(&self.cut).is_some()
-            || !self.is_mounted().unwrap_or(false)
-        {
+        if !record.complete || self.is_ending() || lock(&self.cut).is_some() {
             return;
+        }
+        match self.is_mounted() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tracing::error!(ramdisk = %self.id(), %error, "can't look after the client"),
         }
         let me = if record.server { record.layout.server_on(node) } else { None };
-        let now = engine(record.layout.engine).view(&self.build(&record.layout, me));
-        let mut first = lock(&self.first_view);
-        let before = first.get_or_insert_with(|| now.clone()).clone();
-        drop(first);
-        // Cutting off can't be undone: a server that was only slow to answer once is asked again.
-        if now.lost.is_empty() {
-            self.missed.store(0, Ordering::Relaxed);
-        } else if self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
-            return;
-        }
-        let reason = if !now.lost.is_empty() {
-            let lost: Vec<&str> = now.lost.iter().map(NodeName::as_str).collect();
-            format!("its client was cut off: the server on {} was lost, and with it files", lost.join(", "))
-        } else if now.connections != before.connections {
-            "its client was cut off: a connection to a server was lost for a while, in which it hid files"
-                .into()
+        let engine = engine(record.layout.engine);
+        let reason = if needs_processes(&record.layout) && self.place.running("client").is_none() {
+            // Its mount gives errors by itself.
+            "its client's process ended".to_owned()
         } else {
-            return;
+            let now = engine.view(&self.build(&record.layout, me));
+            if now.lost.is_empty() {
+                self.missed.store(0, Ordering::Relaxed);
+                if record.first_view.is_none_or(|first| first.connections == now.connections) {
+                    return;
+                }
+                "its client was cut off: a connection to a server was lost for a while, in which it hid files"
+                    .to_owned()
+            } else {
+                // Cutting off can't be undone: a server that was only slow to answer is asked again.
+                if self.missed.fetch_add(1, Ordering::Relaxed) + 1 < engine.looks_before_lost() {
+                    return;
+                }
+                let lost: Vec<&str> = now.lost.iter().map(NodeName::as_str).collect();
+                format!(
+                    "its client was cut off: the server on {} was lost, and with it files",
+                    lost.join(", ")
+                )
+            }
         };
         tracing::error!(ramdisk = %self.id(), reason, "RAM disk lost on this node");
         *lock(&self.cut) = Some(reason);
@@ -517,17 +562,78 @@ impl RamDisk {
         }
     }
 
-    /// Words for whoever is about to copy from here: what is wrong, and a witness of the connections so far.
+    /// Keeps what is left of ended servers out of harm's way: nobody else may listen on their ports, where clients that
+    /// have not given up would tell them the password; and logs do not grow for ever.
+    pub fn tidy(&self, node: &NodeName) {
+        const LONGEST_LOG: u64 = 1 << 20;
+        let record = self.record();
+        let processes = self.place.processes();
+        for process in &processes {
+            let log = self.place.log(&process.role);
+            if fs::metadata(&log).is_ok_and(|meta| meta.len() > LONGEST_LOG) {
+                // Processes append to it, so they go on at its new end.
+                let _ = OpenOptions::new().write(true).open(&log).and_then(|file| file.set_len(0));
+            }
+        }
+        let lost_one = processes.iter().any(|process| process.role != "client" && process.ended.is_some());
+        if !lost_one || !record.server || self.is_ending() {
+            return;
+        }
+        let Some(me) = record.layout.server_on(node) else { return };
+        let address = record.layout.servers[me].address;
+        let mut held = lock(&self.held_ports);
+        for port in &record.ports {
+            // It fails for those on which another server of the RAM disk still listens.
+            if !held.contains_key(port)
+                && let Ok(socket) = hold_port(address, *port)
+            {
+                held.insert(*port, socket);
+            }
+        }
+    }
+
+    /// Words for whoever is about to copy from here: what is wrong, and a witness of the connections so far. A lost copy
+    /// is no fault while the other one is there.
     pub fn witness(&self, node: &NodeName) -> (Vec<String>, String) {
+        let record = self.record();
         let report = self.report(node);
-        let connections = report.view.map(|view| view.connections).unwrap_or_default();
+        let connections = report.view.as_ref().map(|view| view.connections.clone()).unwrap_or_default();
         let mut faults = report.faults;
-        if let Some(first) = lock(&self.first_view).as_ref()
-            && first.connections != connections
-        {
+        if record.layout.replicas > 1 && lock(&self.cut).is_none() {
+            faults = match &report.view {
+                None => vec!["its client is not mounted any more".into()],
+                Some(view) => view
+                    .lost
+                    .iter()
+                    .map(|lost| format!("its client can't reach {lost} nor its copy"))
+                    .collect(),
+            };
+        }
+        if record.first_view.is_some_and(|first| first.connections != connections) {
             faults.push("its client lost a connection to a server for a while, in which it hid files".into());
         }
         (faults, format!("{} {connections}", self.id()))
+    }
+}
+
+/// Takes a port without listening on it: whoever connects is refused, and nobody else can listen there.
+fn hold_port(address: std::net::IpAddr, port: u16) -> std::io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Connections of the ended server linger on the port.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &std::net::SocketAddr::new(address, port))?;
+    sockopt::set_socket_reuseaddr(&socket, false)?;
+    Ok(socket)
+}
+
+/// Does something at the end of a scope, however it ends.
+struct Finally<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
@@ -554,13 +660,16 @@ pub fn tear_down(
         }
         done.steps.push((name.to_owned(), began.elapsed().as_secs_f64()));
     };
-    step("hide", &mut || record.shown.iter().try_for_each(|shown| take_away(place, shown)));
+    step("hide", &mut || take_all_away(place, record));
     step("unmount client", &mut || take_client_away(place));
     step("end processes", &mut || {
         place.kill_all(Instant::now() + KILLING)?;
         end_users(place, record)
     });
-    step("free devices", &mut || free_devices(place, record, capacity));
+    step("free devices", &mut || {
+        // While it is shown somewhere it is not ours to free; this can be tried again.
+        if own_mounts(place)?.is_empty() { free_devices(place, record, capacity) } else { Ok(()) }
+    });
     if errors.is_empty() {
         let began = Instant::now();
         if let Err(error) = forget(place) {
@@ -571,40 +680,64 @@ pub fn tear_down(
     errors
 }
 
-/// Unmounts what is shown at a path: in order if it can be, else lazily, whoever still uses it.
-fn take_away(place: &Place, shown: &Shown) -> Result<(), EngineError> {
-    let path = shown.path.clone();
-    let ours = is_ours(place, &path)?;
-    if ours {
-        let orderly = path.clone();
-        let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
-            mounts::unmount_unless_busy(&orderly).map_err(|error| EngineError::io("unmount", &orderly, error))
-        });
-        if !matches!(unmounted, Ok(true)) {
-            cut_off(place)?;
-            mounts::detach(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
-        }
-    }
-    if shown.made {
-        // Not empty, or gone: then it is somebody else's now.
-        let _ = fs::remove_dir(&path);
-    }
-    Ok(())
+fn all_mounts() -> Result<Vec<mounts::Mount>, EngineError> {
+    mounts::mounted().map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))
 }
 
-/// Whether what is mounted at a path is this RAM disk: somebody may have mounted something else over it.
-fn is_ours(place: &Place, path: &Path) -> Result<bool, EngineError> {
-    let unreadable = |error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error);
-    let all = mounts::mounted().map_err(unreadable)?;
+/// Where a RAM disk is shown, by the kernel's own table and not by what was noted, the latest first: directories above
+/// may have been renamed since, and others may have mounted something at the same path.
+fn own_mounts(place: &Place) -> Result<Vec<mounts::Mount>, EngineError> {
+    let all = all_mounts()?;
     let devices: Vec<(u32, u32)> =
         all.iter().filter(|mount| mount.at.starts_with(place.dir())).map(|mount| mount.device).collect();
-    let top = all.iter().rev().find(|mount| mount.at == path);
-    Ok(top.is_some_and(|top| devices.contains(&top.device) || is_dead_client(top, place)))
+    let name = format!("ondeck:{}", place.id());
+    let is_own = |mount: &mounts::Mount| mount.source == name || devices.contains(&mount.device);
+    let mut shown: Vec<_> =
+        all.into_iter().filter(|mount| is_own(mount) && !mount.at.starts_with(place.dir())).collect();
+    shown.reverse();
+    Ok(shown)
 }
 
-/// A client's mount whose twin in the place is gone already still carries the RAM disk's name.
-fn is_dead_client(mount: &mounts::Mount, place: &Place) -> bool {
-    mount.kind.starts_with("fuse") && mount.source == format!("ondeck:{}", place.id())
+/// Unmounts it wherever it is shown, and removes the directories that were made for it.
+fn take_all_away(place: &Place, record: &Record) -> Result<(), EngineError> {
+    let mut result = Ok(());
+    for mount in own_mounts(place)? {
+        if let Err(error) = take_away(&mount) {
+            result = Err(error);
+        }
+    }
+    for shown in record.shown.iter().filter(|shown| shown.made) {
+        // Not empty, or gone: then it is somebody else's now.
+        let _ = fs::remove_dir(&shown.path);
+    }
+    result
+}
+
+/// Unmounts one mount: in order if it can be, else lazily, whoever still uses it.
+fn take_away(mount: &mounts::Mount) -> Result<(), EngineError> {
+    let path = mount.at.clone();
+    let is_on_top = || -> Result<bool, EngineError> {
+        let all = all_mounts()?;
+        let top = all.iter().rev().find(|other| other.at == path);
+        Ok(top.is_some_and(|top| top.device == mount.device))
+    };
+    if !is_on_top()? {
+        return Err(EngineError::Refused(format!(
+            "something else is mounted over it at {}; unmount that first",
+            path.display()
+        )));
+    }
+    let orderly = path.clone();
+    let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
+        mounts::unmount_unless_busy(&orderly).map_err(|error| EngineError::io("unmount", &orderly, error))
+    });
+    if !matches!(unmounted, Ok(true)) && is_on_top()? {
+        mounts::detach(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
+    }
+    if all_mounts()?.iter().any(|other| other.at == path && other.device == mount.device) {
+        return Err(EngineError::Refused(format!("{} is still mounted", path.display())));
+    }
+    Ok(())
 }
 
 /// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error: by the kernel's own
@@ -652,6 +785,7 @@ fn free_devices(place: &Place, record: &Record, capacity: &Capacity) -> Result<(
         (METADATA_DEVICE, record.layout.metadata_device.as_ref()),
     ] {
         let at = place.path(name);
+        empty(&at);
         // The processes are gone, but the kernel closes a dead process's files a moment after its memory is freed. Once
         // this unmount succeeds, the bytes are free.
         let until = Instant::now() + RELEASING;
@@ -679,6 +813,20 @@ fn free_devices(place: &Place, record: &Record, capacity: &Capacity) -> Result<(
         device.remove(place, name)?;
     }
     Ok(())
+}
+
+/// Removes what is on a device. Another mount namespace may have a copy of its mount, which would keep the bytes for as
+/// long as it lives.
+fn empty(device: &Path) {
+    if !mounts::mounted_below(device).is_ok_and(|mounts| mounts.iter().any(|mount| mount.at == device)) {
+        return;
+    }
+    for entry in fs::read_dir(device).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        // What can't be removed goes with the unmount.
+        let _ = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    }
 }
 
 /// Removes the place, unless something is still mounted in it: its content would be removed too.
@@ -713,13 +861,23 @@ pub fn check_path(path: &Path) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The same, and nothing else than a directory is there.
-fn check_target(path: &Path) -> Result<(), EngineError> {
-    check_path(path)?;
-    if fs::symlink_metadata(path).is_ok_and(|meta| !meta.is_dir()) {
-        return Err(EngineError::Refused(format!("{} is not a directory", path.display())));
-    }
-    Ok(())
+/// The directory to show it at. No component of the path may be a symlink: whoever can change a directory above could
+/// otherwise choose what is mounted over.
+fn open_target(path: &Path) -> Result<(mounts::Target, bool), EngineError> {
+    mounts::Target::open_or_make(path).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::NotADirectory {
+            return EngineError::Refused(format!("{} is not a directory", path.display()));
+        }
+        if error.raw_os_error() != Some(rustix::io::Errno::LOOP.raw_os_error()) {
+            return EngineError::io("mount on", path, error);
+        }
+        let real = path.parent().and_then(|parent| parent.canonicalize().ok());
+        let hint = real
+            .zip(path.file_name())
+            .map(|(parent, name)| format!("; its real path may be {}", parent.join(name).display()));
+        let hint = hint.unwrap_or_default();
+        EngineError::Refused(format!("there is a symlink in {}{hint}", path.display()))
+    })
 }
 
 /// What the check writes: 4 KiB that follow from the secret, so that every client knows them.
@@ -747,10 +905,13 @@ fn within<T: Send + 'static>(
 ) -> Result<T, EngineError> {
     let began = Instant::now();
     let (sender, receiver) = sync_channel(1);
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().spawn(move || {
         // Nobody may be waiting any more.
         let _ = sender.send(work());
     });
+    if let Err(error) = thread {
+        return Err(EngineError::Check(format!("{what}: no thread for it: {error}")));
+    }
     match receiver.recv_timeout(until.saturating_duration_since(began)) {
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ondeck_core::{Bytes, Layout};
-use ondeck_ramdisk::{EngineError, Place, Secret};
+use ondeck_ramdisk::{EngineError, Place, Secret, View};
 use serde::{Deserialize, Serialize};
 
 const RECORD: &str = "record.json";
@@ -28,6 +28,9 @@ pub struct Record {
     pub shown: Vec<Shown>,
     /// Whether all steps were done.
     pub complete: bool,
+    /// What the client here saw when it had just mounted.
+    #[serde(default)]
+    pub first_view: Option<View>,
     /// When it is removed if it is not complete by then: milliseconds since 1970.
     pub lease_until_ms: u64,
 }

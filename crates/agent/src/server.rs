@@ -6,8 +6,11 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -15,7 +18,7 @@ use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
-use axum::serve::IncomingStream;
+use axum::serve::{IncomingStream, Listener};
 use ondeck_api::Config;
 use ondeck_api::envelope::{self, Answer};
 use ondeck_api::munge::Munge;
@@ -23,14 +26,23 @@ use ondeck_api::wire::{MOST_BYTES, Refusal, RefusalCode, VERSION};
 use ondeck_core::RamDiskId;
 use ondeck_ramdisk::Secret;
 use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::{Administrators, Caller};
 use crate::node::{Node, StartError, own_address};
 use crate::watch;
 
+/// Connections that are held at the same time on each of the two sockets; more wait. Whoever keeps them all busy keeps
+/// others of the same socket out, but neither root on the other one nor the agent's own watch.
+const CONNECTIONS: usize = 256;
+
 /// Requests that are worked on at the same time; more wait. Each holds a thread, and most of them wait for a process.
 const WORKERS: usize = 64;
+
+/// How long the body of a request may take to come.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Agent {
     node: Node,
@@ -63,6 +75,7 @@ pub enum ServeError {
 /// [`ServeError`].
 pub fn serve(config: &Config) -> Result<(), ServeError> {
     let _only = only_one(config)?;
+    allow_many_files();
     let node = Node::start(config)?;
     let agent = Arc::new(Agent {
         munge: Munge::new(config.munge_socket.clone()),
@@ -70,10 +83,10 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         node,
     });
     let stop = Arc::new(AtomicBool::new(false));
-    let watcher = {
+    {
         let (agent, stop) = (Arc::clone(&agent), Arc::clone(&stop));
-        std::thread::spawn(move || watch::watch(&agent.node, &stop))
-    };
+        std::thread::spawn(move || watch::watch(&agent.node, &stop));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(WORKERS)
@@ -83,8 +96,18 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     stop.store(true, Ordering::Relaxed);
     // A step that is under way is not waited for: the next agent removes what is not complete.
     runtime.shutdown_background();
-    let _ = watcher.join();
+    // Nor is the watch: it may be looking at something that hangs.
     result
+}
+
+/// As many open files as the system allows: a full table would make the agent blind.
+fn allow_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "can't raise the limit of open files");
+    }
 }
 
 /// Keeps a second agent out of the same directory.
@@ -118,7 +141,7 @@ async fn listen(config: &Config, agent: Arc<Agent>) -> Result<(), ServeError> {
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).map_err(on_socket)?;
 
     let app = Router::new().fallback(handle).with_state(Arc::clone(&agent));
-    let local = axum::serve(unix, app.clone().into_make_service_with_connect_info::<Peer>());
+    let local = axum::serve(Limited::new(unix), app.clone().into_make_service_with_connect_info::<Peer>());
     let tcp = match config.agent.listen {
         None => None,
         Some(listen) => {
@@ -137,7 +160,7 @@ async fn listen(config: &Config, agent: Arc<Agent>) -> Result<(), ServeError> {
     let remote = async move {
         match tcp {
             Some((_, listener)) => {
-                axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await
+                axum::serve(Limited::new(listener), app.into_make_service_with_connect_info::<Peer>()).await
             }
             None => std::future::pending().await,
         }
@@ -171,14 +194,76 @@ enum Peer {
     Remote(SocketAddr),
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Peer::Local(stream.io().peer_cred().ok().map(|peer| peer.uid()))
+/// A listener that accepts no more than [`CONNECTIONS`] at a time.
+struct Limited<L> {
+    listener: L,
+    free: Arc<Semaphore>,
+}
+
+impl<L> Limited<L> {
+    fn new(listener: L) -> Self {
+        Limited { listener, free: Arc::new(Semaphore::new(CONNECTIONS)) }
     }
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
+/// A connection that counts.
+struct Counted<S> {
+    stream: S,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<L: Listener> Listener for Limited<L> {
+    type Io = Counted<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
+        let (stream, address) = self.listener.accept().await;
+        (Counted { stream, _permit: permit }, address)
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+impl Connected<IncomingStream<'_, Limited<UnixListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Limited<UnixListener>>) -> Self {
+        Peer::Local(stream.io().stream.peer_cred().ok().map(|peer| peer.uid()))
+    }
+}
+
+impl Connected<IncomingStream<'_, Limited<TcpListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Limited<TcpListener>>) -> Self {
         Peer::Remote(*stream.remote_addr())
     }
 }
@@ -187,6 +272,8 @@ impl Connected<IncomingStream<'_, TcpListener>> for Peer {
 struct Known {
     caller: Caller,
     secret: Option<Secret>,
+    /// The hash that the body must have.
+    body: Option<String>,
     /// For whom the answer is sealed, and to which request: over TCP.
     seal: Option<(u32, String)>,
 }
@@ -201,15 +288,31 @@ async fn handle(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, MOST_BYTES).await else {
-        return answer(Err(refusal(RefusalCode::Malformed, "the request is too long, or was cut off")), None);
-    };
     let path = parts.uri.path_and_query().map_or_else(String::new, ToString::to_string);
+    let defect = |error: tokio::task::JoinError| {
+        answer(Err(refusal(RefusalCode::Failed, format!("the agent has a defect: {error}"))), None)
+    };
+    // Nothing is read for strangers but their headers.
+    let (recognizing, headers) = (Arc::clone(&agent), parts.headers);
+    let (method, asked) = (parts.method.clone(), path.clone());
+    let known = tokio::task::spawn_blocking(move || recognize(&recognizing, peer, &method, &asked, &headers));
+    let known = match known.await {
+        Ok(Ok(known)) => known,
+        Ok(Err(refusal)) => return answer(Err(refusal), None),
+        Err(error) => return defect(error),
+    };
+    let body = match tokio::time::timeout(PATIENCE, to_bytes(body, MOST_BYTES)).await {
+        Ok(Ok(body)) => body,
+        _ => {
+            let message = "the request is too long, was cut off, or did not come to an end";
+            return answer(Err(refusal(RefusalCode::Malformed, message)), None);
+        }
+    };
+    if known.body.as_ref().is_some_and(|hash| *hash != envelope::hash(&body)) {
+        let message = "the request is not the one that its credential covers";
+        return answer(Err(refusal(RefusalCode::Unauthenticated, message)), None);
+    }
     let work = move || {
-        let known = match recognize(&agent, peer, &parts.method, &path, &parts.headers, &body) {
-            Ok(known) => known,
-            Err(refusal) => return answer(Err(refusal), None),
-        };
         let seal = known.seal.clone();
         let done = route(&agent, &parts.method, &path, &body, known);
         if let Err(refusal) = &done {
@@ -219,9 +322,7 @@ async fn handle(
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(response) => response,
-        Err(error) => {
-            answer(Err(refusal(RefusalCode::Failed, format!("the agent has a defect: {error}"))), None)
-        }
+        Err(error) => defect(error),
     }
 }
 
@@ -231,7 +332,6 @@ fn recognize(
     method: &Method,
     path: &str,
     headers: &HeaderMap,
-    body: &[u8],
 ) -> Result<Known, Refusal> {
     let malformed_secret = |_| refusal(RefusalCode::Malformed, "the secret is malformed");
     match peer {
@@ -242,7 +342,7 @@ fn recognize(
                 .get(envelope::SECRET_HEADER)
                 .map(|text| text.to_str().unwrap_or_default().parse().map_err(malformed_secret))
                 .transpose()?;
-            Ok(Known { caller, secret, seal: None })
+            Ok(Known { caller, secret, seal: None, body: None })
         }
         Peer::Remote(address) => {
             let stranger = |message: String| refusal(RefusalCode::Unauthenticated, message);
@@ -260,16 +360,14 @@ fn recognize(
                     agent.node.name()
                 )));
             }
-            if request.method != method.as_str()
-                || request.path != path
-                || request.body != envelope::hash(body)
-            {
+            if request.method != method.as_str() || request.path != path {
                 return Err(stranger("the request is not the one that its credential covers".into()));
             }
             let secret =
                 request.secret.as_deref().map(|text| text.parse().map_err(malformed_secret)).transpose()?;
-            let caller = agent.administrators.caller(decoded.uid, address.ip());
-            Ok(Known { caller, secret, seal: Some((decoded.uid, request.nonce)) })
+            let caller = agent.administrators.caller(decoded.uid, address);
+            let seal = Some((decoded.uid, request.nonce));
+            Ok(Known { caller, secret, seal, body: Some(request.body) })
         }
     }
 }

@@ -19,7 +19,10 @@ pub fn watch(node: &Node, stop: &AtomicBool) {
         let ramdisks = node.ramdisks();
         said.retain(|id, _| ramdisks.iter().any(|known| known.id() == id));
         // First what protects data, which does not wait for a filesystem; then what may take a second for each.
-        ramdisks.iter().for_each(|ramdisk| ramdisk.guard(node.name()));
+        for ramdisk in &ramdisks {
+            ramdisk.guard(node.name());
+            ramdisk.tidy(node.name());
+        }
         for ramdisk in &ramdisks {
             let record = ramdisk.record();
             if !record.complete {

@@ -1,6 +1,6 @@
 //! Calling an agent.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use ondeck_core::NodeName;
 use ondeck_ramdisk::Secret;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 
 use crate::envelope::{self, Answer};
 use crate::munge::{Munge, MungeError};
@@ -180,7 +180,7 @@ impl Client {
                 let stream = connect(endpoint, name, *port).await?;
                 let nonce = envelope::nonce().map_err(|error| unreachable(endpoint, &error))?;
                 let payload = envelope::Request {
-                    to: name.clone(),
+                    to: host_name(name),
                     method: method.to_owned(),
                     path: path.to_owned(),
                     body: envelope::hash(&body),
@@ -226,6 +226,13 @@ impl Client {
     }
 }
 
+/// A node calls itself by its host name, without a domain.
+fn host_name(name: &NodeName) -> NodeName {
+    let is_address = name.as_str().parse::<IpAddr>().is_ok();
+    let first = name.as_str().split('.').next().filter(|_| !is_address);
+    first.and_then(|first| first.parse().ok()).unwrap_or_else(|| name.clone())
+}
+
 fn unreachable(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> CallError {
     CallError::Unreachable { endpoint: endpoint.clone(), why: why.to_string() }
 }
@@ -248,7 +255,14 @@ async fn connect(endpoint: &Endpoint, name: &NodeName, port: u16) -> Result<TcpS
             Ok(address) => vec![(address, port).into()],
             Err(_) => tokio::net::lookup_host((name.as_str(), port)).await?.collect(),
         };
-        TcpStream::connect(&*addresses).await
+        let mut last = None;
+        for address in addresses {
+            match connect_to(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| std::io::Error::other("the name has no address")))
     };
     let stream = tokio::time::timeout(CONNECT, attempt)
         .await
@@ -257,6 +271,34 @@ async fn connect(endpoint: &Endpoint, name: &NodeName, port: u16) -> Result<TcpS
     // Requests are single small packets; waiting for more to send would only delay them.
     let _ = stream.set_nodelay(true);
     Ok(stream)
+}
+
+/// Root calls from a port that only root can use, which is how the agent knows that it is root of this very host.
+async fn connect_to(address: SocketAddr) -> std::io::Result<TcpStream> {
+    const PRIVILEGED: std::ops::Range<u16> = 600..1024;
+    if !rustix::process::geteuid().is_root() {
+        return TcpStream::connect(address).await;
+    }
+    let random = envelope::nonce()?;
+    let start = u16::from_str_radix(&random[..4], 16).unwrap_or(0);
+    let any = if address.is_ipv6() { IpAddr::from([0u16; 8]) } else { IpAddr::from([0u8; 4]) };
+    let mut last = None;
+    for step in 0..PRIVILEGED.len() as u16 {
+        let port = PRIVILEGED.start + start.wrapping_add(step) % PRIVILEGED.len() as u16;
+        let socket = if address.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+        // The same port may serve several connections, to different agents.
+        socket.set_reuseaddr(true)?;
+        if let Err(error) = socket.bind((any, port).into()) {
+            last = Some(error);
+            continue;
+        }
+        match socket.connect(address).await {
+            // The same port is in use for the same agent.
+            Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => last = Some(error),
+            connected => return connected,
+        }
+    }
+    Err(last.unwrap_or_else(|| std::io::Error::other("no port below 1024 is free")))
 }
 
 async fn send<S>(

@@ -148,10 +148,13 @@ impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         text(deserializer, |text| match text {
             "auto" => Ok(Listen::Auto),
-            _ => text
-                .parse()
-                .map(Listen::Address)
-                .map_err(|_| format!("`{text}` is neither an address nor `auto`")),
+            _ => match text.parse::<IpAddr>() {
+                Ok(address) if address.is_unspecified() => Err(format!(
+                    "`{text}` means every address; name the one of the storage network, or `auto`"
+                )),
+                Ok(address) => Ok(Listen::Address(address)),
+                Err(_) => Err(format!("`{text}` is neither an address nor `auto`")),
+            },
         })
     }
 }
@@ -332,6 +335,7 @@ mod tests {
             ("[agent]\nadministrators = [\"root\"]", "user@host"),
             ("[agent]\nserver_ports = \"9-3\"", "24900-25899"),
             ("[agent]\nlisten = \"everywhere\"", "auto"),
+            ("[agent]\nlisten = \"0.0.0.0\"", "every address"),
             ("nodes = [\"a/b\"]", "a/b"),
             ("[agent.device.ssd]\nkind = \"ram\"", "the one device `ram`"),
             ("[agent.device.ssd]\nkind = \"dir\"\npath = \"ssd\"\ncapacity = \"1G\"", "not absolute"),

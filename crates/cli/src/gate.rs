@@ -20,12 +20,20 @@ const SOURCE: &str = "ondeck:";
 /// # Errors
 /// If one is, and is not whole now, or nobody can say.
 pub fn for_copy(source: &Path, target: &Path) -> Result<Option<Gate>> {
+    for_paths(&[source, target])
+}
+
+/// The gate of work on these paths; none if no RAM disk of an agent is at, above or below any of them.
+///
+/// # Errors
+/// If one is, and is not whole now, or nobody can say.
+pub fn for_paths(paths: &[&Path]) -> Result<Option<Gate>> {
     let mut guarded = Vec::new();
-    for path in [source, target] {
-        if let Some(path) = on_ramdisk(path)? {
-            guarded.push(path);
-        }
+    for path in paths {
+        guarded.extend(on_ramdisk(path)?);
     }
+    guarded.sort();
+    guarded.dedup();
     if guarded.is_empty() {
         return Ok(None);
     }
@@ -43,11 +51,11 @@ pub fn for_copy(source: &Path, target: &Path) -> Result<Option<Gate>> {
     })))
 }
 
-/// The real path, if an agent has mounted the filesystem there.
-fn on_ramdisk(path: &Path) -> Result<Option<PathBuf>> {
+/// The real path if an agent has mounted the filesystem there, and every such mount below it: copies go into those.
+fn on_ramdisk(path: &Path) -> Result<Vec<PathBuf>> {
     let mounted = mounts::mounted().context("can't read /proc/self/mountinfo")?;
     if !mounted.iter().any(|mount| mount.source.starts_with(SOURCE)) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     // What does not exist yet will lie where its parent does.
     let real = path.canonicalize().or_else(|_| {
@@ -58,14 +66,19 @@ fn on_ramdisk(path: &Path) -> Result<Option<PathBuf>> {
         Ok(real) => real,
         // A client that was cut off: the name is all there is.
         Err(_) if path.is_absolute() => path.to_owned(),
-        Err(_) => return Ok(None),
+        Err(_) => return Ok(Vec::new()),
     };
     // The latest mount at the longest path is what one sees there.
     let over = mounted
         .iter()
         .filter(|mount| real.starts_with(&mount.at))
         .max_by_key(|mount| mount.at.components().count());
-    Ok(over.is_some_and(|mount| mount.source.starts_with(SOURCE)).then_some(real))
+    let at = over.is_some_and(|mount| mount.source.starts_with(SOURCE)).then(|| real.clone());
+    let below = mounted
+        .iter()
+        .filter(|mount| mount.source.starts_with(SOURCE) && mount.at.starts_with(&real) && mount.at != real)
+        .map(|mount| mount.at.clone());
+    Ok(at.into_iter().chain(below).collect())
 }
 
 /// Asks the agent about every path; returns the witnesses.

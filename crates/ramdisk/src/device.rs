@@ -79,7 +79,7 @@ impl Device {
         let at = place.subdirectory(name)?;
         match self {
             Device::Ram { preallocate } => {
-                tmpfs::mount_limited(&at, size, inodes)
+                tmpfs::mount_limited(&format!("ondeck:{}", place.id()), &at, size, inodes)
                     .map_err(|error| EngineError::io("mount a tmpfs on", &at, error))?;
                 if *preallocate {
                     touch_all(&at, size).map_err(|error| EngineError::io("fill", &at, error))?;
@@ -101,6 +101,10 @@ impl Device {
         mounts::detach_all(&at).map_err(|error| EngineError::io("unmount", &at, error))?;
         if let Device::Dir { path } = self {
             let image = image_path(path, place, name);
+            // Another mount namespace may hold the loop device for longer; the blocks are given back now.
+            if let Ok(file) = OpenOptions::new().write(true).open(&image) {
+                let _ = file.set_len(0);
+            }
             match fs::remove_file(&image) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(EngineError::io("remove", &image, error));

@@ -174,6 +174,12 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// How many looks in a row must miss a server before it is called lost for good. A look that asks the kernel needs no
+    /// more than two; one that asks the server over the network can miss it by a lost packet.
+    fn looks_before_lost(&self) -> u32 {
+        2
+    }
+
     /// What this client sees of the servers. Must not hang: it is asked every half a second.
     fn view(&self, build: &Build) -> View;
 }

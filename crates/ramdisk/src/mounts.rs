@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 
@@ -26,6 +26,39 @@ impl Target {
     pub fn open(path: &Path, expected: Option<BorrowedFd<'_>>) -> io::Result<Target> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        Target::checked(fd, expected)
+    }
+
+    /// Opens the directory at an absolute path none of whose components is a symlink. It is made (mode 0755) if only its
+    /// last component is missing; returns whether it was.
+    ///
+    /// # Errors
+    /// The kernel's; `ELOOP` if there is a symlink.
+    pub fn open_or_make(path: &Path) -> io::Result<(Target, bool)> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &Path| {
+            rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        };
+        match open(path) {
+            Ok(fd) => return Ok((Target(fd), false)),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::INVAL.into());
+        };
+        let parent = open(parent)?;
+        let made = match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) => true,
+            // Somebody else was quicker; so it is theirs.
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(error.into()),
+        };
+        let fd = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        Ok((Target(fd), made))
+    }
+
+    fn checked(fd: OwnedFd, expected: Option<BorrowedFd<'_>>) -> io::Result<Target> {
         if let Some(expected) = expected {
             let (found, expected) = (rustix::fs::fstat(&fd)?, rustix::fs::fstat(expected)?);
             if (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino) {

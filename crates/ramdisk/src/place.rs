@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -448,6 +448,11 @@ fn maps(base: &Path, device: u64) -> bool {
 }
 
 fn mark_of(pid: i32, scope: &Path) -> Option<Marked> {
+    // Anybody can set a variable, but only for a process of their own.
+    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        return None;
+    }
     // An ended process that nobody has reaped has no environment any more, so it does not appear.
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let own_scope = scope_mark(scope);

@@ -2,20 +2,34 @@
 //!
 //! A connection's socket has an inode number of its own. As long as it is the same, the connection was never lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The established connections in the network namespace of a process: remote address to the socket's inode number.
-/// Where there are several to one address, the last one in the list is given.
+/// The established connections of a process: remote address to the socket's inode number.
 pub fn established(pid: i32) -> BTreeMap<SocketAddr, u64> {
+    let own = sockets(pid);
     let mut found = BTreeMap::new();
     for table in ["tcp", "tcp6"] {
         // A process that has ended has none.
         let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
-        found.extend(text.lines().skip(1).filter_map(parse));
+        // The table is that of the whole network namespace: others may have connections to the same servers.
+        found.extend(text.lines().skip(1).filter_map(parse).filter(|(_, inode)| own.contains(inode)));
     }
     found
+}
+
+/// The inode numbers of the sockets that a process has open.
+fn sockets(pid: i32) -> BTreeSet<u64> {
+    fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+        })
+        .collect()
 }
 
 fn parse(line: &str) -> Option<(SocketAddr, u64)> {

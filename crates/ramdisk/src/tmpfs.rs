@@ -27,18 +27,18 @@ pub struct Features {
 /// The kernel's, if even the plain mount is refused.
 pub fn mount_tmpfs(at: &Path, size: Bytes, uid: u32, gid: u32) -> io::Result<Features> {
     // nr_inodes=0: no limit on the number of files beside the size itself; each costs about 1 KiB of kernel memory.
-    mount_with(at, format!("size={},nr_inodes=0,mode=0700,uid={uid},gid={gid}", size.0))
+    mount_with("ondeck", at, format!("size={},nr_inodes=0,mode=0700,uid={uid},gid={gid}", size.0))
 }
 
-/// The same for root, with a limit on the number of files: what an agent lends must not grow beyond what it promised.
+/// The same for root, under a name of its own in the table of mounts, and with a limit on the number of files: what an agent lends must not grow beyond what it promised.
 ///
 /// # Errors
 /// As [`mount_tmpfs`].
-pub fn mount_limited(at: &Path, size: Bytes, inodes: u64) -> io::Result<Features> {
-    mount_with(at, format!("size={},nr_inodes={inodes},mode=0700", size.0))
+pub fn mount_limited(name: &str, at: &Path, size: Bytes, inodes: u64) -> io::Result<Features> {
+    mount_with(name, at, format!("size={},nr_inodes={inodes},mode=0700", size.0))
 }
 
-fn mount_with(at: &Path, plain: String) -> io::Result<Features> {
+fn mount_with(name: &str, at: &Path, plain: String) -> io::Result<Features> {
     let mut last = Errno::INVAL;
     for (huge_pages, no_swap) in [(true, true), (true, false), (false, false)] {
         let mut options = plain.clone();
@@ -49,7 +49,7 @@ fn mount_with(at: &Path, plain: String) -> io::Result<Features> {
             options.push_str(",noswap");
         }
         let options = CString::new(options)?;
-        match mount("ondeck", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options) {
+        match mount(name, at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options) {
             Ok(()) => return Ok(Features { huge_pages, no_swap }),
             Err(error) => last = error,
         }

@@ -354,9 +354,6 @@ fn run(
     });
     let copying = began.elapsed();
     let cancelled = monitor.progress.is_cancelled();
-    if let Some(gate) = &options.gate {
-        gate.check().map_err(StageError::Gate)?;
-    }
 
     let began = Instant::now();
     // A copy that found nothing to do and nothing that an earlier one may have left unsynced need not wait.
@@ -365,6 +362,9 @@ fn run(
             .map_err(|error| StageError::Sync { path: target_path.clone(), source: error.into() })?;
     }
     let syncing = began.elapsed();
+    // After the flush, which a lost server of the target would not have made fail.
+    let pass_gate = || options.gate.as_ref().map_or(Ok(()), |gate| gate.check().map_err(StageError::Gate));
+    pass_gate()?;
     if let Some(manifest) = &engine.manifest
         && options.sync
     {
@@ -398,6 +398,7 @@ fn run(
         };
         let monitor = Monitor { progress: monitor.progress, event: &event };
         verified = Some(verify::verify(dir, path, workers, &monitor).map_err(verify_error)?);
+        pass_gate()?;
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let counts = &engine.counts;

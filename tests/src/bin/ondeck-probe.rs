@@ -5,7 +5,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
@@ -82,6 +82,8 @@ enum Kind {
     Elsewhere,
     /// A good credential of MUNGE with something else in it.
     Other,
+    /// A good one, from a port that anybody can use.
+    Relayed,
 }
 
 fn main() -> ExitCode {
@@ -142,16 +144,34 @@ fn call(
     .into_bytes();
     request.extend(&body);
     if kind == Kind::Replayed {
-        exchange(agent, &request)?;
+        exchange(agent, &request, true)?;
     }
-    let answer = exchange(agent, &request)?;
+    let answer = exchange(agent, &request, kind != Kind::Relayed)?;
     let (head, said) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
     let status = head.split_whitespace().nth(1).context("no HTTP status")?;
     println!("{status}\n{said}");
     Ok(ExitCode::SUCCESS)
 }
 
-fn exchange(agent: &str, request: &[u8]) -> Result<String> {
+/// Root calls from a port below 1024, as agents ask of administrators, unless it is told otherwise.
+fn connect(agent: &str, privileged: bool) -> Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    if !privileged || !rustix::process::geteuid().is_root() {
+        return Ok(TcpStream::connect(agent)?);
+    }
+    let agent: SocketAddr = agent.parse()?;
+    for port in (600..1024).rev() {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        let own = SocketAddr::from(([0, 0, 0, 0], port));
+        if bind(&socket, &own).is_ok() && connect(&socket, &agent).is_ok() {
+            return Ok(TcpStream::from(socket));
+        }
+    }
+    bail!("no port below 1024 leads to {agent}")
+}
+
+fn exchange(agent: &str, request: &[u8], privileged: bool) -> Result<String> {
     const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
     let mut answer = Vec::new();
     if agent.starts_with('/') {
@@ -160,7 +180,7 @@ fn exchange(agent: &str, request: &[u8]) -> Result<String> {
         stream.write_all(request)?;
         stream.read_to_end(&mut answer)?;
     } else {
-        let mut stream = TcpStream::connect(agent)?;
+        let mut stream = connect(agent, privileged)?;
         stream.set_read_timeout(PATIENCE)?;
         stream.write_all(request)?;
         stream.read_to_end(&mut answer)?;

@@ -8,6 +8,7 @@
 //! - [`undo`]: building that fails or is interrupted leaves nothing
 //! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
 //! - [`health`]: a lost server is seen
+//! - [`guard`]: copies from what is not whole; what others do
 //! - [`orders`]: what can't be built is refused, what was ordered is what is built
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -15,6 +16,7 @@
 mod capacity;
 mod data;
 mod destroy;
+mod guard;
 mod health;
 mod orders;
 mod site;

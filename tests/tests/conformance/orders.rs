@@ -25,7 +25,7 @@ fn what_cannot_be_built_is_refused_before_anything_is_begun() {
         ("--engine gluster --nodes n1,n2 --metadata-device ram", "metadata"),
         ("--engine zfs --nodes n1", "no such engine"),
         ("--engine gluster --nodes n1,n2 --mount n3:relative", "absolute"),
-        ("--engine gluster --nodes n1,n2 --mount n3:/", "n3"),
+        ("--engine gluster --nodes n1,n2 --mount n3:/", "no place"),
         ("--engine gluster --nodes n1,n2 --mount n3:/mnt/../etc", "`..`"),
         ("--engine gluster --nodes n1,n2 --mount nowhere:/mnt/x", "nowhere"),
         ("--engine gluster --nodes n1,nowhere", "nowhere"),

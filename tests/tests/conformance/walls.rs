@@ -493,6 +493,10 @@ fn an_agent_obeys_administrators_with_fresh_credentials_and_nobody_else() {
             assert_eq!(status, 403, "{who} {method}: {body}");
         }
     }
+    // Any user of the administrator's host could pass on what root of another host sends.
+    let (status, body) =
+        call(&site, ctl, "n1", "DELETE", &one, &["--body", &commit, "--credential", "relayed"]);
+    assert_eq!(status, 403, "{body}");
     // A user sees what is theirs, and root on a compute node is nobody there.
     let seen = |host: &Host| call(&site, host, "n1", "GET", "/v1/ramdisks", &[]).1.contains("\"api\"");
     assert!(seen(&owner("n3")) && seen(ctl));

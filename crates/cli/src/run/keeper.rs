@@ -184,6 +184,10 @@ impl Keeper {
     /// From nothing to the end. An error means that the program was not started and nothing was changed.
     fn live(&mut self) -> Result<u8, (u8, anyhow::Error)> {
         let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
+        let paths: Vec<&std::path::Path> =
+            self.shared.plan.directories.iter().map(|directory| directory.path.as_path()).collect();
+        let gate = crate::gate::for_paths(&paths).map_err(not_started)?;
+        self.shared.options.gate = gate;
         let began = Instant::now();
         let namespaces = self.build().map_err(not_started)?;
         self.report.phase("build", began.elapsed(), 0, 0);

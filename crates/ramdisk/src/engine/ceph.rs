@@ -36,10 +36,10 @@ const OSD_MEMORY: Bytes = Bytes(96 << 20);
 const MONITOR_AND_MDS_MEMORY: Bytes = Bytes(384 << 20);
 
 /// RAM that a store in memory takes for its data, in percent of its share: objects are spread within a fifth, what is
-/// stored takes a sixth more than its bytes, and what was deleted is given back late and in pieces. The store itself
-/// knows no limit; the filesystem's quota is the limit. Clients do not gather writes (`client_oc = false`): gathered ones
-/// are counted late, and a store keeps twice their bytes. Measured: docs/engines.md.
-const MEMORY_PERCENT: u64 = 170;
+/// stored takes more than its bytes, and what was deleted is given back late and in pieces. The store itself knows no limit;
+/// the filesystem's quota is the limit. Clients write through (`client_oc_max_dirty = 0`): gathered writes are counted
+/// late, and a store keeps several times their bytes. Measured: docs/engines.md.
+const MEMORY_PERCENT: u64 = 240;
 
 /// Room on a directory's device, in percent of the share. BlueStore must never be full: it would stop all.
 const DEVICE_PERCENT: u64 = 140;
@@ -176,6 +176,11 @@ impl Engine for Ceph {
                 .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
             Ok(mounted.iter().any(|mount| mount.at == at).then_some(()))
         })
+    }
+
+    fn looks_before_lost(&self) -> u32 {
+        // Some four seconds: it is asked over the network, and Ceph hides nothing meanwhile, it only waits.
+        7
     }
 
     fn view(&self, build: &Build) -> View {
