@@ -270,6 +270,13 @@ fn gluster_shows_what_it_cannot_do() {
 
     let nameless = fs::OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(&view.outside);
     assert_eq!(nameless.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+
+    // One table for both kinds of lock: a program that takes both waits for itself.
+    let both = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); \
+                fcntl.lockf(file, fcntl.LOCK_EX)";
+    let locked = format!("{}/locked", view.text());
+    let ran = owner.run(&["timeout", "-s", "KILL", "3", "/usr/bin/python3", "-c", both, &locked]);
+    assert!(ran.signal().is_some() || ran.code() == Some(137), "{ran:#?}");
     site.destroy("limits");
     site.assert_nothing_is_left();
 }

@@ -11,7 +11,7 @@ use ondeck_testbed::{Host, wait_until};
 use serde_json::{Value, json};
 
 use crate::site::{
-    self, Case, DEADLINE, GLUSTER, NODES, OWNER, PORT, STRANGER, Setup, Site, View, last_lines,
+    self, CEPH, Case, DEADLINE, GLUSTER, NODES, OWNER, PORT, STRANGER, Setup, Site, View, last_lines,
 };
 
 crate::for_engines! {
@@ -605,4 +605,90 @@ fn a_late_step_of_an_earlier_incarnation_is_fenced() {
     site.start_agent("n1");
     all_fenced("after its end and a restart of the agent", false);
     site.assert_nothing_is_left();
+}
+
+/// Starts ceph-fuse by hand on a host with a configuration and a key; whether it got in.
+fn ceph_mounts_by_hand(site: &Site, host: &Host, conf: &str, key: &str, number: usize) -> bool {
+    let dir = site.bed.dir();
+    let (file, ring) =
+        (dir.join(format!("by-hand-{number}.conf")), dir.join(format!("by-hand-{number}.key")));
+    let at = dir.join("mnt").join(format!("by-hand-{number}"));
+    // Its own key, and no directory of the agent's.
+    let own = conf.lines().map(|line| match line.split(" = ").next() {
+        Some("keyring") => format!("keyring = {}\n", ring.display()),
+        Some(name @ ("run_dir" | "crash_dir")) => format!("{name} = {}\n", dir.display()),
+        _ => format!("{line}\n"),
+    });
+    fs::write(&file, own.collect::<String>()).unwrap();
+    fs::write(&ring, key).unwrap();
+    host.ok(&["mkdir", &at.to_string_lossy()]);
+    let mut command = host.command("ceph-fuse");
+    command
+        .args(["-f", "-n", "client.job", "--client_fs", "ondeck", "-r", "/ramdisk", "-c"])
+        .arg(&file)
+        .arg(&at);
+    let mut client = host.spawn_daemon(command, &dir.join(format!("by-hand-{number}.log"))).unwrap();
+    let mounted = || host.new_mounts().iter().any(|mount| mount.target == at);
+    let got_in =
+        wait_until(DEADLINE, "the client gets in or is refused", || match (mounted(), client.is_running()) {
+            (true, _) => Some(true),
+            (false, false) => Some(false),
+            (false, true) => None,
+        });
+    client.kill(ondeck_testbed::Signal::KILL);
+    client.wait(DEADLINE);
+    let text = at.display().to_string();
+    let _ = host.run(&["umount", "-l", &text]);
+    host.run(&["rm", "-rf", "--one-file-system", &text]);
+    got_in
+}
+
+#[test]
+fn a_ceph_client_without_the_key_or_with_an_earlier_one_is_refused() {
+    if !site::ready(&CEPH) {
+        return;
+    }
+    // So few ports that the second incarnation has the first one's.
+    let site = Site::with(Setup { agent: "server_ports = \"24900-24905\"".into(), ..Setup::default() });
+    let late = site.host("n4");
+    let read = || {
+        let place = site.place("n3", "key");
+        let conf = fs::read_to_string(place.join("ceph.conf")).unwrap();
+        (conf, fs::read_to_string(place.join("keys/client.job")).unwrap())
+    };
+    site.build(&CEPH, "key", "256MiB", 1);
+    let (conf, key) = read();
+    let said = || last_lines(&fs::read_to_string(site.bed.dir().join("by-hand-0.log")).unwrap(), 5);
+    assert!(ceph_mounts_by_hand(&site, late, &conf, &key, 0), "the control does not get in: {}", said());
+    let wrong = "[client.job]\n\tkey = AQAAAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAA==\n";
+    for (number, key) in ["", wrong].iter().enumerate() {
+        assert!(!ceph_mounts_by_hand(&site, late, &conf, key, number + 1), "`{key}` got in");
+    }
+    site.destroy("key");
+    site.build(&CEPH, "key", "256MiB", 1);
+    let (fresh, _) = read();
+    let monitor = |conf: &str| conf.lines().find(|line| line.starts_with("mon_host")).map(str::to_owned);
+    assert_eq!(monitor(&conf), monitor(&fresh), "the same port, or this proves nothing");
+    assert!(!ceph_mounts_by_hand(&site, late, &conf, &key, 3), "the late client got in");
+    assert!(!ceph_mounts_by_hand(&site, late, &fresh, &key, 4), "the late client got in with the new fsid");
+    site.destroy("key");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn ceph_keeps_data_on_a_directory_and_metadata_in_ram() {
+    if !site::ready(&CEPH) {
+        return;
+    }
+    let parts = "[agent.device.ssd]\nkind = \"dir\"\npath = \"BED/ssd\"\ncapacity = \"2GiB\"\n";
+    let site = Site::with(Setup { parts: parts.into(), ..Setup::default() });
+    for more in [&["--device", "ssd"][..], &["--device", "ssd", "--metadata-device", "ram"]] {
+        site.build_with(&CEPH, "tiers", "256MiB", 2, more);
+        let views = site.views(&CEPH, "tiers", 2);
+        fs::write(views[0].outside.join("file"), vec![7; 20 << 20]).unwrap();
+        assert!(fs::read(views[1].outside.join("file")).unwrap() == vec![7; 20 << 20]);
+        site.status("tiers").assert_success();
+        site.destroy("tiers");
+        site.assert_nothing_is_left();
+    }
 }

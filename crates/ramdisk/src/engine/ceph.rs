@@ -33,7 +33,7 @@ const PORTS_OF_FIRST: usize = 2;
 
 /// Measured: docs/engines.md, "What an engine needs".
 const OSD_MEMORY: Bytes = Bytes(96 << 20);
-const MONITOR_AND_MDS_MEMORY: Bytes = Bytes(384 << 20);
+const MONITOR_AND_MDS_MEMORY: Bytes = Bytes(512 << 20);
 
 /// RAM that a store in memory takes for its data, in percent of its share: objects are spread within a fifth, what is
 /// stored takes more than its bytes, and what was deleted is given back late and in pieces. The store itself knows no limit;
@@ -215,8 +215,9 @@ impl Engine for Ceph {
     }
 }
 
-/// Space that BlueStore takes for itself: its log, its database, its allocation units.
-const BLUESTORE_OWN: u64 = 256 << 20;
+/// Space that BlueStore takes for itself: its log, its database, its allocation units. With less, an OSD of a small share
+/// starts nearly full, and does not come up.
+const BLUESTORE_OWN: u64 = 1 << 30;
 
 /// RAM that an OSD with BlueStore takes for its caches.
 const BLUESTORE_MEMORY: u64 = 512 << 20;
@@ -505,7 +506,7 @@ fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(
             command.args(["--osd-objectstore", "memstore", "--memstore-device-bytes", &most]);
         } else {
             command.args(["--osd-objectstore", "bluestore", "--bluestore-block-size"]);
-            command.arg((bytes + BLUESTORE_OWN / 2).to_string());
+            command.arg((bytes + BLUESTORE_OWN / 4 * 3).to_string());
             command.args(["--osd-memory-target", &BLUESTORE_MEMORY.max(896 << 20).to_string()]);
         }
         command.args(more);
@@ -529,6 +530,8 @@ fn set_up(build: &Build) -> Result<(), EngineError> {
     command.args(["--filesystem", FILESYSTEM, "--nodes", &nodes.to_string(), "--root", ROOT]);
     // A little more than was asked for: the agents' check file lies there too.
     command.args(["--quota", &(layout.capacity().0 + (4 << 20)).to_string()]);
+    // Small files take several times their bytes in the stores, which the quota on bytes does not count.
+    command.args(["--files", &crate::device::files(layout.capacity()).to_string()]);
     if layout.metadata_device.is_some() {
         command.arg("--metadata-stores");
     }
