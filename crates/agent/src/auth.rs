@@ -14,8 +14,9 @@ use ondeck_api::config::Administrator;
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::Owner;
 
-/// How long the addresses of the administrators' hosts are believed.
+/// How long the addresses of the administrators' hosts are believed, and how long it is believed that one has none.
 const BELIEVED: Duration = Duration::from_secs(60);
+const BELIEVED_UNKNOWN: Duration = Duration::from_secs(2);
 
 /// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,11 @@ impl Caller {
     }
 }
 
-/// The user ids and addresses of the administrators, and since when they are believed.
-type Resolved = (Instant, Vec<(u32, IpAddr)>);
+/// The user ids and addresses of the administrators, and until when they are believed.
+struct Resolved {
+    until: Instant,
+    known: Vec<(u32, IpAddr)>,
+}
 
 /// The administrators, with their hosts' addresses.
 pub struct Administrators {
@@ -76,27 +80,34 @@ impl Administrators {
         }
         let from = from.ip();
         let mut resolved = self.resolved.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let fresh = resolved.as_ref().is_some_and(|(since, _)| since.elapsed() < BELIEVED);
-        if !fresh {
-            *resolved = Some((Instant::now(), self.resolve()));
+        let now = Instant::now();
+        if resolved.as_ref().is_none_or(|resolved| now >= resolved.until) {
+            let (known, all) = self.resolve();
+            *resolved = Some(Resolved { until: now + if all { BELIEVED } else { BELIEVED_UNKNOWN }, known });
         }
-        let is_one = resolved.as_ref().is_some_and(|(_, known)| known.contains(&(uid, from.to_canonical())));
+        let is_one =
+            resolved.as_ref().is_some_and(|resolved| resolved.known.contains(&(uid, from.to_canonical())));
         if is_one { Caller::Administrator } else { Caller::User(uid) }
     }
 
-    fn resolve(&self) -> Vec<(u32, IpAddr)> {
-        let mut known = Vec::new();
+    /// The administrators that the name service knows, and whether these are all.
+    fn resolve(&self) -> (Vec<(u32, IpAddr)>, bool) {
+        let (mut known, mut all) = (Vec::new(), true);
         for Administrator { user, host } in &self.named {
             let Some(uid) = user_id(user) else {
                 tracing::warn!(user, "an administrator is no user of this machine");
+                all = false;
                 continue;
             };
             match (host.as_str(), 0).to_socket_addrs() {
                 Ok(addresses) => known.extend(addresses.map(|address| (uid, address.ip().to_canonical()))),
-                Err(error) => tracing::warn!(host, %error, "the host of an administrator has no address"),
+                Err(error) => {
+                    tracing::warn!(host, %error, "the host of an administrator has no address");
+                    all = false;
+                }
             }
         }
-        known
+        (known, all)
     }
 }
 

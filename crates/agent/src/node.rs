@@ -107,8 +107,14 @@ fn failed(error: &EngineError) -> Refusal {
 }
 
 /// Milliseconds since 1970.
-pub fn now_ms() -> u64 {
+fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Milliseconds since the machine was started: a clock that nobody sets.
+pub fn since_boot_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// This machine's name, without its domain: as Slurm has it.
@@ -427,7 +433,7 @@ impl Node {
             shown: Vec::new(),
             complete: false,
             first_view: None,
-            lease_until_ms: now_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
+            lease_until_ms: since_boot_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
         };
         ramdisk::found(&place, &record, &secret).map_err(|error| {
             // Nothing is mounted in it yet.

@@ -740,15 +740,20 @@ fn take_away(mount: &mounts::Mount) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error: by the kernel's own
-/// switch where the control filesystem is mounted, and by killing the client.
+/// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error, and kills the client.
 fn cut_off(place: &Place) -> Result<(), EngineError> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     place.kill_role("client");
     let client = place.path(CLIENT);
     let mounts = mounts::mounted_below(&client)
         .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
     for mount in mounts.iter().filter(|mount| mount.kind.starts_with("fuse")) {
-        mounts::abort_fuse(mount.device).map_err(|error| EngineError::io("cut off", &client, error))?;
+        // A name of its own: several may cut off at the same time.
+        let scratch = place.path(&format!("fuse-control-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        if let Err(error) = mounts::abort_fuse(mount.device, &scratch) {
+            // The client is dead, which does it too in all but rare cases.
+            tracing::warn!(ramdisk = %place.id(), %error, "can't abort its FUSE connection");
+        }
     }
     Ok(())
 }

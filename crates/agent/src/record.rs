@@ -31,7 +31,7 @@ pub struct Record {
     /// What the client here saw when it had just mounted.
     #[serde(default)]
     pub first_view: Option<View>,
-    /// When it is removed if it is not complete by then: milliseconds since 1970.
+    /// When it is removed if it is not complete by then: milliseconds since the machine was started.
     pub lease_until_ms: u64,
 }
 

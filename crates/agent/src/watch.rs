@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ondeck_core::RamDiskId;
 
-use crate::node::{Node, now_ms};
+use crate::node::{Node, since_boot_ms};
 
 /// How often it looks. A lost server must be seen within five seconds; a look costs less than a millisecond.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -26,7 +26,7 @@ pub fn watch(node: &Node, stop: &AtomicBool) {
         for ramdisk in &ramdisks {
             let record = ramdisk.record();
             if !record.complete {
-                if now_ms() > record.lease_until_ms {
+                if since_boot_ms() > record.lease_until_ms {
                     node.expire(ramdisk);
                 }
                 continue;

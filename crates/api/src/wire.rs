@@ -69,7 +69,8 @@ pub struct MemoryReport {
     pub pressure: Option<f64>,
 }
 
-/// A step of building a RAM disk on one node. Every step is idempotent.
+/// A step of building a RAM disk on one node. A step that was done can be asked for again; one that failed is undone with
+/// the whole RAM disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {

@@ -68,7 +68,7 @@ pub struct StageArgs {
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<Rate>,
 
-    /// How many threads copy [default: one for each processor, at most 16]
+    /// How many threads copy [default: one for each processor, at most 16; at least 8 with a network filesystem]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 

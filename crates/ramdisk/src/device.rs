@@ -9,6 +9,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use ondeck_core::Bytes;
@@ -82,7 +83,7 @@ impl Device {
                 tmpfs::mount_limited(&format!("ondeck:{}", place.id()), &at, size, inodes)
                     .map_err(|error| EngineError::io("mount a tmpfs on", &at, error))?;
                 if *preallocate {
-                    touch_all(&at, size).map_err(|error| EngineError::io("fill", &at, error))?;
+                    touch_all(place, &at, size, until)?;
                 }
             }
             Device::Dir { path } => {
@@ -188,30 +189,36 @@ fn mount_image(
 
 /// Faults every page of a new tmpfs in, and gives them back: the first touch of memory can cost far more than the
 /// next, above all in a virtual machine whose host must find the page.
-fn touch_all(at: &Path, size: Bytes) -> std::io::Result<()> {
+fn touch_all(place: &Place, at: &Path, size: Bytes, until: Instant) -> Result<(), EngineError> {
+    let failed = |error: std::io::Error| EngineError::io("fill", at, error);
     let path = at.join(".ondeck-touch");
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    fs::remove_file(&path)?;
-    rustix::fs::ftruncate(&file, size.0)?;
-    let length = usize::try_from(size.0).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+    let file = file.map_err(failed)?;
+    fs::remove_file(&path).map_err(failed)?;
+    rustix::fs::ftruncate(&file, size.0).map_err(|error| failed(error.into()))?;
+    let length = usize::try_from(size.0).map_err(|_| failed(std::io::ErrorKind::FileTooLarge.into()))?;
     let workers = std::thread::available_parallelism().map_or(2, usize::from).min(16);
-    // Whole huge pages for each worker.
-    let part = length.div_ceil(workers).next_multiple_of(2 << 20);
-    let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..length)
-            .step_by(part)
-            .map(|offset| {
-                let file = &file;
-                scope.spawn(move || populate(file, offset, part.min(length - offset)))
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked"))))
-            .collect()
-    });
-    results.into_iter().collect()
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<(), EngineError> {
+        loop {
+            let offset = next.fetch_add(PART, Ordering::Relaxed);
+            if offset >= length {
+                return Ok(());
+            }
+            place.must_go_on(until, "touching all pages")?;
+            populate(&file, offset, PART.min(length - offset)).map_err(failed)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(failed(std::io::Error::other("a thread panicked"))))
+        })
+    })
 }
+
+/// Bytes that are touched at a time: whole huge pages, and a fraction of a second.
+const PART: usize = 64 << 20;
 
 fn populate(file: &fs::File, offset: usize, length: usize) -> std::io::Result<()> {
     // SAFETY: a new mapping at an address of the kernel's choice, unmapped below, never read or written by us.

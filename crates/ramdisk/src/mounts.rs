@@ -7,6 +7,7 @@ use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -259,14 +260,27 @@ pub fn mounted_below(directory: &Path) -> io::Result<Vec<Mount>> {
 
 /// Makes every access to a FUSE filesystem fail at once, also those that hang. It can't be undone.
 ///
+/// Killing the filesystem's process does not do the same: a child of it may have the connection open, and hang in it.
+/// Where the control filesystem of FUSE is not mounted, it is for a moment, in the new directory `scratch`.
+///
 /// # Errors
 /// The kernel's; a connection that is gone is fine.
-pub fn abort_fuse(device: (u32, u32)) -> io::Result<()> {
-    let connection = format!("/sys/fs/fuse/connections/{}/abort", device.1);
-    match std::fs::write(connection, "1") {
+pub fn abort_fuse(device: (u32, u32), scratch: &Path) -> io::Result<()> {
+    const CONTROL: &str = "/sys/fs/fuse/connections";
+    let abort = |control: &Path| match std::fs::write(control.join(format!("{}/abort", device.1)), "1") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    };
+    if mounted()?.iter().any(|mount| mount.at == Path::new(CONTROL) && mount.kind == "fusectl") {
+        return abort(Path::new(CONTROL));
     }
+    std::fs::DirBuilder::new().mode(0o700).create(scratch)?;
+    let aborted = mount("ondeck", scratch, "fusectl", MountFlags::NOSUID | MountFlags::NODEV, None)
+        .map_err(io::Error::from)
+        .and_then(|()| abort(scratch));
+    detach_all(scratch)?;
+    std::fs::remove_dir(scratch)?;
+    aborted
 }
 
 #[cfg(test)]

@@ -252,6 +252,20 @@ impl Place {
         }
     }
 
+    /// Fails if the RAM disk is being destroyed or the time is over: for work that waits for nothing.
+    ///
+    /// # Errors
+    /// [`EngineError::Deadline`], [`EngineError::GivenUp`].
+    pub fn must_go_on(&self, until: Instant, what: &str) -> Result<(), EngineError> {
+        if self.is_given_up() {
+            return Err(EngineError::GivenUp);
+        }
+        if Instant::now() >= until {
+            return Err(EngineError::Deadline { what: what.to_owned(), waited: Duration::ZERO });
+        }
+        Ok(())
+    }
+
     /// Ends every wait in this place from now on: the RAM disk is being destroyed.
     pub fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);

@@ -130,6 +130,9 @@ impl Engine for Ceph {
         if phase == 1 {
             return set_up(build);
         }
+        if build.place.running(&format!("osd.{}", osd_id(build.layout, me, 0))).is_some() {
+            return Ok(());
+        }
         write_configuration(build)?;
         if me == 0 {
             start_monitor(build)?;
@@ -440,6 +443,7 @@ client_oc_max_dirty = 0
 client_oc_target_dirty = 0
 client_oc_size = 67108864
 rados_mon_op_timeout = 10
+client_try_dentry_invalidate = true
 ",
         fsid = uuid(&build.client_secret(), "ceph fsid"),
         port = first.ports[0],

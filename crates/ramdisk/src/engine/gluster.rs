@@ -69,9 +69,12 @@ impl Engine for Gluster {
 
     fn start(&self, _phase: usize, build: &Build) -> Result<(), EngineError> {
         let (_, server) = build.server()?;
+        if build.place.running("brick").is_some() {
+            return Ok(());
+        }
         let brick = build.place.path(DATA_DEVICE);
         let internal = brick.join(".glusterfs");
-        std::fs::create_dir(&internal).map_err(|error| EngineError::io("make", &internal, error))?;
+        std::fs::create_dir_all(&internal).map_err(|error| EngineError::io("make", &internal, error))?;
         let volume = volume_id(build);
         rustix::fs::setxattr(&brick, "trusted.glusterfs.volume-id", &volume, rustix::fs::XattrFlags::empty())
             .map_err(|error| EngineError::io("set trusted.glusterfs.volume-id on", &brick, error))?;
