@@ -433,8 +433,11 @@ impl Fleet {
         let (_, faults) = self.destroy_on(id, nodes).await;
         faults
             .into_iter()
-            // What is there belongs to another incarnation.
-            .filter(|fault| !matches!(fault.error.code(), Some(RefusalCode::Conflict | RefusalCode::Fenced)))
+            // What is there belongs to another incarnation, or we were let do nothing.
+            .filter(|fault| {
+                use RefusalCode::{Conflict, Fenced, Forbidden, Unauthenticated};
+                !matches!(fault.error.code(), Some(Conflict | Fenced | Forbidden | Unauthenticated))
+            })
             .map(|fault| match fault.error {
                 CallError::Refused { .. } => fault.to_string(),
                 _ => format!("{fault} ({} removes its part by itself when its lease is over)", fault.node),
