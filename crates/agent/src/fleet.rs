@@ -158,8 +158,8 @@ fn leftovers_text(leftovers: &[String]) -> String {
 /// One row of the table.
 struct Row {
     name: String,
-    /// What undoes it, for whoever reads the table; the agent does it for whatever it finds.
-    undo: &'static str,
+    /// What undoes it. The agents do it for whatever they find.
+    undo: Option<&'static str>,
     on: Vec<NodeName>,
     step: RowStep,
 }
@@ -222,7 +222,8 @@ impl Fleet {
             .await
     }
 
-    /// Builds a RAM disk. `begins` is called with the name of each step; `stop` ends the building and undoes it.
+    /// Builds a RAM disk. `begins` is called with the name of each step, and of what
+    /// undoes it if that is needed; `stop` ends the building and undoes it.
     ///
     /// # Errors
     /// [`BuildError`]; then nothing is left, or it says where.
@@ -246,13 +247,18 @@ impl Fleet {
         let until = began + plan.deadline;
         let mut stop = std::pin::pin!(stop);
         let mut touched: Vec<NodeName> = Vec::new();
-        for row in &table {
+        for (number, row) in table.iter().enumerate() {
             begins(&row.name);
+            let undoing = || {
+                let begun = table[..=number].iter().rev();
+                begun.filter_map(|row| row.undo).for_each(|undo| begins(&format!("undo: {undo}")));
+            };
             let step_began = Instant::now();
             touched.extend(row.on.iter().filter(|node| !touched.contains(node)).cloned().collect::<Vec<_>>());
             let done = tokio::select! {
                 done = self.take(row, &layout, &mounts, &secret, until) => done,
                 () = &mut stop => {
+                    undoing();
                     let leftovers = self.undo(&layout.id, &touched).await;
                     return Err(BuildError::Interrupted { step: row.name.clone(), leftovers });
                 }
@@ -266,6 +272,7 @@ impl Fleet {
                     }
                 }
                 Err(faults) => {
+                    undoing();
                     let leftovers = self.undo(&layout.id, &touched).await;
                     return Err(BuildError::Step { step: row.name.clone(), faults, leftovers });
                 }
@@ -583,33 +590,28 @@ fn table(layout: &Layout, mounts: &[MountAt]) -> Vec<Row> {
         step: RowStep::Same(step),
     };
     let mut rows = vec![
-        row("allocate", "release bytes and ports", &servers, Step::Allocate),
-        row("prepare devices", "unmount and free them", &servers, Step::Prepare),
+        row("allocate", Some("release bytes and ports"), &servers, Step::Allocate),
+        row("prepare devices", Some("unmount and free them"), &servers, Step::Prepare),
     ];
     for (index, phase) in engine(layout.engine).phases().iter().enumerate() {
         let on = if phase.on == On::First { &first } else { &servers };
-        rows.push(row(&format!("start {}", phase.name), "kill them", on, Step::Start(index)));
-        rows.push(row(&format!("wait for {}", phase.name), "nothing", on, Step::Serve(index)));
+        rows.push(row(&format!("start {}", phase.name), Some("kill them"), on, Step::Start(index)));
+        rows.push(row(&format!("wait for {}", phase.name), None, on, Step::Serve(index)));
     }
     // Somebody must make the owner's directory and try whether it works. If nobody mounts it yet, the first server does.
     let clients = if layout.clients.is_empty() { first } else { layout.clients.clone() };
-    rows.push(row("mount", "unmount, end the client", &clients, Step::Mount));
-    rows.push(row("check by write and read", "nothing", &clients[..1], Step::Check));
+    rows.push(row("mount", Some("unmount, end the client"), &clients, Step::Mount));
+    rows.push(row("check by write and read", None, &clients[..1], Step::Check));
     if mounts.is_empty() {
-        rows.push(row("unmount", "nothing", &clients, Step::Unmount));
+        rows.push(row("unmount", None, &clients, Step::Unmount));
     } else {
         let name = "show".to_owned();
-        rows.push(Row { name, undo: "hide", on: clients.clone(), step: RowStep::Show });
+        rows.push(Row { name, undo: Some("hide"), on: clients.clone(), step: RowStep::Show });
     }
     let mut all = servers;
     all.extend(clients.into_iter().filter(|node| layout.server_on(node).is_none()));
-    rows.push(row("commit", "nothing", &all, Step::Commit));
+    rows.push(row("commit", None, &all, Step::Commit));
     rows
-}
-
-/// The table for people: every step of building with what undoes it.
-pub fn steps_of(layout: &Layout, mounts: &[MountAt]) -> Vec<(String, &'static str)> {
-    table(layout, mounts).into_iter().map(|row| (row.name, row.undo)).collect()
 }
 
 fn next_epoch(newest: u64) -> Epoch {
@@ -725,9 +727,4 @@ fn fits(layout: &Layout, reports: &[NodeReport], share: Bytes) -> Result<(), Bui
         }
     }
     Ok(())
-}
-
-/// Whether a failed call means that there was nothing.
-pub fn is_not_found(error: &CallError) -> bool {
-    error.code() == Some(RefusalCode::NotFound)
 }

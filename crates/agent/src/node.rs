@@ -393,7 +393,7 @@ impl Node {
             let message = format!("{} is not among the servers of {id}", self.name);
             return Err(refusal(RefusalCode::Malformed, message));
         }
-        // Looking at the use of other RAM disks takes a moment; it is done before the lock, and can only shrink.
+        // From here on nobody else is promised anything.
         let mut known = self.known();
         if let Some(found) = known.ramdisks.get(&id.name) {
             return match found.id().epoch {

@@ -145,10 +145,7 @@ impl RamDisk {
             // Reserved when it was made known to the agent.
             Step::Allocate => Ok(()),
             Step::Prepare => self.prepare(&build, capacity),
-            Step::Start(phase) => {
-                self.note(|_| {})?;
-                engine.start(*phase, &build)
-            }
+            Step::Start(phase) => engine.start(*phase, &build),
             Step::Serve(phase) => {
                 let name = engine.phases().get(*phase).map_or("servers", |phase| phase.name);
                 let what = format!("the {name} to serve");
@@ -309,29 +306,31 @@ impl RamDisk {
         for shown in self.record().shown {
             self.hide(&shown.path)?;
         }
-        if let Some(pid) = self.place.running("client") {
-            // An orderly end: what is in its buffers reaches the servers.
-            let client = self.place.path(CLIENT);
-            let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
-                mounts::unmount_unless_busy(&client)
-                    .map_err(|error| EngineError::io("unmount", &client, error))
+        if self.place.running("client").is_some() {
+            // An orderly end: what is in its buffers reaches the servers, and it ends by itself.
+            let views = [READ_ONLY, CLIENT].map(|name| self.place.path(name));
+            let until = Instant::now() + ORDERLY;
+            let unmounted = within(until, "unmounting", move || {
+                for view in &views {
+                    match mounts::unmount_unless_busy(view) {
+                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                            return Err(EngineError::io("unmount", view, error));
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(())
             });
-            if !matches!(unmounted, Ok(true)) {
-                tracing::warn!(ramdisk = %self.id(), pid, "the client is busy; it is cut off");
+            let ended = unmounted.and_then(|()| {
+                self.place.wait(until, "the client to end", || {
+                    Ok(self.place.running("client").is_none().then_some(()))
+                })
+            });
+            if let Err(error) = ended {
+                tracing::warn!(ramdisk = %self.id(), %error, "the client is busy; it is cut off");
             }
         }
         take_client_away(&self.place)?;
-        for process in self.place.processes() {
-            if process.role == "client" && process.ended.is_none() {
-                let until = Instant::now() + ORDERLY;
-                let ended = self.place.wait(until, "the client to end", || {
-                    Ok(self.place.running("client").is_none().then_some(()))
-                });
-                if ended.is_err() {
-                    self.place.kill_role("client");
-                }
-            }
-        }
         self.note(|record| record.first_view = None)
     }
 

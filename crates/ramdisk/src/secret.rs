@@ -39,10 +39,25 @@ impl Secret {
         hex(&self.derive(purpose))
     }
 
+    /// A UUID for `purpose` (version 4 of RFC 4122, by its fixed bits).
+    pub fn uuid(&self, purpose: &str) -> [u8; 16] {
+        let derived = self.derive(purpose);
+        let mut bytes: [u8; 16] = std::array::from_fn(|index| derived[index]);
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        bytes
+    }
+
     /// The secret as text, to be put only where nobody else can read it.
     pub fn reveal(&self) -> String {
         hex(&self.0)
     }
+}
+
+/// A UUID as it is written.
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let hex = hex(&bytes);
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 fn hex(bytes: &[u8]) -> String {

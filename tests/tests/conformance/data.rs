@@ -259,7 +259,8 @@ fn gluster_shows_what_it_cannot_do() {
     assert!(free.f_bavail * free.f_frsize > 110 << 20);
     let file = view.outside.join("large");
     let ran = owner.shell(&format!("head -c 90M /dev/zero > {}/large", view.text()));
-    // Gluster 10's own write-behind crashes now and then when a write is cut short by a full brick. Then the mount is gone, and says so.
+    // Gluster 10's own write-behind crashes now and then when small writes hit a full brick. Then the mount is gone, and
+    // says so.
     let crashed = ran.stderr.contains("not connected") || ran.stderr.contains("connection abort");
     assert!(!ran.success() && (ran.stderr.contains("No space left") || crashed), "{ran:#?}");
     if crashed {

@@ -15,11 +15,12 @@ use ondeck_core::{Bytes, EngineKind, Layout};
 
 use super::{Build, DATA_DEVICE, Engine, METADATA_DEVICE, On, Phase, View, listens};
 use crate::device::RAM;
+use crate::secret::uuid_text;
 use crate::{EngineError, Secret};
 
 pub(super) struct Ceph;
 
-/// What sets the cluster up: one process with one connection, where each call of `ceph` would take a quarter of a second.
+/// What sets the cluster up: one process with one connection, where each call of `ceph` would start anew.
 const SET_UP: &str = include_str!("ceph_set_up.py");
 
 /// Runs it.
@@ -35,10 +36,10 @@ const PORTS_OF_FIRST: usize = 2;
 const OSD_MEMORY: Bytes = Bytes(96 << 20);
 const MONITOR_AND_MDS_MEMORY: Bytes = Bytes(512 << 20);
 
-/// RAM that a store in memory takes for its data, in percent of its share: objects are spread within a fifth, what is
-/// stored takes more than its bytes, and what was deleted is given back late and in pieces. The store itself knows no limit;
-/// the filesystem's quota is the limit. Clients write through (`client_oc_max_dirty = 0`): gathered writes are counted
-/// late, and a store keeps several times their bytes. Measured: docs/engines.md.
+/// RAM that a store in memory takes for its data, in percent of its share: objects are not spread evenly, what is stored
+/// takes more than its bytes, and what was deleted is given back late and in pieces. The store itself knows no limit; the
+/// filesystem's quota is the limit. Clients write through (`client_oc_max_dirty = 0`): gathered writes are counted late,
+/// and a store keeps several times their bytes. `ondeck-bench ramdisk --part memory` compares.
 const MEMORY_PERCENT: u64 = 240;
 
 /// Room on a directory's device, in percent of the share. BlueStore must never be full: it would stop all.
@@ -258,15 +259,6 @@ fn conf(build: &Build) -> std::path::PathBuf {
     build.place.path("ceph.conf")
 }
 
-fn uuid(secret: &Secret, purpose: &str) -> String {
-    let mut bytes = secret.derive(purpose);
-    // Version 4, variant 1 (RFC 4122).
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 /// A cephx key: type 1 (AES), the time of its making, the length, 16 bytes; in base64.
 fn cephx_key(secret: &Secret, entity: &str) -> String {
     let random = secret.derive(&format!("cephx {entity}"));
@@ -445,7 +437,7 @@ client_oc_size = 67108864
 rados_mon_op_timeout = 10
 client_try_dentry_invalidate = true
 ",
-        fsid = uuid(&build.client_secret(), "ceph fsid"),
+        fsid = uuid_text(build.client_secret().uuid("ceph fsid")),
         port = first.ports[0],
         v4 = !v6,
     )
@@ -516,7 +508,7 @@ fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(
         command.args(more);
         command
     };
-    let uuid = uuid(build.secret, &format!("ceph osd {id}"));
+    let uuid = uuid_text(build.secret.uuid(&format!("ceph osd {id}")));
     build.place.run(&format!("{role} mkfs"), osd(&["--mkfs", "--osd-uuid", &uuid]), build.until)?;
     let (first, last) = (ports[0].to_string(), ports[ports.len() - 1].to_string());
     build.place.start(&role, osd(&["-f", "--ms-bind-port-min", &first, "--ms-bind-port-max", &last]))?;

@@ -63,7 +63,7 @@ if options.metadata_stores:
         rules[kind] = {"rule": kind}
 groups = 32 * options.nodes
 tell("osd pool create", pool="metadata", pg_num=8, pgp_num=8, **rules.get("metadata", {}))
-# 32 for each node spread objects within a fifth; with 8 one node can hold twice as much as another.
+# The more there are for each node, the more evenly objects are spread.
 tell("osd pool create", pool="data", pg_num=groups, pgp_num=groups, **rules.get("data", {}))
 wait("a metadata server", lambda: len(ask("fs dump")["standbys"]) > 0)
 tell("fs new", fs_name=options.filesystem, metadata="metadata", data="data", force=True)

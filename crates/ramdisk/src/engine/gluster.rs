@@ -11,6 +11,7 @@ use std::process::Command;
 use ondeck_core::{Bytes, EngineKind, Layout, Server};
 
 use super::{Build, DATA_DEVICE, Engine, On, Phase, View, listens};
+use crate::secret::uuid_text;
 use crate::{EngineError, tcp};
 
 pub(super) struct Gluster;
@@ -155,15 +156,8 @@ fn volume_name(layout: &Layout) -> String {
     format!("/{}.{}", layout.id.name, layout.id.epoch)
 }
 
-/// A volume id of this incarnation; a version 4 UUID's fixed bits are not looked at.
 fn volume_id(build: &Build) -> [u8; 16] {
-    let derived = build.client_secret().derive("gluster volume id");
-    std::array::from_fn(|index| derived[index])
-}
-
-fn volume_uuid(build: &Build) -> String {
-    let hex: String = volume_id(build).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    build.client_secret().uuid("gluster volume id")
 }
 
 fn credentials(build: &Build) -> (String, String) {
@@ -193,7 +187,7 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 fn server_volfile(build: &Build, server: &Server, brick: &Path) -> String {
-    let uuid = volume_uuid(build);
+    let uuid = uuid_text(volume_id(build));
     let name = volume_name(build.layout);
     let (user, password) = credentials(build);
     let (address, port) = (server.address.to_string(), server.ports[0].to_string());
@@ -276,7 +270,7 @@ fn client_volfile(build: &Build) -> String {
             let below: Vec<&str> = pair.iter().map(String::as_str).collect();
             let pending: Vec<String> =
                 (0..pair.len()).map(|copy| format!("ondeck-client-{}", index * copies + copy)).collect();
-            let (pending, volume) = (pending.join(","), volume_uuid(build));
+            let (pending, volume) = (pending.join(","), uuid_text(volume_id(build)));
             let options = [
                 ("afr-pending-xattr", pending.as_str()),
                 ("data-self-heal", "on"),
