@@ -39,6 +39,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub enum Size {
     /// At least so many bytes.
     Bytes(Bytes),
+    /// As large as it gets when every server is promised this much, its processes included.
+    Within(Bytes),
     /// As large as the nodes can make it.
     Largest,
 }
@@ -79,6 +81,8 @@ pub struct Plan {
     pub simulation: Option<Simulation>,
     /// How long building may take in all.
     pub deadline: Duration,
+    /// Its epoch and secret, of a builder that keeps them; otherwise both are made up.
+    pub identity: Option<(Epoch, Secret)>,
 }
 
 /// A step that was taken.
@@ -237,7 +241,10 @@ impl Fleet {
         let (mut layout, mounts) = tokio::time::timeout(plan.deadline, self.lay_out(plan))
             .await
             .map_err(|_| BuildError::Plan("the nodes did not answer in time".into()))??;
-        let secret = Secret::new().map_err(|error| BuildError::Plan(format!("random numbers: {error}")))?;
+        let secret = match &plan.identity {
+            Some((_, secret)) => secret.clone(),
+            None => Secret::new().map_err(|error| BuildError::Plan(format!("random numbers: {error}")))?,
+        };
         let mut steps = vec![StepTime {
             name: "ask nodes".into(),
             nodes: layout.servers.len(),
@@ -330,7 +337,10 @@ impl Fleet {
         }
         let newest = reports.iter().map(|report| report.newest_epoch).max().unwrap_or(0);
         let mut layout = Layout {
-            id: RamDiskId { name: plan.name.clone(), epoch: next_epoch(newest) },
+            id: RamDiskId {
+                name: plan.name.clone(),
+                epoch: plan.identity.as_ref().map_or_else(|| next_epoch(newest), |(epoch, _)| *epoch),
+            },
             engine: plan.engine,
             owner: plan.owner,
             replicas: plan.replicas,
@@ -360,7 +370,8 @@ impl Fleet {
                 return Err(BuildError::Plan("a RAM disk of 0 bytes holds nothing; give it a size".into()));
             }
             Size::Bytes(size) => equal_share(size, reports.len(), plan.replicas, engine.smallest_share()),
-            Size::Largest => largest(&layout, &reports)?,
+            Size::Within(promise) => largest(&layout, &reports, promise)?,
+            Size::Largest => largest(&layout, &reports, Bytes(u64::MAX))?,
         };
         for server in &mut layout.servers {
             server.share = share;
@@ -656,12 +667,12 @@ fn used_devices(layout: &Layout) -> Vec<&str> {
     used
 }
 
-/// The largest share that every node can give.
-fn largest(layout: &Layout, reports: &[NodeReport]) -> Result<Bytes, BuildError> {
+/// The largest share that every node can give, each out of no more than `promise`.
+fn largest(layout: &Layout, reports: &[NodeReport], promise: Bytes) -> Result<Bytes, BuildError> {
     let mut least = Bytes(u64::MAX);
     for (index, report) in reports.iter().enumerate() {
         for device in used_devices(layout) {
-            let free = report.devices.get(device).map(|device| device.free).unwrap_or_default();
+            let free = report.devices.get(device).map(|device| device.free).unwrap_or_default().min(promise);
             // A device that takes none of the data does not limit the share.
             let limit = Bytes(1 << 62);
             let share = if need(layout, report, index, device, limit) <= free {
@@ -708,7 +719,7 @@ fn fits(layout: &Layout, reports: &[NodeReport], share: Bytes) -> Result<(), Bui
             };
             let needed = need(layout, report, index, device, share);
             if needed > found.free {
-                let most = largest(layout, reports).map(|share| {
+                let most = largest(layout, reports, Bytes(u64::MAX)).map(|share| {
                     let raw = u128::from(share.0) * layout.servers.len() as u128
                         / u128::from(layout.replicas.max(1));
                     format!(

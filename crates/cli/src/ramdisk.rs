@@ -273,6 +273,7 @@ async fn create(fleet: &Fleet, args: CreateArgs) -> Result<u8> {
         metadata_device: args.metadata_device,
         simulation: args.simulate,
         deadline: args.deadline,
+        identity: None,
     };
     let begins = |step: &str| {
         if args.verbose && !args.json {

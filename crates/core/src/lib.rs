@@ -10,15 +10,18 @@
 //! - [`request`]: what a job asks for, whether it came from `#RSA_` lines or from options
 //! - [`fit`]: does it fit into the RAM that is free, and when must a job end so that its results get out
 //! - [`allocation`]: what a RAM disk is made of: names, epochs, servers, equal shares
+//! - [`queue`]: what a workload manager shows of its queue
 //! - [`exit`]: the exit codes of every command, and what each promises
 
 pub mod allocation;
 pub mod duration;
 pub mod exit;
 pub mod fit;
+pub mod queue;
 pub mod request;
 pub mod size;
 
 pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
+pub use queue::{Incarnation, JobId, QueuedJob, Standing};
 pub use request::{EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};
