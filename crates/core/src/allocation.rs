@@ -135,7 +135,7 @@ impl FromStr for RamDiskId {
 }
 
 /// Whose a RAM disk is: its root has this owner and mode 0700.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
     /// User id.
     pub uid: u32,

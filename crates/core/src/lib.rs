@@ -11,6 +11,7 @@
 //! - [`fit`]: does it fit into the RAM that is free, and when must a job end so that its results get out
 //! - [`allocation`]: what a RAM disk is made of: names, epochs, servers, equal shares
 //! - [`queue`]: what a workload manager shows of its queue
+//! - [`schedule`]: what the scheduler decides: states, placement, policies, as one pure state machine
 //! - [`exit`]: the exit codes of every command, and what each promises
 
 pub mod allocation;
@@ -19,6 +20,7 @@ pub mod exit;
 pub mod fit;
 pub mod queue;
 pub mod request;
+pub mod schedule;
 pub mod size;
 
 pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};

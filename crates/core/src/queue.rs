@@ -126,6 +126,8 @@ pub struct QueuedJob {
     pub priority: u64,
     /// Its quality of service; empty if there is none.
     pub qos: String,
+    /// Whether it was held at submission until its input is in the RAM disk, and is to be let go then.
+    pub held_for_input: bool,
 }
 
 #[cfg(test)]

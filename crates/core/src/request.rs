@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::Bytes;
 
 /// What a job asks of the accelerator. Paths are as the user wrote them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Request {
     /// Directories to stage in and show, read-only, at the same path.
     pub data_in: Vec<PathBuf>,
@@ -89,16 +90,21 @@ keyword_enum! {
 
 keyword_enum! {
     /// An archive format for results of many small files.
+    #[derive(Hash, Serialize, Deserialize)]
     PackFormat {
         /// POSIX (pax) tar.
+        #[serde(rename = "tar")]
         Tar = "tar",
         /// The same, compressed with Zstandard.
+        #[serde(rename = "tar.zst")]
         TarZst = "tar.zst",
     }
 }
 
 keyword_enum! {
     /// What happens when a job could start before its input is in the RAM disk.
+    #[derive(Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
     WaitPolicy {
         /// Run on the disk filesystem.
         Disk = "disk",

@@ -1,0 +1,249 @@
+//! What is known of one job.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{JobState, RsaState, Time};
+use crate::{Bytes, Epoch, Incarnation, NodeName, Owner, RamDiskId, Request};
+
+/// What a RAM disk is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// The input; the output comes after the switch, if there is one.
+    Input,
+    /// Input and output from the start: both fit.
+    Both,
+    /// The output alone.
+    Output,
+}
+
+/// What is known of a job's Prolog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prolog {
+    /// It has not been heard of.
+    Expected,
+    /// It waits for an answer, and the job with it.
+    Waiting,
+    /// It is over: the job's program runs.
+    Over,
+}
+
+/// RSA nodes that are promised to a job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Allocation {
+    /// Which.
+    pub nodes: Vec<NodeName>,
+    /// What each promises, the engine's own needs included.
+    pub promise: Bytes,
+    /// The RAM disk that is on them, or will be: every one that is built has a greater epoch.
+    pub epoch: Epoch,
+}
+
+/// The kinds of work that others do and report the end of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Build the RAM disk.
+    Construct,
+    /// Fill it.
+    StageIn,
+    /// Stop filling it.
+    StopStageIn,
+    /// Show it on all I/O nodes, or on none.
+    Mount,
+    /// Take it away from all of them.
+    Unmount {
+        /// Also if files are open.
+        force: bool,
+    },
+    /// Bring the results home.
+    StageOut,
+    /// Remove it.
+    Destroy,
+}
+
+impl Work {
+    /// A word for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Work::Construct => "construct",
+            Work::StageIn => "stage in",
+            Work::StopStageIn => "stop staging in",
+            Work::Mount => "mount",
+            Work::Unmount { .. } => "unmount",
+            Work::StageOut => "stage out",
+            Work::Destroy => "destroy",
+        }
+    }
+}
+
+/// Work that is under way. Its number tells it from earlier work for the same job, whose late end is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Task {
+    /// Its number: greater than that of every earlier one.
+    pub number: u64,
+    /// What.
+    pub work: Work,
+    /// When it is taken for failed.
+    pub until: Time,
+}
+
+/// A job that has asked for something.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Job {
+    /// Which life of which job.
+    pub id: Incarnation,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The account it is charged to.
+    pub account: String,
+    /// What it asks for; paths are absolute.
+    pub request: Request,
+    /// The directory it was submitted from.
+    pub work_dir: PathBuf,
+    /// How many compute nodes it has or wants.
+    pub compute_nodes: u32,
+    /// Its priority in the queue.
+    pub priority: u64,
+    /// When it was submitted, in seconds since 1970.
+    pub submitted: u64,
+    /// What the workload manager does with it.
+    pub job_state: JobState,
+    /// What Ondeck does for it.
+    pub rsa_state: RsaState,
+    /// Since when it is in that state.
+    pub since: Time,
+    /// What its RAM disk is for, or will be.
+    pub purpose: Purpose,
+    /// What is promised to it.
+    pub allocation: Option<Allocation>,
+    /// Where it is shown: the job's nodes, or what the site's mapping makes of them.
+    pub io_nodes: Vec<NodeName>,
+    /// Whether its RAM disk may hold results. Set before it is mounted to be written to; taken back when they are on
+    /// disk, or were abandoned by name.
+    pub results: bool,
+    /// Whether somebody abandoned results of it.
+    pub abandoned: bool,
+    /// The work under way.
+    pub task: Option<Task>,
+    /// How often building, filling or mounting failed.
+    pub failures: u32,
+    /// Whether the allocation is the one that failed last.
+    pub failed_here: bool,
+    /// Whether there is no point in trying again.
+    pub hopeless: bool,
+    /// Nodes that failed it.
+    pub avoid: Vec<NodeName>,
+    /// Whether a server of its RAM disk is lost.
+    pub broken: bool,
+    /// Whether mounting it failed, so that some nodes may show it.
+    pub mount_failed: bool,
+    /// How often unmounting failed in a row.
+    pub unmounts: u32,
+    /// How often staging out failed in a row.
+    pub stage_outs: u32,
+    /// Until when nothing is tried.
+    pub not_before: Option<Time>,
+    /// Whether what was held is to be tried again.
+    pub retry_now: bool,
+    /// Its Prolog.
+    pub prolog: Prolog,
+    /// Until when the Prolog is waited for.
+    pub prolog_until: Option<Time>,
+    /// When it was first seen running.
+    pub started: Option<Time>,
+    /// When the input is given up for the output.
+    pub switch_at: Option<Time>,
+    /// Whether that time has come.
+    pub delay_over: bool,
+    /// Since when the queue has said otherwise than the state here.
+    pub doubted: Option<Time>,
+    /// Whether the workload manager was told to keep it in front.
+    pub locked_in: bool,
+    /// Whether it is held until its input is there, and not yet released.
+    pub held: bool,
+    /// Whether it was held until its input was there, and then released.
+    pub let_go: bool,
+    /// The latest that its user should know; empty if nothing.
+    pub message: String,
+    /// Why it waits, if it does; not a fault.
+    pub waits_for: String,
+}
+
+impl Job {
+    /// Whether it has input.
+    pub fn wants_in(&self) -> bool {
+        !self.request.data_in.is_empty()
+    }
+
+    /// Whether it has output.
+    pub fn wants_out(&self) -> bool {
+        !self.request.data_out.is_empty()
+    }
+
+    /// What its RAM disk is best for while it has not started.
+    pub fn best_purpose(&self) -> Purpose {
+        match (self.wants_in(), self.wants_out()) {
+            (false, _) => Purpose::Output,
+            (true, false) => Purpose::Input,
+            // A delay asks for the switch; a directory that is both can't be switched.
+            (true, true) if self.request.out_size.is_some() && self.request.delay.is_none() => Purpose::Both,
+            (true, true) if self.request.data_in.iter().any(|path| self.request.data_out.contains(path)) => {
+                Purpose::Both
+            }
+            (true, true) => Purpose::Input,
+        }
+    }
+
+    /// Whether another attempt is allowed.
+    pub fn may_try(&self) -> bool {
+        !self.hopeless
+    }
+
+    /// Whether a time to wait has not passed.
+    pub fn backing_off(&self) -> bool {
+        self.not_before.is_some()
+    }
+
+    /// The RAM disk that is on its nodes, or will be.
+    pub fn ramdisk(&self) -> Option<RamDiskId> {
+        self.allocation.as_ref().map(|found| RamDiskId { name: self.id.ramdisk(), epoch: found.epoch })
+    }
+
+    /// Its directories for a purpose, each once: the path, whether it is input, whether it is output. The position is
+    /// the name of the directory in the RAM disk.
+    pub fn directories(&self, purpose: Purpose) -> Vec<(PathBuf, bool, bool)> {
+        let request = &self.request;
+        let inputs: &[PathBuf] = if purpose == Purpose::Output { &[] } else { &request.data_in };
+        let outputs: &[PathBuf] = if purpose == Purpose::Input { &[] } else { &request.data_out };
+        let mut found: Vec<(PathBuf, bool, bool)> = Vec::new();
+        for (path, input) in
+            inputs.iter().map(|path| (path, true)).chain(outputs.iter().map(|path| (path, false)))
+        {
+            match found.iter_mut().find(|(known, _, _)| known == path) {
+                Some(known) => (known.1, known.2) = (known.1 || input, known.2 || !input),
+                None => found.push((path.clone(), input, !input)),
+            }
+        }
+        found
+    }
+
+    /// Whether `other` has results that are not on disk yet where this job reads or writes; names the path.
+    pub fn waits_for_results_of(&self, other: &Job) -> Option<PathBuf> {
+        if self.id == other.id || !other.results {
+            return None;
+        }
+        let mine = self.request.data_in.iter().chain(&self.request.data_out);
+        mine.flat_map(|mine| other.request.data_out.iter().map(move |theirs| (mine, theirs)))
+            .find(|(mine, theirs)| overlap(mine, theirs))
+            .map(|(mine, _)| mine.clone())
+    }
+}
+
+/// Whether one path is the other or lies inside it.
+pub fn overlap(a: &Path, b: &Path) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}

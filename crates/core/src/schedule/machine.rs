@@ -1,0 +1,1124 @@
+//! Events, and how the table is applied.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::job::{Allocation, Job, Prolog, Purpose, Task, Work};
+use super::nodes::Nodes;
+use super::policy::{self, LockIn, Placement, Site, Use};
+use super::states::{Move, decide};
+use super::{JobState, RsaState, Time};
+use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
+
+/// A job as the queue shows it, with what its script asks for if it asks for anything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The job.
+    pub job: QueuedJob,
+    /// What it asks for, with absolute paths.
+    pub request: Option<Request>,
+    /// The directory it was submitted from.
+    pub work_dir: PathBuf,
+    /// Where its RAM disk would be shown: its compute nodes, or what the site's mapping makes of them.
+    pub io_nodes: Vec<NodeName>,
+}
+
+/// Something happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The queue, as it was at a time: all jobs that have asked for something or are known here. Known ones that are
+    /// missing have left it.
+    Queue {
+        /// When the workload manager was asked.
+        taken: Time,
+        /// The jobs.
+        jobs: Vec<Seen>,
+    },
+    /// A job's Prolog runs on one of its nodes, and waits for an answer.
+    Starting(Box<Seen>),
+    /// A job's Epilog runs on one of its nodes.
+    Ending(Incarnation),
+    /// Work has ended.
+    Ended {
+        /// The job that it was done for.
+        job: Incarnation,
+        /// The number of its task.
+        number: u64,
+        /// How.
+        outcome: Outcome,
+    },
+    /// The agent of an RSA node answers.
+    NodeUp {
+        /// Which.
+        node: NodeName,
+        /// What it lends in all.
+        capacity: Bytes,
+    },
+    /// An RSA node has not answered for so long that what is on it is taken for lost.
+    NodeLost(NodeName),
+    /// A server of a RAM disk was lost.
+    Broken {
+        /// Which.
+        ramdisk: RamDiskId,
+        /// What is wrong.
+        why: String,
+    },
+    /// A RAM disk that was taken for broken is whole.
+    Whole(RamDiskId),
+    /// What had been left on a node is gone.
+    Cleaned {
+        /// The node.
+        node: NodeName,
+        /// What.
+        ramdisk: RamDiskId,
+    },
+    /// Somebody wants a stage-out that is held to be tried again.
+    Retry(Incarnation),
+    /// Somebody gives results up, by name.
+    Abandon {
+        /// Whose.
+        job: Incarnation,
+        /// By whom.
+        by: String,
+    },
+    /// An RSA node shall lend nothing new.
+    Drain {
+        /// Which.
+        node: NodeName,
+        /// Why.
+        why: String,
+    },
+    /// A drained node shall lend again.
+    Resume(NodeName),
+    /// Time has passed.
+    Tick,
+}
+
+/// How work ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It is done. The text is for the job's log.
+    Done(String),
+    /// It failed.
+    Failed {
+        /// In words: what, where, and what to do.
+        why: String,
+        /// The nodes that failed.
+        blame: Vec<NodeName>,
+        /// What follows.
+        fault: Fault,
+    },
+}
+
+/// What follows from a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fault {
+    /// It may work another time, or elsewhere.
+    Again,
+    /// It will not work until the user changes something.
+    User,
+    /// Files are open.
+    Busy,
+    /// Data was lost.
+    Lost,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Begin work for a job, and report its end.
+    Begin(Incarnation, Task),
+    /// Keep a job in front of the queue.
+    LockIn(Incarnation),
+    /// Stop doing so.
+    UndoLockIn(Incarnation),
+    /// Hold a job.
+    Hold(Incarnation),
+    /// Let a held job start.
+    LetGo(Incarnation),
+    /// Tell a job's user.
+    Tell(Incarnation, String),
+    /// Remove what was left on a node.
+    CleanUp(NodeName, RamDiskId),
+}
+
+/// A line of a job's log, or of the scheduler's if there is no job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// The job.
+    pub job: Option<Incarnation>,
+    /// Its states afterwards.
+    pub states: Option<(JobState, RsaState)>,
+    /// What happened, for people.
+    pub text: String,
+}
+
+/// What follows from an event.
+#[derive(Clone, Debug, Default)]
+pub struct Effects {
+    /// To be done, after everything here has been kept.
+    pub actions: Vec<Action>,
+    /// To be noted.
+    pub changes: Vec<Change>,
+    /// The jobs that were touched: changed, or gone.
+    pub jobs: Vec<Incarnation>,
+    /// The last of what was known of jobs that are gone.
+    pub gone: Vec<Job>,
+    /// The nodes that were touched.
+    pub nodes: Vec<NodeName>,
+}
+
+/// Why an order was not obeyed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// No such job.
+    #[error("job {0} is not known here: it has asked for nothing, or all of it is done")]
+    NoJob(Incarnation),
+    /// No such node.
+    #[error("there is no RSA node {0}")]
+    NoNode(NodeName),
+    /// It makes no sense now.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+/// All jobs that have asked for something, and all RSA nodes.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    site: Site,
+    pub(super) jobs: BTreeMap<Incarnation, Job>,
+    nodes: Nodes,
+    /// Jobs that are next since then, but not yet for long enough to be believed.
+    candidates: BTreeMap<Incarnation, Time>,
+    last_task: u64,
+    last_epoch: Epoch,
+}
+
+impl Schedule {
+    /// Begins with what was kept: jobs, nodes, and the greatest task number and epoch that were ever given.
+    pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_task: u64, last_epoch: Epoch) -> Schedule {
+        let jobs = jobs.into_iter().map(|job| (job.id, job)).collect();
+        Schedule { site, jobs, nodes, candidates: BTreeMap::new(), last_task, last_epoch }
+    }
+
+    /// What the site decides.
+    pub fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// All jobs.
+    pub fn jobs(&self) -> &BTreeMap<Incarnation, Job> {
+        &self.jobs
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// The greatest task number and epoch that were given.
+    pub fn counters(&self) -> (u64, Epoch) {
+        (self.last_task, self.last_epoch)
+    }
+
+    /// Work to begin again after a crash: all that had not ended.
+    pub fn resume(&self) -> Vec<Action> {
+        let tasks = self.jobs.values().filter_map(|job| Some(Action::Begin(job.id, job.task?)));
+        let residue = self
+            .nodes
+            .iter()
+            .flat_map(|(name, node)| node.residue.iter().map(|id| Action::CleanUp(name.clone(), id.clone())));
+        tasks.chain(residue).collect()
+    }
+
+    /// When the next [`Event::Tick`] is due, if nothing else happens.
+    pub fn next_tick(&self) -> Option<Time> {
+        let of_jobs = self.jobs.values().flat_map(|job| {
+            let task = job.task.map(|task| task.until);
+            let switch = if job.delay_over { None } else { job.switch_at };
+            [task, job.not_before, job.prolog_until, switch].into_iter().flatten()
+        });
+        of_jobs.min()
+    }
+
+    /// Whether a job of the queue could get something if it asked for it: only then is its script of interest.
+    pub fn is_candidate(&self, now: Time, job: &QueuedJob) -> bool {
+        self.jobs.contains_key(&job.id) || is_next(&self.site, now, job) || job.standing == Standing::Running
+    }
+
+    /// Lets something happen.
+    ///
+    /// # Errors
+    /// [`Refused`] for orders of people; nothing is changed then.
+    pub fn handle(&mut self, now: Time, event: Event) -> Result<Effects, Refused> {
+        let mut step = Step { schedule: self, now, effects: Effects::default() };
+        step.take(event)?;
+        step.settle();
+        let mut effects = step.effects;
+        effects.jobs.sort_unstable();
+        effects.jobs.dedup();
+        effects.nodes.sort_unstable();
+        effects.nodes.dedup();
+        Ok(effects)
+    }
+}
+
+/// Whether a job is next to start.
+fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
+    match job.standing {
+        Standing::Next | Standing::Configuring => true,
+        Standing::Waiting => job
+            .start
+            .is_some_and(|start| !site.horizon.is_zero() && Time(start * 1000) <= now.plus(site.horizon)),
+        Standing::Held => job.held_for_input,
+        Standing::Running | Standing::Ended => false,
+    }
+}
+
+/// What happens to a job that could start before its input is there.
+fn wait_policy(request: &Request) -> WaitPolicy {
+    let default = if request.stage_in.is_some() { WaitPolicy::Hold } else { WaitPolicy::Disk };
+    request.wait.unwrap_or(default)
+}
+
+/// One event being handled.
+struct Step<'a> {
+    schedule: &'a mut Schedule,
+    now: Time,
+    effects: Effects,
+}
+
+impl Step<'_> {
+    fn take(&mut self, event: Event) -> Result<(), Refused> {
+        match event {
+            Event::Queue { taken, jobs } => self.queue(taken, jobs),
+            Event::Starting(seen) => self.starting(&seen),
+            Event::Ending(id) => {
+                if self.schedule.jobs.contains_key(&id) {
+                    self.set_job_state(id, JobState::Finished, "ended on its nodes");
+                }
+            }
+            Event::Ended { job, number, outcome } => self.ended(job, number, outcome),
+            Event::NodeUp { node, capacity } => {
+                let Some(known) = self.schedule.nodes.get_mut(&node) else { return Ok(()) };
+                if !known.up || known.capacity != capacity {
+                    (known.up, known.capacity) = (true, capacity);
+                    self.effects.nodes.push(node.clone());
+                    self.note(None, format!("RSA node {node} lends {capacity}"));
+                }
+            }
+            Event::NodeLost(node) => self.node_lost(&node),
+            Event::Broken { ramdisk, why } => self.broken(&ramdisk, &why),
+            Event::Whole(ramdisk) => {
+                let ids: Vec<Incarnation> = self.with_ramdisk(&ramdisk).collect();
+                for id in ids {
+                    if self.job(id).broken {
+                        self.job(id).broken = false;
+                        self.note(Some(id), "all servers of its RAM disk are there again".into());
+                    }
+                }
+            }
+            Event::Cleaned { node, ramdisk } => {
+                if let Some(known) = self.schedule.nodes.get_mut(&node)
+                    && known.residue.remove(&ramdisk)
+                {
+                    self.effects.nodes.push(node.clone());
+                    self.note(None, format!("what was left of {ramdisk} on {node} is gone"));
+                }
+            }
+            Event::Retry(id) => {
+                let job = self.known(id)?;
+                if !matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
+                    return Err(Refused::NotNow(format!(
+                        "job {id} is {}: nothing of it is held, so there is nothing to try again",
+                        job.rsa_state
+                    )));
+                }
+                (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
+                self.note(Some(id), "tried again by hand".into());
+            }
+            Event::Abandon { job: id, by } => self.abandon(id, &by)?,
+            Event::Drain { node, why } => {
+                let known = self.schedule.nodes.get_mut(&node).ok_or(Refused::NoNode(node.clone()))?;
+                known.drained.clone_from(&why);
+                self.effects.nodes.push(node.clone());
+                self.note(None, format!("RSA node {node} is drained: {why}"));
+            }
+            Event::Resume(node) => {
+                let known = self.schedule.nodes.get_mut(&node).ok_or(Refused::NoNode(node.clone()))?;
+                (known.drained, known.failures) = (String::new(), 0);
+                self.effects.nodes.push(node.clone());
+                self.note(None, format!("RSA node {node} lends again"));
+            }
+            Event::Tick => {}
+        }
+        self.pass_time();
+        Ok(())
+    }
+
+    fn known(&mut self, id: Incarnation) -> Result<&mut Job, Refused> {
+        self.effects.jobs.push(id);
+        self.schedule.jobs.get_mut(&id).ok_or(Refused::NoJob(id))
+    }
+
+    /// A job that is known, to be changed.
+    fn job(&mut self, id: Incarnation) -> &mut Job {
+        self.effects.jobs.push(id);
+        #[allow(clippy::expect_used)]
+        self.schedule.jobs.get_mut(&id).expect("callers have just found it")
+    }
+
+    fn note(&mut self, job: Option<Incarnation>, text: String) {
+        let states = job.and_then(|id| self.schedule.jobs.get(&id)).map(|job| (job.job_state, job.rsa_state));
+        if let Some(id) = job {
+            self.effects.jobs.push(id);
+        }
+        self.effects.changes.push(Change { job, states, text });
+    }
+
+    /// Something that the user should know.
+    fn tell(&mut self, id: Incarnation, text: String) {
+        let job = self.job(id);
+        if job.message != text {
+            job.message.clone_from(&text);
+            self.effects.actions.push(Action::Tell(id, text.clone()));
+            self.note(Some(id), text);
+        }
+    }
+
+    // ---- what the workload manager shows
+
+    fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
+        let mut missing: BTreeMap<Incarnation, ()> = self.schedule.jobs.keys().map(|id| (*id, ())).collect();
+        let mut candidates = BTreeMap::new();
+        for seen in jobs {
+            let id = seen.job.id;
+            missing.remove(&id);
+            if self.schedule.jobs.contains_key(&id) {
+                self.stands(taken, &seen);
+            } else if let Some(request) = &seen.request {
+                match seen.job.standing {
+                    Standing::Ended => {}
+                    Standing::Running => self.begin(&seen, request.clone(), JobState::Running),
+                    _ if is_next(&self.schedule.site, self.now, &seen.job) => {
+                        let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
+                        // Right after it was submitted, a job may be called next and be behind others a moment later.
+                        if self.now.since(since) >= self.schedule.site.debounce {
+                            self.begin(&seen, request.clone(), JobState::Ondeck);
+                        } else {
+                            candidates.insert(id, since);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.schedule.candidates = candidates;
+        for id in missing.into_keys() {
+            let job = &self.schedule.jobs[&id];
+            // One that came after the queue was asked is no part of the answer.
+            if job.since < taken && job.started.is_none_or(|started| started < taken) {
+                self.set_job_state(id, JobState::Finished, "left the queue");
+            }
+        }
+    }
+
+    /// A known job, as the queue shows it.
+    fn stands(&mut self, taken: Time, seen: &Seen) {
+        let (id, now, debounce) = (seen.job.id, self.now, self.schedule.site.debounce);
+        let next = is_next(&self.schedule.site, now, &seen.job);
+        let job = self.job(id);
+        job.priority = seen.job.priority;
+        let stale = job.started.is_some_and(|started| started >= taken);
+        match (job.job_state, seen.job.standing) {
+            (JobState::Demoted | JobState::Finished, _) => {}
+            (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
+            (JobState::Ondeck, Standing::Running) => self.runs(seen, Prolog::Expected),
+            (JobState::Running, Standing::Running | Standing::Configuring) => {
+                job.doubted = None;
+                if job.io_nodes.is_empty() {
+                    job.io_nodes.clone_from(&seen.io_nodes);
+                }
+            }
+            // It was let go, or would have been: it keeps what was prepared for it.
+            (JobState::Ondeck, _) if next || job.let_go || job.locked_in => {
+                job.doubted = None;
+                job.compute_nodes = seen.job.node_count;
+            }
+            // It was called running by its Prolog after the queue was asked.
+            (JobState::Running, _) if stale => {}
+            (state, _) => {
+                let since = *job.doubted.get_or_insert(now);
+                if now.since(since) >= debounce {
+                    let (to, why) = match state {
+                        JobState::Running => (JobState::Finished, "is back in the queue"),
+                        _ => (JobState::Demoted, "has been demoted"),
+                    };
+                    self.set_job_state(id, to, why);
+                }
+            }
+        }
+    }
+
+    /// A job that was not known.
+    fn begin(&mut self, seen: &Seen, request: Request, state: JobState) {
+        let (id, now) = (seen.job.id, self.now);
+        let job = Job {
+            id,
+            owner: seen.job.owner,
+            account: seen.job.account.clone(),
+            request,
+            work_dir: seen.work_dir.clone(),
+            compute_nodes: seen.job.node_count,
+            priority: seen.job.priority,
+            submitted: seen.job.submitted,
+            job_state: JobState::Ondeck,
+            rsa_state: RsaState::Initial,
+            since: now,
+            purpose: Purpose::Input,
+            allocation: None,
+            io_nodes: Vec::new(),
+            results: false,
+            abandoned: false,
+            task: None,
+            failures: 0,
+            failed_here: false,
+            hopeless: false,
+            avoid: Vec::new(),
+            broken: false,
+            mount_failed: false,
+            unmounts: 0,
+            stage_outs: 0,
+            not_before: None,
+            retry_now: false,
+            prolog: Prolog::Expected,
+            prolog_until: None,
+            started: None,
+            switch_at: None,
+            delay_over: false,
+            doubted: None,
+            locked_in: false,
+            held: seen.job.held_for_input && seen.job.standing == Standing::Held,
+            let_go: false,
+            message: String::new(),
+            waits_for: String::new(),
+        };
+        let hold = wait_policy(&job.request) == WaitPolicy::Hold;
+        let pending = matches!(seen.job.standing, Standing::Next | Standing::Waiting);
+        let hold_now = hold && pending && state == JobState::Ondeck;
+        self.schedule.jobs.insert(id, job);
+        self.note(Some(id), "on deck".into());
+        if hold_now {
+            // Nobody held it at submission; it must not start before what it needs is there.
+            self.job(id).held = true;
+            self.effects.actions.push(Action::Hold(id));
+        }
+        if state == JobState::Running {
+            self.runs(seen, Prolog::Expected);
+        }
+    }
+
+    /// A job starts.
+    fn runs(&mut self, seen: &Seen, prolog: Prolog) {
+        let (id, now) = (seen.job.id, self.now);
+        let (patience, delay) = (self.schedule.site.prolog, self.schedule.site.delay);
+        let job = self.job(id);
+        job.io_nodes.clone_from(&seen.io_nodes);
+        job.prolog = prolog;
+        job.prolog_until = (prolog == Prolog::Expected).then(|| now.plus(patience));
+        job.started = Some(now);
+        job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
+        job.held = false;
+        job.not_before = job.not_before.filter(|_| job.rsa_state != RsaState::Initial);
+        self.set_job_state(id, JobState::Running, "runs");
+    }
+
+    fn starting(&mut self, seen: &Seen) {
+        let id = seen.job.id;
+        if !self.schedule.jobs.contains_key(&id) {
+            let Some(request) = &seen.request else { return };
+            self.begin(seen, request.clone(), JobState::Ondeck);
+        }
+        let job = self.job(id);
+        match (job.job_state, job.prolog) {
+            (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
+            (JobState::Running, Prolog::Expected) => {
+                (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
+                if job.io_nodes.is_empty() {
+                    job.io_nodes.clone_from(&seen.io_nodes);
+                }
+            }
+            // The Prolog of another of its nodes, or one that came too late.
+            _ => {}
+        }
+    }
+
+    fn set_job_state(&mut self, id: Incarnation, state: JobState, why: &str) {
+        let job = self.job(id);
+        if job.job_state == state || job.job_state == JobState::Finished {
+            return;
+        }
+        job.job_state = state;
+        job.doubted = None;
+        if matches!(state, JobState::Demoted | JobState::Finished) {
+            (job.prolog, job.prolog_until, job.switch_at) = (Prolog::Over, None, None);
+            job.held = false;
+            if std::mem::take(&mut job.locked_in) && state == JobState::Demoted {
+                self.effects.actions.push(Action::UndoLockIn(id));
+            }
+        }
+        self.note(Some(id), format!("job {id} {why}"));
+    }
+
+    // ---- what the agents show
+
+    fn node_lost(&mut self, node: &NodeName) {
+        let Some(known) = self.schedule.nodes.get_mut(node) else { return };
+        if !known.up {
+            return;
+        }
+        known.up = false;
+        self.effects.nodes.push(node.clone());
+        self.note(None, format!("RSA node {node} is lost"));
+        let on_it: Vec<Incarnation> = self
+            .schedule
+            .jobs
+            .values()
+            .filter(|job| job.allocation.as_ref().is_some_and(|found| found.nodes.contains(node)))
+            .map(|job| job.id)
+            .collect();
+        for id in on_it {
+            self.mark_broken(id, &format!("the RSA node {node} was lost"));
+        }
+    }
+
+    fn with_ramdisk(&self, ramdisk: &RamDiskId) -> impl Iterator<Item = Incarnation> {
+        let of = |job: &&Job| job.ramdisk().as_ref() == Some(ramdisk);
+        self.schedule.jobs.values().filter(of).map(|job| job.id)
+    }
+
+    fn broken(&mut self, ramdisk: &RamDiskId, why: &str) {
+        let ids: Vec<Incarnation> = self.with_ramdisk(ramdisk).collect();
+        for id in ids {
+            self.mark_broken(id, why);
+        }
+    }
+
+    fn mark_broken(&mut self, id: Incarnation, why: &str) {
+        use RsaState as S;
+        let job = self.job(id);
+        let matters = !matches!(
+            job.rsa_state,
+            S::Initial | S::Ineligible | S::Assigned | S::Teardown | S::Destroyed | S::DoneStagingOut
+        );
+        if job.broken || !matters {
+            return;
+        }
+        job.broken = true;
+        self.note(Some(id), why.to_owned());
+    }
+
+    // ---- orders
+
+    fn abandon(&mut self, id: Incarnation, by: &str) -> Result<(), Refused> {
+        let job = self.known(id)?;
+        match job.rsa_state {
+            RsaState::Held | RsaState::Lost => {}
+            RsaState::StagingOut => {
+                // Destroying the RAM disk ends the copy.
+                (job.rsa_state, job.task) = (RsaState::Held, None);
+            }
+            state => {
+                return Err(Refused::NotNow(format!(
+                    "job {id} is {state}: only results that are being staged out, held or lost can be abandoned{}",
+                    if job.job_state == JobState::Running { "; cancel the job first" } else { "" }
+                )));
+            }
+        }
+        (job.results, job.abandoned) = (false, true);
+        self.tell(id, format!("its results were abandoned by {by}"));
+        Ok(())
+    }
+
+    // ---- work
+
+    fn ended(&mut self, id: Incarnation, number: u64, outcome: Outcome) {
+        let Some(job) = self.schedule.jobs.get_mut(&id) else { return };
+        let Some(task) = job.task.filter(|task| task.number == number) else { return };
+        job.task = None;
+        self.complete(id, task.work, outcome);
+    }
+
+    fn complete(&mut self, id: Incarnation, work: Work, outcome: Outcome) {
+        use RsaState as S;
+        let attempts = self.schedule.site.attempts;
+        let (now, backoff) = (self.now, self.schedule.site.backoff);
+        match (work, outcome) {
+            (Work::Construct, Outcome::Done(text)) => {
+                let nodes = self.job(id).allocation.iter().flat_map(|found| found.nodes.clone());
+                for node in nodes.collect::<Vec<_>>() {
+                    self.works(&node);
+                }
+                self.become_state(id, S::Booted, &text);
+            }
+            (Work::StageIn, Outcome::Done(text)) => {
+                self.become_state(id, S::Ready, &text);
+                self.ready(id);
+            }
+            (Work::Construct | Work::StageIn, Outcome::Failed { why, blame, fault }) => {
+                self.failed(id, &format!("{}: {why}", work.word()), &blame, fault);
+                self.become_state(id, S::Aborted, "");
+            }
+            (Work::StopStageIn, outcome) => {
+                let text = match outcome {
+                    Outcome::Done(text) => text,
+                    Outcome::Failed { why, .. } => why,
+                };
+                self.become_state(id, S::Aborted, &text);
+            }
+            (Work::Mount, Outcome::Done(text)) => {
+                let state = match self.job(id).purpose {
+                    Purpose::Input => S::InuseIn,
+                    Purpose::Both => S::InuseBoth,
+                    Purpose::Output => S::InuseOut,
+                };
+                self.become_state(id, state, &text);
+            }
+            (Work::Mount, Outcome::Failed { why, fault, .. }) => {
+                // Compute nodes are not the RSA's to drain.
+                self.failed(id, &format!("mount: {why}"), &[], fault);
+                self.job(id).mount_failed = true;
+                self.become_state(id, S::UnmountNeeded, "");
+            }
+            (Work::Unmount { .. }, Outcome::Done(text)) => {
+                let job = self.job(id);
+                (job.mount_failed, job.unmounts) = (false, 0);
+                self.become_state(id, S::Unmounted, &text);
+            }
+            (Work::Unmount { force }, Outcome::Failed { why, blame, fault }) => {
+                let job = self.job(id);
+                job.unmounts += u32::from(fault != Fault::Busy);
+                if force && job.unmounts >= attempts {
+                    // A node that does not answer can't hold up the results; destroying the RAM disk cuts it off.
+                    (job.mount_failed, job.unmounts) = (false, 0);
+                    let names: Vec<&str> = blame.iter().map(NodeName::as_str).collect();
+                    self.note(Some(id), format!("not unmounted on {}: {why}", names.join(", ")));
+                    self.become_state(id, S::Unmounted, "");
+                } else {
+                    job.not_before = Some(now.plus(backoff));
+                    self.become_state(id, S::UnmountNeeded, &why);
+                }
+            }
+            (Work::StageOut, Outcome::Done(text)) => {
+                let job = self.job(id);
+                (job.results, job.stage_outs, job.retry_now) = (false, 0, false);
+                self.become_state(id, S::DoneStagingOut, &text);
+                if !self.schedule.jobs[&id].message.is_empty() {
+                    self.tell(id, "its results are on disk".into());
+                }
+            }
+            (Work::StageOut, Outcome::Failed { why, fault, .. }) => {
+                self.stage_out_failed(id, &why, fault);
+            }
+            (Work::Destroy, Outcome::Done(text)) => self.destroyed(id, &[], &text),
+            (Work::Destroy, Outcome::Failed { why, blame, .. }) => {
+                let all = self.job(id).allocation.as_ref().map(|found| found.nodes.clone());
+                let left = if blame.is_empty() { all.unwrap_or_default() } else { blame };
+                self.destroyed(id, &left, &why);
+            }
+        }
+    }
+
+    fn stage_out_failed(&mut self, id: Incarnation, why: &str, fault: Fault) {
+        let (now, site) = (self.now, &self.schedule.site);
+        let (most, backoff) = (site.stage_outs, site.backoff);
+        let job = self.job(id);
+        job.stage_outs += 1;
+        job.retry_now = false;
+        if fault == Fault::Lost || job.broken {
+            job.broken = true;
+            self.become_state(id, RsaState::Lost, "");
+            self.tell(id, format!("results may be lost: {why}"));
+            return;
+        }
+        let again = job.stage_outs < most && fault == Fault::Again;
+        let pause = backoff.saturating_mul(1 << (job.stage_outs - 1).min(10));
+        job.not_before = again.then(|| now.plus(pause));
+        self.become_state(id, RsaState::Held, "");
+        let what_next = if again {
+            format!("it is tried again in {} s", pause.as_secs())
+        } else {
+            format!("the results are kept in RAM until `ondeck job retry {id}` or `ondeck job abandon {id}`")
+        };
+        self.tell(id, format!("staging out failed: {why}; {what_next}"));
+    }
+
+    /// The RAM disk is gone, except for what could not be removed from these nodes.
+    fn destroyed(&mut self, id: Incarnation, left: &[NodeName], text: &str) {
+        let job = self.job(id);
+        let ramdisk = job.ramdisk();
+        job.failed_here |= job.broken || !left.is_empty();
+        job.broken = false;
+        for node in left {
+            if let (Some(known), Some(ramdisk)) = (self.schedule.nodes.get_mut(node), &ramdisk) {
+                known.residue.insert(ramdisk.clone());
+                self.effects.nodes.push(node.clone());
+                self.effects.actions.push(Action::CleanUp(node.clone(), ramdisk.clone()));
+            }
+        }
+        self.become_state(id, RsaState::Destroyed, text);
+    }
+
+    /// An attempt to get the RAM disk under the job failed.
+    fn failed(&mut self, id: Incarnation, why: &str, blame: &[NodeName], fault: Fault) {
+        let (now, backoff) = (self.now, self.schedule.site.backoff);
+        let attempts = self.schedule.site.attempts;
+        let job = self.job(id);
+        job.failures += 1;
+        job.failed_here = true;
+        job.hopeless |= fault == Fault::User || job.failures >= attempts;
+        job.not_before = Some(now.plus(backoff));
+        for node in blame {
+            if !job.avoid.contains(node) {
+                job.avoid.push(node.clone());
+            }
+        }
+        let ends = if job.hopeless { "; the job works on disk" } else { "; it is tried again" };
+        self.tell(id, format!("{why}{ends}"));
+        for node in blame {
+            self.fails(node);
+        }
+    }
+
+    fn works(&mut self, node: &NodeName) {
+        if let Some(known) = self.schedule.nodes.get_mut(node)
+            && known.failures > 0
+        {
+            known.failures = 0;
+            self.effects.nodes.push(node.clone());
+        }
+    }
+
+    fn fails(&mut self, node: &NodeName) {
+        let most = self.schedule.site.node_failures;
+        let Some(known) = self.schedule.nodes.get_mut(node) else { return };
+        known.failures += 1;
+        self.effects.nodes.push(node.clone());
+        if known.failures >= most && known.drained.is_empty() {
+            known.drained = format!("it failed {most} times in a row");
+            self.note(None, format!("RSA node {node} is drained: it failed {most} times in a row"));
+        }
+    }
+
+    fn become_state(&mut self, id: Incarnation, state: RsaState, text: &str) {
+        let now = self.now;
+        let job = self.job(id);
+        job.rsa_state = state;
+        job.since = now;
+        job.waits_for.clear();
+        self.note(Some(id), text.to_owned());
+    }
+
+    // ---- time
+
+    fn pass_time(&mut self) {
+        let now = self.now;
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        let ids: Vec<Incarnation> = self
+            .schedule
+            .jobs
+            .values()
+            .filter(|job| {
+                due(job.task.map(|task| task.until))
+                    || due(job.not_before)
+                    || due(job.prolog_until)
+                    || (!job.delay_over && due(job.switch_at))
+            })
+            .map(|job| job.id)
+            .collect();
+        for id in ids {
+            let job = self.job(id);
+            if due(job.prolog_until) {
+                job.prolog_until = None;
+                if job.prolog == Prolog::Expected {
+                    job.prolog = Prolog::Over;
+                }
+            }
+            if due(job.switch_at) {
+                job.delay_over = true;
+            }
+            if due(job.not_before) {
+                job.not_before = None;
+                job.retry_now |= job.rsa_state == RsaState::Held;
+            }
+            if let Some(task) = job.task.filter(|task| task.until <= now) {
+                job.task = None;
+                let why = format!("it took longer than {} s", self.limit(task.work).as_secs());
+                self.complete(id, task.work, Outcome::Failed { why, blame: Vec::new(), fault: Fault::Again });
+            }
+        }
+    }
+
+    fn limit(&self, work: Work) -> Duration {
+        let limits = &self.schedule.site.limits;
+        match work {
+            Work::Construct => limits.construct,
+            Work::StageIn => limits.stage_in,
+            Work::StopStageIn => limits.stop,
+            Work::Mount => limits.mount,
+            Work::Unmount { .. } => limits.unmount,
+            Work::StageOut => limits.stage_out,
+            Work::Destroy => limits.destroy,
+        }
+    }
+
+    // ---- the table, applied
+
+    /// Applies the table until nothing moves. What is given back may let another job move, so jobs are asked again.
+    fn settle(&mut self) {
+        let mut order: Vec<(std::cmp::Reverse<u64>, u64, Incarnation)> = self
+            .schedule
+            .jobs
+            .values()
+            .map(|job| (std::cmp::Reverse(job.priority), job.submitted, job.id))
+            .collect();
+        order.sort_unstable();
+        loop {
+            let mut usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+            let mut again = false;
+            for (_, _, id) in &order {
+                while let Some(job) = self.schedule.jobs.get(id) {
+                    let next = decide(job);
+                    let moved = self.apply(*id, next, &usage);
+                    if !moved {
+                        break;
+                    }
+                    if matches!(next, Move::Assign(_) | Move::Release) {
+                        usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+                    }
+                    again |= matches!(next, Move::Release | Move::Forget);
+                }
+                if let Some(job) = self.schedule.jobs.get_mut(id)
+                    && job.prolog == Prolog::Waiting
+                    && job.rsa_state != RsaState::Mounting
+                {
+                    // It is mounted, or will not be in time.
+                    job.prolog = Prolog::Over;
+                    self.effects.jobs.push(*id);
+                    again = true;
+                }
+            }
+            // What READY leads to depends on the Prolog, and released nodes are for others.
+            if !again {
+                break;
+            }
+        }
+    }
+
+    /// Makes a move; returns whether anything changed.
+    fn apply(&mut self, id: Incarnation, next: Move, usage: &Use) -> bool {
+        match next {
+            Move::Wait => false,
+            Move::Assign(purpose) => self.assign(id, purpose, usage),
+            Move::GiveUp => {
+                self.let_go_if_hopeless(id);
+                self.become_state(id, RsaState::Ineligible, "");
+                true
+            }
+            Move::Construct(purpose) => {
+                let epoch = self.next_epoch();
+                let job = self.job(id);
+                job.purpose = purpose;
+                if let Some(allocation) = &mut job.allocation {
+                    allocation.epoch = epoch;
+                }
+                self.work(id, Work::Construct, RsaState::Booting)
+            }
+            Move::StageIn(purpose) => {
+                if self.must_wait_to_stage(id) {
+                    return false;
+                }
+                self.job(id).purpose = purpose;
+                self.work(id, Work::StageIn, RsaState::StagingIn)
+            }
+            Move::Stop => self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn),
+            Move::Mount => {
+                let job = self.job(id);
+                if job.io_nodes.is_empty() {
+                    return self.waits(id, "its compute nodes are not known yet");
+                }
+                job.results |= job.purpose != Purpose::Input;
+                self.work(id, Work::Mount, RsaState::Mounting)
+            }
+            Move::NeedUnmount => {
+                self.become_state(id, RsaState::UnmountNeeded, "");
+                true
+            }
+            Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
+            Move::StageOut => {
+                if self.must_wait_to_stage(id) {
+                    return false;
+                }
+                let job = self.job(id);
+                (job.retry_now, job.not_before) = (false, None);
+                self.work(id, Work::StageOut, RsaState::StagingOut)
+            }
+            Move::Lose => {
+                self.become_state(id, RsaState::Lost, "");
+                self.tell(id, "results may be lost: a server of its RAM disk is gone".into());
+                true
+            }
+            Move::Destroy => {
+                if self.job(id).results {
+                    // The table does not lead here; if it ever did, the results would come first.
+                    return self.waits(id, "it holds results");
+                }
+                self.work(id, Work::Destroy, RsaState::Teardown)
+            }
+            Move::Release => {
+                self.release(id);
+                true
+            }
+            Move::Forget => {
+                self.note(Some(id), format!("removing state of job {id}"));
+                self.effects.gone.extend(self.schedule.jobs.remove(&id));
+                true
+            }
+        }
+    }
+
+    fn waits(&mut self, id: Incarnation, why: &str) -> bool {
+        if self.schedule.jobs[&id].waits_for != why {
+            self.job(id).waits_for = why.to_owned();
+            self.note(Some(id), format!("waits: {why}"));
+        }
+        false
+    }
+
+    fn must_wait_to_stage(&mut self, id: Incarnation) -> bool {
+        if let Some(most) = self.schedule.site.staging {
+            let staging =
+                |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
+            if self.schedule.jobs.values().filter(staging).count() >= most as usize {
+                self.waits(id, &format!("{most} jobs are staging already"));
+                return true;
+            }
+        }
+        self.must_wait_for_results(id)
+    }
+
+    /// A stage-in whose source overlaps results that are not on disk yet waits for them.
+    fn must_wait_for_results(&mut self, id: Incarnation) -> bool {
+        let job = &self.schedule.jobs[&id];
+        if job.job_state != JobState::Ondeck {
+            return false;
+        }
+        let others = self.schedule.jobs.values().filter(|other| other.results);
+        let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
+        let Some((other, path)) = found else { return false };
+        self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
+        true
+    }
+
+    fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use) -> bool {
+        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id) {
+            return false;
+        }
+        let job = &self.schedule.jobs[&id];
+        match policy::place(&self.schedule.site, &self.schedule.nodes, usage, job) {
+            Placement::Later(why) => self.waits(id, &why),
+            Placement::Never(why) => {
+                self.job(id).hopeless = true;
+                self.tell(id, format!("no RAM disk: {why}; the job works on disk"));
+                true
+            }
+            Placement::Nodes(nodes, promise) => {
+                let epoch = self.next_epoch();
+                for name in &nodes {
+                    if let Some(node) = self.schedule.nodes.get_mut(name) {
+                        node.promised.insert(id, promise);
+                    }
+                    self.effects.nodes.push(name.clone());
+                }
+                let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
+                let job = self.job(id);
+                job.purpose = purpose;
+                job.allocation = Some(Allocation { nodes, promise, epoch });
+                self.become_state(id, RsaState::Assigned, &text);
+                true
+            }
+        }
+    }
+
+    fn release(&mut self, id: Incarnation) {
+        let job = self.job(id);
+        job.failed_here = false;
+        let nodes = job.allocation.take().map(|found| found.nodes).unwrap_or_default();
+        for name in &nodes {
+            if let Some(node) = self.schedule.nodes.get_mut(name) {
+                node.promised.remove(&id);
+            }
+            self.effects.nodes.push(name.clone());
+        }
+        let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+        self.become_state(id, RsaState::Initial, &format!("released {}", names.join(", ")));
+    }
+
+    fn next_epoch(&mut self) -> Epoch {
+        let last = &mut self.schedule.last_epoch;
+        *last = Epoch((self.now.0 * 1000).max(last.0 + 1));
+        *last
+    }
+
+    fn work(&mut self, id: Incarnation, work: Work, state: RsaState) -> bool {
+        self.schedule.last_task += 1;
+        let number = self.schedule.last_task;
+        let task = Task { number, work, until: self.now.plus(self.limit(work)) };
+        self.job(id).task = Some(task);
+        self.become_state(id, state, "");
+        self.effects.actions.push(Action::Begin(id, task));
+        true
+    }
+
+    /// A job that was held for its input and will not get it: it may start on disk, unless it needs what its own script
+    /// would have made.
+    fn let_go_if_hopeless(&mut self, id: Incarnation) {
+        let job = self.job(id);
+        if !job.held {
+            return;
+        }
+        if job.request.stage_in.is_none() {
+            (job.held, job.let_go) = (false, true);
+            self.effects.actions.push(Action::LetGo(id));
+        } else {
+            let why = std::mem::take(&mut job.message);
+            let why = why.replace("; the job works on disk", "");
+            self.tell(
+                id,
+                format!("{why}; the job stays held, because it may need what its stage-in script makes"),
+            );
+        }
+    }
+}
+
+impl Step<'_> {
+    /// What READY brings about besides waiting.
+    fn ready(&mut self, id: Incarnation) {
+        let lock_in = self.schedule.site.lock_in != LockIn::Off;
+        let job = self.job(id);
+        if job.job_state != JobState::Ondeck {
+            return;
+        }
+        if job.held {
+            (job.held, job.let_go) = (false, true);
+            self.effects.actions.push(Action::LetGo(id));
+        } else if lock_in && !job.locked_in {
+            job.locked_in = true;
+            self.effects.actions.push(Action::LockIn(id));
+        }
+    }
+}

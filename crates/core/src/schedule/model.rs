@@ -1,0 +1,529 @@
+//! The model check: every order of every event and failure, for two jobs and three nodes.
+//!
+//! The world around the schedule is modelled by what matters: what the workload manager does with each job, whether it
+//! has been heard of, and what is physically true of each RAM disk (built, mounted, holding unsaved results). Time stands
+//! still; that a deadline passes is an event like any other. After every event the invariants are asserted; and from
+//! every state everything can come to an end: jobs leave, and the nodes are free.
+
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::job::Work;
+use super::*;
+use crate::{Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
+
+const NOW: Time = Time(1_000_000);
+const NODES: [&str; 3] = ["r1", "r2", "r3"];
+
+/// What the workload manager really does with a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Slurm {
+    Waiting,
+    Next,
+    Running { prolog_ran: bool },
+    Gone,
+}
+
+/// What is physically true of a job's RAM disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+struct Physical {
+    built: bool,
+    /// Whether some node may show it.
+    mounted: bool,
+    /// Whether unmounting was given up on a node.
+    given_up: bool,
+    /// Whether it may hold what is nowhere else.
+    unsaved: bool,
+}
+
+#[derive(Clone)]
+struct World {
+    schedule: Schedule,
+    slurm: [Slurm; 2],
+    physical: [Physical; 2],
+    /// How many failures may still happen.
+    faults: u8,
+    /// Nodes may be lost once.
+    losses: u8,
+    /// The queue changes its mind about who is next a limited number of times.
+    swaps: u8,
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Becomes(usize, Slurm),
+    Queue,
+    Prolog(usize),
+    Epilog(usize),
+    Ends(usize, Outcome),
+    TaskTimesOut(usize),
+    PauseEnds(usize),
+    PrologGivenUp(usize),
+    DelayEnds(usize),
+    Lost(usize),
+    Back(usize),
+    Broken(usize),
+    Whole(usize),
+    Cleaned(usize),
+    Retry(usize),
+    Abandon(usize),
+}
+
+impl Happening {
+    fn is_fault(&self) -> bool {
+        match self {
+            Happening::Ends(_, outcome) => !matches!(outcome, Outcome::Done(_)),
+            Happening::TaskTimesOut(_) | Happening::Lost(_) | Happening::Broken(_) => true,
+            _ => false,
+        }
+    }
+}
+
+fn id(index: usize) -> Incarnation {
+    Incarnation { job: JobId(index as u32 + 1), restarts: 0 }
+}
+
+fn node(index: usize) -> NodeName {
+    NODES[index].parse().unwrap()
+}
+
+fn site() -> Site {
+    Site {
+        debounce: Duration::ZERO,
+        attempts: 2,
+        stage_outs: 2,
+        node_failures: 100,
+        lock_in: LockIn::Priority,
+        engine: EngineKind::Gluster,
+        ..Site::default()
+    }
+}
+
+impl World {
+    fn new(faults: u8) -> World {
+        let nodes = NODES.iter().map(|name| (name.parse().unwrap(), Node::new("default"))).collect();
+        let mut schedule = Schedule::new(site(), Vec::new(), nodes, 0, Epoch(0));
+        for index in 0..NODES.len() {
+            schedule.handle(NOW, Event::NodeUp { node: node(index), capacity: Bytes(100) }).unwrap();
+        }
+        World {
+            schedule,
+            slurm: [Slurm::Waiting; 2],
+            physical: Default::default(),
+            faults,
+            losses: 0,
+            swaps: 0,
+        }
+    }
+
+    fn seen(&self, index: usize, requests: &[Request; 2]) -> Seen {
+        let standing = match self.slurm[index] {
+            Slurm::Waiting => Standing::Waiting,
+            Slurm::Next => Standing::Next,
+            Slurm::Running { .. } => Standing::Running,
+            Slurm::Gone => Standing::Ended,
+        };
+        let job = QueuedJob {
+            id: id(index),
+            owner: Owner { uid: 1000, gid: 1000 },
+            account: String::new(),
+            standing,
+            reason: String::new(),
+            node_count: index as u32 + 1,
+            nodes: Vec::new(),
+            start: None,
+            submitted: 0,
+            priority: 10 - index as u64,
+            qos: String::new(),
+            held_for_input: false,
+        };
+        let request = Some(requests[index].clone());
+        Seen { job, request, work_dir: "/".into(), io_nodes: vec!["c1".parse().unwrap()] }
+    }
+
+    /// What can happen next.
+    fn happenings(&self) -> Vec<Happening> {
+        let mut all = self.all_happenings();
+        all.retain(|happening| self.faults > 0 || !happening.is_fault());
+        all
+    }
+
+    fn all_happenings(&self) -> Vec<Happening> {
+        let mut all = vec![Happening::Queue];
+        for index in 0..2 {
+            match self.slurm[index] {
+                Slurm::Waiting => {
+                    if self.swaps < 2 {
+                        all.push(Happening::Becomes(index, Slurm::Next));
+                    }
+                    all.push(Happening::Becomes(index, Slurm::Gone));
+                }
+                Slurm::Next => {
+                    if self.swaps < 2 {
+                        all.push(Happening::Becomes(index, Slurm::Waiting));
+                    }
+                    all.push(Happening::Becomes(index, Slurm::Running { prolog_ran: false }));
+                    all.push(Happening::Becomes(index, Slurm::Gone));
+                }
+                Slurm::Running { prolog_ran } => {
+                    if !prolog_ran {
+                        all.push(Happening::Prolog(index));
+                    }
+                    all.push(Happening::Epilog(index));
+                    all.push(Happening::Becomes(index, Slurm::Gone));
+                }
+                Slurm::Gone => {}
+            }
+            let Some(job) = self.schedule.jobs().get(&id(index)) else { continue };
+            if let Some(task) = job.task {
+                all.push(Happening::Ends(index, Outcome::Done(String::new())));
+                all.push(Happening::TaskTimesOut(index));
+                let mut faults = vec![Fault::Again];
+                match task.work {
+                    Work::StageIn => faults.push(Fault::User),
+                    Work::StageOut => faults.extend([Fault::User, Fault::Lost]),
+                    Work::Unmount { force: false } => faults.push(Fault::Busy),
+                    _ => {}
+                }
+                for fault in faults {
+                    let blame = match (task.work, &job.allocation) {
+                        (Work::Construct | Work::Destroy, Some(allocation)) => {
+                            vec![allocation.nodes[0].clone()]
+                        }
+                        _ => Vec::new(),
+                    };
+                    let outcome = Outcome::Failed { why: String::new(), blame, fault };
+                    all.push(Happening::Ends(index, outcome));
+                }
+            }
+            if job.not_before.is_some() {
+                all.push(Happening::PauseEnds(index));
+            }
+            if job.prolog_until.is_some() {
+                all.push(Happening::PrologGivenUp(index));
+            }
+            if job.switch_at.is_some() && !job.delay_over {
+                all.push(Happening::DelayEnds(index));
+            }
+            if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
+                all.push(Happening::Retry(index));
+            }
+            if matches!(job.rsa_state, RsaState::Held | RsaState::Lost | RsaState::StagingOut) {
+                all.push(Happening::Abandon(index));
+            }
+            if job.allocation.is_some() && self.losses == 0 {
+                all.push(Happening::Broken(index));
+            }
+            if job.broken {
+                all.push(Happening::Whole(index));
+            }
+        }
+        for (index, found) in self.schedule.nodes().values().enumerate() {
+            if found.up && self.losses == 0 {
+                all.push(Happening::Lost(index));
+            }
+            if !found.up {
+                all.push(Happening::Back(index));
+            }
+            if !found.residue.is_empty() {
+                all.push(Happening::Cleaned(index));
+            }
+        }
+        all
+    }
+
+    /// Lets a time that a job waits for come.
+    fn due(&mut self, index: usize, which: impl Fn(&mut Job)) -> Event {
+        which(self.schedule.jobs.get_mut(&id(index)).unwrap());
+        Event::Tick
+    }
+
+    fn happen(&mut self, happening: &Happening, requests: &[Request; 2]) {
+        self.faults -= u8::from(happening.is_fault());
+        let event = match happening {
+            Happening::Becomes(index, to) => {
+                if matches!(
+                    (self.slurm[*index], to),
+                    (Slurm::Waiting, Slurm::Next) | (Slurm::Next, Slurm::Waiting)
+                ) {
+                    self.swaps += 1;
+                }
+                self.slurm[*index] = *to;
+                return;
+            }
+            Happening::Queue => Event::Queue {
+                taken: Time(NOW.0 + 1),
+                jobs: (0..2)
+                    .filter(|index| self.slurm[*index] != Slurm::Gone)
+                    .map(|index| self.seen(index, requests))
+                    .collect(),
+            },
+            Happening::Prolog(index) => {
+                self.slurm[*index] = Slurm::Running { prolog_ran: true };
+                Event::Starting(Box::new(self.seen(*index, requests)))
+            }
+            Happening::Epilog(index) => {
+                self.slurm[*index] = Slurm::Gone;
+                Event::Ending(id(*index))
+            }
+            Happening::Ends(index, outcome) => {
+                let task = self.schedule.jobs()[&id(*index)].task.unwrap();
+                self.really_ends(*index, task.work, outcome);
+                Event::Ended { job: id(*index), number: task.number, outcome: outcome.clone() }
+            }
+            Happening::TaskTimesOut(index) => {
+                let work = self.schedule.jobs()[&id(*index)].task.unwrap().work;
+                let late = Outcome::Failed { why: String::new(), blame: Vec::new(), fault: Fault::Again };
+                self.really_ends(*index, work, &late);
+                self.due(*index, |job| job.task.as_mut().unwrap().until = NOW)
+            }
+            Happening::PauseEnds(index) => self.due(*index, |job| job.not_before = Some(NOW)),
+            Happening::PrologGivenUp(index) => self.due(*index, |job| job.prolog_until = Some(NOW)),
+            Happening::DelayEnds(index) => self.due(*index, |job| job.switch_at = Some(NOW)),
+            Happening::Lost(index) => {
+                self.losses += 1;
+                Event::NodeLost(node(*index))
+            }
+            Happening::Back(index) => Event::NodeUp { node: node(*index), capacity: Bytes(100) },
+            Happening::Broken(index) => {
+                self.losses += 1;
+                let ramdisk = self.schedule.jobs()[&id(*index)].ramdisk().unwrap();
+                Event::Broken { ramdisk, why: String::new() }
+            }
+            Happening::Whole(index) => match self.schedule.jobs()[&id(*index)].ramdisk() {
+                Some(ramdisk) => Event::Whole(ramdisk),
+                None => return,
+            },
+            Happening::Cleaned(index) => {
+                let ramdisk = self.schedule.nodes()[&node(*index)].residue.first().unwrap().clone();
+                Event::Cleaned { node: node(*index), ramdisk }
+            }
+            Happening::Retry(index) => Event::Retry(id(*index)),
+            Happening::Abandon(index) => {
+                self.physical[*index].unsaved = false;
+                Event::Abandon { job: id(*index), by: "somebody".into() }
+            }
+        };
+        let before = self.schedule.clone();
+        let effects = self.schedule.handle(NOW, event).unwrap();
+        self.check_step(&before, &effects);
+        self.check();
+    }
+
+    /// What work that ended has done, or may have done.
+    fn really_ends(&mut self, index: usize, work: Work, outcome: &Outcome) {
+        let physical = &mut self.physical[index];
+        let done = matches!(outcome, Outcome::Done(_));
+        match work {
+            Work::Construct => physical.built = true,
+            Work::Unmount { .. } if done => physical.mounted = false,
+            Work::StageOut if done => physical.unsaved = false,
+            // What could not be removed keeps its node from being promised.
+            Work::Destroy => *physical = Physical { unsaved: physical.unsaved, ..Physical::default() },
+            _ => {}
+        }
+    }
+
+    /// What must hold of every step.
+    fn check_step(&mut self, before: &Schedule, effects: &Effects) {
+        for (of, job) in before.jobs() {
+            let force = matches!(job.task, Some(Task { work: Work::Unmount { force: true }, .. }));
+            let after = self.schedule.jobs().get(of).map(|job| job.rsa_state);
+            let physical = &mut self.physical[of.job.0 as usize - 1];
+            let over = !matches!(after, Some(RsaState::Unmounting | RsaState::UnmountNeeded));
+            // Unmounting was given up, though some node may show it.
+            physical.given_up |= force && over && physical.mounted;
+        }
+        for action in &effects.actions {
+            let Action::Begin(of, task) = action else { continue };
+            let index = of.job.0 as usize - 1;
+            let job = &self.schedule.jobs()[of];
+            let physical = &mut self.physical[index];
+            match task.work {
+                Work::Construct => assert!(!physical.built, "built twice"),
+                Work::Mount => {
+                    physical.mounted = true;
+                    physical.unsaved |= job.purpose != Purpose::Input;
+                    assert!(job.job_state == JobState::Running);
+                }
+                Work::StageOut => {
+                    assert!(!physical.mounted || physical.given_up, "staged out while a node may write");
+                }
+                Work::Destroy => {
+                    assert!(!physical.unsaved, "results destroyed");
+                    assert!(!physical.mounted || physical.given_up, "destroyed while mounted");
+                }
+                Work::StageIn | Work::StopStageIn | Work::Unmount { .. } => {}
+            }
+        }
+        for job in &effects.gone {
+            let physical = &mut self.physical[job.id.job.0 as usize - 1];
+            assert!(job.allocation.is_none() && job.task.is_none() && !job.results, "{job:?}");
+            assert!(!physical.unsaved);
+            assert!(!job.locked_in || job.job_state == JobState::Finished);
+            *physical = Physical::default();
+        }
+    }
+
+    /// What must hold in every state.
+    fn check(&self) {
+        for (name, node) in self.schedule.nodes() {
+            let promised: u64 = node.promised.values().map(|bytes| bytes.0).sum();
+            assert!(promised <= node.capacity.0, "{name} promised twice");
+            for id in node.promised.keys() {
+                let job = &self.schedule.jobs()[id];
+                assert!(job.allocation.as_ref().is_some_and(|found| found.nodes.contains(name)));
+            }
+        }
+        for job in self.schedule.jobs().values() {
+            for name in job.allocation.iter().flat_map(|found| &found.nodes) {
+                assert!(self.schedule.nodes()[name].promised.contains_key(&job.id));
+            }
+            assert_eq!(job.task.is_some(), job.rsa_state.is_work(), "{job:?}");
+            // The cells with a dash.
+            if job.rsa_state.is_shown() {
+                assert!(matches!(job.job_state, JobState::Running | JobState::Finished), "{job:?}");
+            }
+            if self.physical[job.id.job.0 as usize - 1].unsaved {
+                assert!(job.results, "unsaved results are not known of: {job:?}");
+            }
+            let has_nodes = !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible);
+            assert_eq!(has_nodes, job.allocation.is_some(), "{job:?}");
+            // Nothing waits for ever: work, a pause, the workload manager, other jobs, or somebody who was told.
+            let waits = job.task.is_some() || job.not_before.is_some() || job.prolog_until.is_some();
+            let for_people =
+                matches!(job.rsa_state, RsaState::Held | RsaState::Lost) && !job.message.is_empty();
+            let for_the_queue = job.job_state != JobState::Finished && job.job_state != JobState::Demoted;
+            assert!(waits || for_people || for_the_queue || !job.waits_for.is_empty(), "{job:?}");
+        }
+    }
+
+    /// From here everything comes to an end if nothing else goes wrong.
+    fn ends(&self, requests: &[Request; 2]) {
+        let mut world = self.clone();
+        for _ in 0..60 {
+            world.slurm = [Slurm::Gone; 2];
+            world.happen(&Happening::Queue, requests);
+            if world.schedule.jobs().is_empty() {
+                for index in 0..NODES.len() {
+                    if !world.schedule.nodes()[&node(index)].up {
+                        world.happen(&Happening::Back(index), requests);
+                    }
+                    while !world.schedule.nodes()[&node(index)].residue.is_empty() {
+                        world.happen(&Happening::Cleaned(index), requests);
+                    }
+                }
+                assert!(world.schedule.nodes().values().all(Node::is_free));
+                return;
+            }
+            for index in 0..2 {
+                let Some(job) = world.schedule.jobs().get(&id(index)).cloned() else { continue };
+                if job.task.is_some() {
+                    world.happen(&Happening::Ends(index, Outcome::Done(String::new())), requests);
+                } else if job.not_before.is_some() {
+                    world.happen(&Happening::PauseEnds(index), requests);
+                } else if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
+                    world.happen(&Happening::Retry(index), requests);
+                }
+            }
+        }
+        panic!("does not come to an end: {:?}", self.schedule.jobs());
+    }
+
+    /// A number for everything that matters to what comes next. Nodes are alike, so their names don't matter.
+    fn key(&self) -> u128 {
+        let part = |salt: u8| {
+            let mut hasher = std::collections::hash_map::DefaultHasher::new();
+            salt.hash(&mut hasher);
+            (self.slurm, self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
+            for job in self.schedule.jobs().values() {
+                let mut job = job.clone();
+                job.message.clear();
+                job.waits_for.clear();
+                job.avoid.clear();
+                job.since = NOW;
+                if let Some(task) = &mut job.task {
+                    task.number = 0;
+                }
+                if let Some(allocation) = &mut job.allocation {
+                    (allocation.epoch, allocation.nodes) = (Epoch(0), Vec::new());
+                }
+                job.hash(&mut hasher);
+            }
+            let nodes = self.schedule.nodes().values();
+            let mut nodes: Vec<_> = nodes
+                .map(|node| (node.up, node.promised.keys().collect::<Vec<_>>(), node.residue.len()))
+                .collect();
+            nodes.sort();
+            nodes.hash(&mut hasher);
+            hasher.finish()
+        };
+        u128::from(part(0)) << 64 | u128::from(part(1))
+    }
+}
+
+/// Visits every state that can be reached; returns how many there are, and which pairs of states.
+fn explore(requests: &[Request; 2], jobs: usize, faults: u8) -> (usize, HashSet<(JobState, RsaState)>) {
+    let mut start = World::new(faults);
+    start.slurm[jobs..].fill(Slurm::Gone);
+    let mut known = HashSet::from([start.key()]);
+    let mut pairs = HashSet::new();
+    let mut waiting = vec![start];
+    while let Some(world) = waiting.pop() {
+        for happening in world.happenings() {
+            let mut next = world.clone();
+            let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                next.happen(&happening, requests);
+                if known.insert(next.key()) {
+                    next.ends(requests);
+                    pairs.extend(next.schedule.jobs().values().map(|job| (job.job_state, job.rsa_state)));
+                    waiting.push(next.clone());
+                }
+            }));
+            if let Err(panic) = tried {
+                eprintln!(
+                    "before: {:#?}\n{:?} {:?}\nthen: {happening:?}",
+                    world.schedule.jobs(),
+                    world.slurm,
+                    world.physical
+                );
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    (known.len(), pairs)
+}
+
+fn request(data_in: Option<&str>, data_out: Option<&str>, out_size: bool) -> Request {
+    Request {
+        data_in: data_in.map(PathBuf::from).into_iter().collect(),
+        data_out: data_out.map(PathBuf::from).into_iter().collect(),
+        out_size: out_size.then_some(Bytes(1)),
+        ..Request::default()
+    }
+}
+
+#[test]
+fn one_job_keeps_the_invariants_in_every_order_of_events_and_failures() {
+    let requests = [
+        request(Some("/a"), Some("/b"), false),
+        request(Some("/a"), Some("/b"), true),
+        request(Some("/a"), None, false),
+        request(None, Some("/b"), false),
+    ];
+    for first in requests {
+        let began = std::time::Instant::now();
+        let (states, pairs) = explore(&[first.clone(), first], 1, 4);
+        println!("one job: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    }
+}
+
+#[test]
+fn two_jobs_keep_the_invariants_in_every_order_of_events() {
+    let began = std::time::Instant::now();
+    let both = request(Some("/a"), Some("/b"), false);
+    let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 2, 1);
+    println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+}
