@@ -7,7 +7,7 @@
 //!
 //! # Layout
 //!
-//! - [`server`]: the two sockets, the routes; [`auth`]: who calls, and what they may
+//! - [`server`]: the routes, behind the two sockets of [`ondeck_api::server`]
 //! - [`node`]: what the agent knows of its node and its RAM disks; start-up after a crash
 //! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
 //! - [`capacity`]: what can be promised
@@ -15,7 +15,6 @@
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, looking at and destroying a RAM disk over many agents
 
-pub mod auth;
 pub mod capacity;
 pub mod fleet;
 pub mod node;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ondeck_api::Config;
+use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
     Allocated, Destroyed, LocalReport, MemoryReport, NodeReport, PathView, Refusal, RefusalCode, Step,
@@ -16,7 +17,6 @@ use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDisk
 use ondeck_ramdisk::device::{RAM, stray_images};
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
-use crate::auth::Caller;
 use crate::capacity::{Capacity, machine_ram};
 use crate::ramdisk::{self, RamDisk};
 use crate::record::{self, Record, Shown};
@@ -94,7 +94,7 @@ pub enum StartError {
 }
 
 fn refusal(code: RefusalCode, message: impl Into<String>) -> Refusal {
-    Refusal { code, message: message.into() }
+    Refusal::new(code, message)
 }
 
 fn failed(error: &EngineError) -> Refusal {

@@ -1,4 +1,4 @@
-//! Calling an agent.
+//! Calling a daemon: an agent, or the scheduler.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::wire::{MOST_BYTES, Refusal, RefusalCode};
 /// node must be seen within five seconds in all.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Where an agent answers.
+/// Where a daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// The agent of this machine.
     Socket(PathBuf),
-    /// The agent of a node.
+    /// The daemon of a node: its agent, or whatever listens on this port.
     Node {
         /// Its name, which it must be known by itself.
         name: NodeName,

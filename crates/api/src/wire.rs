@@ -200,6 +200,13 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    /// A refusal of a kind, in words.
+    pub fn new(code: RefusalCode, message: impl Into<String>) -> Refusal {
+        Refusal { code, message: message.into() }
+    }
+}
+
 /// The kinds of refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

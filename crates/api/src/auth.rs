@@ -10,36 +10,63 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ondeck_api::config::Administrator;
-use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::Owner;
+
+use crate::config::Administrator;
+use crate::wire::{Refusal, RefusalCode};
 
 /// How long the addresses of the administrators' hosts are believed, and how long it is believed that one has none.
 const BELIEVED: Duration = Duration::from_secs(60);
 const BELIEVED_UNKNOWN: Duration = Duration::from_secs(2);
 
-/// Who calls.
+/// What a caller is to a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum Role {
     /// May do everything.
     Administrator,
     /// May look at what is theirs.
-    User(u32),
+    User,
+}
+
+/// Who calls, and from where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// What they are to this daemon.
+    pub role: Role,
+    /// The user id: the kernel vouches for it on the Unix socket, MUNGE over TCP.
+    pub uid: u32,
+    /// The host they call from; `None` is this machine, by the Unix socket.
+    pub address: Option<IpAddr>,
+    /// Whether the connection comes from a port below 1024, which only root of that host can use. Never so on the Unix
+    /// socket.
+    pub privileged_port: bool,
 }
 
 impl Caller {
+    /// A process of this machine, by the Unix socket.
+    pub fn local(uid: u32) -> Caller {
+        let role = if uid == 0 { Role::Administrator } else { Role::User };
+        Caller { role, uid, address: None, privileged_port: false }
+    }
+
+    /// Whether the caller may do everything.
+    pub fn is_administrator(self) -> bool {
+        self.role == Role::Administrator
+    }
+
     /// Refuses everybody but administrators.
     ///
     /// # Errors
     /// [`RefusalCode::Forbidden`].
     pub fn must_be_administrator(self) -> Result<(), Refusal> {
-        match self {
-            Caller::Administrator => Ok(()),
-            Caller::User(uid) => Err(Refusal {
+        match self.role {
+            Role::Administrator => Ok(()),
+            Role::User => Err(Refusal {
                 code: RefusalCode::Forbidden,
                 message: format!(
-                    "user {uid} may not do this: root on this node may, and whoever `administrators` in the agent's \
-                     configuration names, from the host that stands there (root from a port below 1024)"
+                    "user {} may not do this: root on this node may, and whoever `administrators` in the \
+                     configuration names, from the host that stands there (root from a port below 1024)",
+                    self.uid
                 ),
             }),
         }
@@ -47,9 +74,9 @@ impl Caller {
 
     /// Whether the caller may look at what belongs to `owner`.
     pub fn may_see(self, owner: Owner) -> bool {
-        match self {
-            Caller::Administrator => true,
-            Caller::User(uid) => uid == owner.uid,
+        match self.role {
+            Role::Administrator => true,
+            Role::User => self.uid == owner.uid,
         }
     }
 }
@@ -75,19 +102,21 @@ impl Administrators {
     /// Who calls over TCP from an address, with the user id that MUNGE vouches for. It may ask the name service.
     pub fn caller(&self, uid: u32, from: SocketAddr) -> Caller {
         const FIRST_OPEN_PORT: u16 = 1024;
-        if uid == 0 && from.port() >= FIRST_OPEN_PORT {
-            return Caller::User(uid);
-        }
-        let from = from.ip();
+        let privileged_port = from.port() < FIRST_OPEN_PORT;
+        let from = from.ip().to_canonical();
+        let is_one = (uid != 0 || privileged_port) && self.is_one(uid, from);
+        let role = if is_one { Role::Administrator } else { Role::User };
+        Caller { role, uid, address: Some(from), privileged_port }
+    }
+
+    fn is_one(&self, uid: u32, from: IpAddr) -> bool {
         let mut resolved = self.resolved.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let now = Instant::now();
         if resolved.as_ref().is_none_or(|resolved| now >= resolved.until) {
             let (known, all) = self.resolve();
             *resolved = Some(Resolved { until: now + if all { BELIEVED } else { BELIEVED_UNKNOWN }, known });
         }
-        let is_one =
-            resolved.as_ref().is_some_and(|resolved| resolved.known.contains(&(uid, from.to_canonical())));
-        if is_one { Caller::Administrator } else { Caller::User(uid) }
+        resolved.as_ref().is_some_and(|resolved| resolved.known.contains(&(uid, from)))
     }
 
     /// The administrators that the name service knows, and whether these are all.
@@ -133,19 +162,22 @@ mod tests {
             Administrator { user: "root".into(), host: "127.0.0.1".into() },
             Administrator { user: "1000".into(), host: "10.0.0.9".into() },
         ]);
-        let caller = |uid, from: &str| {
-            let from = std::net::SocketAddr::new(from.parse().unwrap(), 700);
-            administrators.caller(uid, from)
+        let role = |uid, from: &str| {
+            let from = SocketAddr::new(from.parse().unwrap(), 700);
+            administrators.caller(uid, from).role
         };
-        assert_eq!(administrators.caller(0, "127.0.0.1:1024".parse().unwrap()), Caller::User(0));
-        assert_eq!(caller(0, "127.0.0.1"), Caller::Administrator);
-        assert_eq!(caller(0, "10.0.0.9"), Caller::User(0));
-        assert_eq!(caller(1000, "10.0.0.9"), Caller::Administrator);
-        assert_eq!(caller(1000, "127.0.0.1"), Caller::User(1000));
-        assert_eq!(caller(0, "::ffff:127.0.0.1"), Caller::Administrator);
-        assert!(
-            Caller::User(7).may_see(Owner { uid: 7, gid: 1 })
-                && !Caller::User(0).may_see(Owner { uid: 7, gid: 1 })
-        );
+        let unprivileged = administrators.caller(0, "127.0.0.1:1024".parse().unwrap());
+        assert_eq!((unprivileged.role, unprivileged.privileged_port), (Role::User, false));
+        assert_eq!(role(0, "127.0.0.1"), Role::Administrator);
+        assert_eq!(role(0, "10.0.0.9"), Role::User);
+        assert_eq!(role(1000, "10.0.0.9"), Role::Administrator);
+        assert_eq!(role(1000, "127.0.0.1"), Role::User);
+        assert_eq!(role(0, "::ffff:127.0.0.1"), Role::Administrator);
+        let from = "[::ffff:10.0.0.9]:700".parse().unwrap();
+        let caller = administrators.caller(7, from);
+        assert_eq!((caller.address, caller.privileged_port), (Some("10.0.0.9".parse().unwrap()), true));
+        let owner = Owner { uid: 7, gid: 1 };
+        assert!(caller.may_see(owner) && Caller::local(7).may_see(owner) && Caller::local(0).may_see(owner));
+        assert!(!unprivileged.may_see(owner) && !Caller::local(8).may_see(owner));
     }
 }

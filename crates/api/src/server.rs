@@ -1,0 +1,594 @@
+//! The two sockets of a daemon: who calls is found out, the daemon's [`Service`] is asked, and its answer is sealed.
+//!
+//! On the Unix socket the kernel names the caller. Over TCP a request is only looked at once its credential has been
+//! checked; then the answer is sealed for its caller. Speaking to munged blocks, so it happens on blocking threads; a
+//! service is asynchronous, so that a request that waits costs a connection and no thread.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
+use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::Response;
+use axum::serve::{IncomingStream, Listener};
+use ondeck_core::NodeName;
+use ondeck_ramdisk::Secret;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::auth::{Administrators, Caller};
+use crate::envelope::{self, Answer};
+use crate::munge::Munge;
+use crate::wire::{MOST_BYTES, Refusal, RefusalCode, VERSION};
+
+/// How long the body of a request may take to come.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a daemon answers.
+pub trait Service: Send + Sync + 'static {
+    /// The node whose requests these are: a credential that was made for another one is refused.
+    fn name(&self) -> &NodeName;
+
+    /// Answers a request whose caller is known. It must not block; if the caller hangs up, it is dropped where it waits.
+    fn route(self: Arc<Self>, request: Request) -> impl Future<Output = Result<Reply, Refusal>> + Send;
+}
+
+/// A request whose caller is known.
+#[derive(Debug)]
+pub struct Request {
+    /// `GET`, `POST` and so on.
+    pub method: Method,
+    /// The path without its query.
+    pub path: String,
+    /// What follows the path's `?`.
+    pub query: String,
+    /// The body: all of it, and what the credential covers.
+    pub body: Bytes,
+    /// Who calls.
+    pub caller: Caller,
+    /// The secret of a RAM disk, where it came along.
+    pub secret: Option<Secret>,
+}
+
+impl Request {
+    /// The parts of the path after the version.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] for another version than [`VERSION`].
+    pub fn segments(&self) -> Result<Vec<&str>, Refusal> {
+        let mut parts = self.path.trim_matches('/').split('/');
+        match parts.next() {
+            Some(VERSION) => Ok(parts.collect()),
+            other => {
+                let other = other.unwrap_or_default();
+                let message = format!("this daemon speaks {VERSION}, and the request is for `{other}`");
+                Err(Refusal::new(RefusalCode::NotFound, message))
+            }
+        }
+    }
+
+    /// The body, understood; `what` names it in a message.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn json<T: DeserializeOwned>(&self, what: &str) -> Result<T, Refusal> {
+        serde_json::from_slice(&self.body)
+            .map_err(|error| Refusal::new(RefusalCode::Malformed, format!("{what}: {error}")))
+    }
+
+    /// The bytes of the query's field of this name, its `%XX` undone; nothing if there is none, or it is malformed.
+    pub fn field(&self, name: &str) -> Option<Vec<u8>> {
+        let value = self.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+        decode_percent(value)
+    }
+
+    /// That there is nothing here.
+    pub fn no_such_path(&self) -> Refusal {
+        Refusal::new(RefusalCode::NotFound, format!("there is nothing at {}", self.path))
+    }
+}
+
+fn decode_percent(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        if *first == b'%' {
+            let digits = std::str::from_utf8(tail.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &tail[2..];
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    Some(bytes)
+}
+
+/// What a request brought.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// For programs.
+    Json(serde_json::Value),
+    /// Plain text.
+    Text(String),
+    /// A page.
+    Html(String),
+}
+
+impl Reply {
+    /// A value as JSON.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Failed`] if it has no JSON.
+    pub fn json(value: &impl Serialize) -> Result<Reply, Refusal> {
+        let value = serde_json::to_value(value)
+            .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        Ok(Reply::Json(value))
+    }
+
+    fn content(self) -> (&'static str, String) {
+        match self {
+            Reply::Json(value) => ("application/json", value.to_string()),
+            Reply::Text(text) => ("text/plain; charset=utf-8", text),
+            Reply::Html(page) => ("text/html; charset=utf-8", page),
+        }
+    }
+}
+
+/// Why a socket can't be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("can't listen on {on}: {source}")]
+pub struct ListenError {
+    /// The address or path.
+    pub on: String,
+    /// Why.
+    pub source: std::io::Error,
+}
+
+/// Where a daemon listens, and whom it believes.
+pub struct Listening {
+    /// The Unix socket. All users of the machine can reach it; no living daemon may have it.
+    pub socket: PathBuf,
+    /// The TCP address; without one it can be reached from its own machine alone.
+    pub tcp: Option<SocketAddr>,
+    /// Connections that are held at the same time on each of the two sockets; more wait. Whoever keeps them all busy
+    /// keeps others of the same socket out.
+    pub connections: usize,
+    /// Checks and makes credentials.
+    pub munge: Munge,
+    /// Who is one over TCP.
+    pub administrators: Administrators,
+}
+
+/// A daemon that listens.
+pub struct Server<S> {
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+    socket: PathBuf,
+    connections: usize,
+    daemon: Arc<Daemon<S>>,
+}
+
+struct Daemon<S> {
+    service: Arc<S>,
+    munge: Munge,
+    administrators: Administrators,
+}
+
+impl<S: Service> Server<S> {
+    /// Takes the sockets.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub async fn bind(service: Arc<S>, listening: Listening) -> Result<Server<S>, ListenError> {
+        let socket = listening.socket;
+        let on_socket = |source| ListenError { on: socket.display().to_string(), source };
+        if let Some(parent) = socket.parent() {
+            std::fs::create_dir_all(parent).map_err(on_socket)?;
+        }
+        match std::fs::remove_file(&socket) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(on_socket(error)),
+            _ => {}
+        }
+        let unix = UnixListener::bind(&socket).map_err(on_socket)?;
+        // Users may ask for what is theirs; what they may see is decided for each request.
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).map_err(on_socket)?;
+        let tcp = match listening.tcp {
+            None => None,
+            Some(address) => {
+                let on_address = |source| ListenError { on: address.to_string(), source };
+                Some(TcpListener::bind(address).await.map_err(on_address)?)
+            }
+        };
+        let daemon = Daemon { service, munge: listening.munge, administrators: listening.administrators };
+        Ok(Server { unix, tcp, socket, connections: listening.connections, daemon: Arc::new(daemon) })
+    }
+
+    /// Answers until `stop` comes. What is under way then is not waited for.
+    ///
+    /// # Errors
+    /// If a socket can't be listened on any more.
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> std::io::Result<()> {
+        let app = Router::new().fallback(handle::<S>).with_state(self.daemon);
+        let local = Limited::new(self.unix, self.connections);
+        let local = axum::serve(local, app.clone().into_make_service_with_connect_info::<Peer>());
+        let remote = async move {
+            match self.tcp {
+                Some(listener) => {
+                    let listener = Limited::new(listener, self.connections);
+                    axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            ended = local => ended,
+            ended = remote => ended,
+            () = stop => Ok(()),
+        };
+        // So that the next caller is told at once that there is no daemon.
+        let _ = std::fs::remove_file(&self.socket);
+        ended
+    }
+}
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+enum Peer {
+    /// A process of this machine, of this user; nothing if the kernel does not say.
+    Local(Option<u32>),
+    Remote(SocketAddr),
+}
+
+/// A listener that accepts no more than so many at a time.
+struct Limited<L> {
+    listener: L,
+    free: Arc<Semaphore>,
+}
+
+impl<L> Limited<L> {
+    fn new(listener: L, connections: usize) -> Self {
+        Limited { listener, free: Arc::new(Semaphore::new(connections)) }
+    }
+}
+
+/// A connection that counts.
+struct Counted<S> {
+    stream: S,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<L: Listener> Listener for Limited<L> {
+    type Io = Counted<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
+        let (stream, address) = self.listener.accept().await;
+        (Counted { stream, _permit: permit }, address)
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+impl Connected<IncomingStream<'_, Limited<UnixListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Limited<UnixListener>>) -> Self {
+        Peer::Local(stream.io().stream.peer_cred().ok().map(|peer| peer.uid()))
+    }
+}
+
+impl Connected<IncomingStream<'_, Limited<TcpListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Limited<TcpListener>>) -> Self {
+        Peer::Remote(*stream.remote_addr())
+    }
+}
+
+/// What is known before the body is read.
+struct Known {
+    caller: Caller,
+    secret: Option<Secret>,
+    /// The hash that the body must have.
+    body: Option<String>,
+    /// For whom the answer is sealed, and to which request: over TCP.
+    seal: Option<(u32, String)>,
+}
+
+async fn handle<S: Service>(
+    State(daemon): State<Arc<Daemon<S>>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    request: axum::extract::Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path_and_query().map_or_else(String::new, ToString::to_string);
+    // Nothing is read for strangers but their headers.
+    let (recognizing, headers) = (Arc::clone(&daemon), parts.headers);
+    let (method, asked) = (parts.method.clone(), path.clone());
+    let recognized = blocking(move || recognizing.recognize(peer, &method, &asked, &headers)).await;
+    let known = match recognized.and_then(|known| known) {
+        Ok(known) => known,
+        Err(refusal) => return Answering::new(Err(refusal)).respond(None),
+    };
+    let body = match tokio::time::timeout(PATIENCE, to_bytes(body, MOST_BYTES)).await {
+        Ok(Ok(body)) => body,
+        _ => {
+            let message = "the request is too long, was cut off, or did not come to an end";
+            return Answering::new(Err(Refusal::new(RefusalCode::Malformed, message))).respond(None);
+        }
+    };
+    if known.body.as_ref().is_some_and(|hash| *hash != envelope::hash(&body)) {
+        let message = "the request is not the one that its credential covers";
+        return Answering::new(Err(Refusal::new(RefusalCode::Unauthenticated, message))).respond(None);
+    }
+    let (path, query) = path.split_once('?').unwrap_or((&path, ""));
+    let request = Request {
+        method: parts.method.clone(),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        body,
+        caller: known.caller,
+        secret: known.secret,
+    };
+    let done = Arc::clone(&daemon.service).route(request).await;
+    if let Err(refusal) = &done {
+        tracing::info!(method = %parts.method, path, code = ?refusal.code, message = refusal.message, "refused");
+    }
+    let answering = Answering::new(done);
+    let Some((uid, nonce)) = known.seal else { return answering.respond(None) };
+    let sealed = answering.sealed(nonce);
+    let munge = daemon.munge.clone();
+    match blocking(move || munge.encode(&sealed, Some(uid), envelope::TIME_TO_LIVE)).await {
+        Ok(Ok(credential)) => answering.respond(Some(credential)),
+        // Without it the caller does not believe the answer, and says so.
+        Ok(Err(error)) => {
+            tracing::error!(%error, "can't seal an answer");
+            answering.respond(None)
+        }
+        Err(refusal) => Answering::new(Err(refusal)).respond(None),
+    }
+}
+
+/// Does work that blocks, where that may be done. The runtime bounds how many do so at a time; more wait.
+///
+/// # Errors
+/// [`RefusalCode::Failed`] if it panicked.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Refusal::new(RefusalCode::Failed, format!("the daemon has a defect: {error}")))
+}
+
+impl<S: Service> Daemon<S> {
+    fn recognize(
+        &self,
+        peer: Peer,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<Known, Refusal> {
+        let malformed_secret = |_| Refusal::new(RefusalCode::Malformed, "the secret is malformed");
+        match peer {
+            Peer::Local(None) => {
+                Err(Refusal::new(RefusalCode::Unauthenticated, "the kernel does not say who calls"))
+            }
+            Peer::Local(Some(uid)) => {
+                let secret = headers
+                    .get(envelope::SECRET_HEADER)
+                    .map(|text| text.to_str().unwrap_or_default().parse().map_err(malformed_secret))
+                    .transpose()?;
+                Ok(Known { caller: Caller::local(uid), secret, seal: None, body: None })
+            }
+            Peer::Remote(address) => {
+                let stranger = |message: String| Refusal::new(RefusalCode::Unauthenticated, message);
+                let credential =
+                    headers.get(envelope::REQUEST_HEADER).and_then(|value| value.to_str().ok()).ok_or_else(
+                        || stranger(format!("the request has no {} header", envelope::REQUEST_HEADER)),
+                    )?;
+                let decoded = self.munge.decode(credential).map_err(|error| stranger(error.to_string()))?;
+                let request: envelope::Request = serde_json::from_slice(&decoded.payload)
+                    .map_err(|error| stranger(format!("the credential holds something else: {error}")))?;
+                let own_name = self.service.name();
+                if request.to != *own_name {
+                    return Err(stranger(format!(
+                        "the request was meant for {}, and this is {own_name}",
+                        request.to
+                    )));
+                }
+                if request.method != method.as_str() || request.path != path {
+                    return Err(stranger("the request is not the one that its credential covers".into()));
+                }
+                let secret = request
+                    .secret
+                    .as_deref()
+                    .map(|text| text.parse().map_err(malformed_secret))
+                    .transpose()?;
+                let caller = self.administrators.caller(decoded.uid, address);
+                let seal = Some((decoded.uid, request.nonce));
+                Ok(Known { caller, secret, seal, body: Some(request.body) })
+            }
+        }
+    }
+}
+
+/// An answer on its way.
+struct Answering {
+    status: u16,
+    kind: &'static str,
+    body: String,
+}
+
+impl Answering {
+    fn new(done: Result<Reply, Refusal>) -> Answering {
+        match done {
+            Ok(reply) => {
+                let (kind, body) = reply.content();
+                Answering { status: 200, kind, body }
+            }
+            Err(refusal) => Answering {
+                status: refusal.code.status(),
+                kind: "application/json",
+                body: serde_json::to_string(&refusal).unwrap_or_else(|error| error.to_string()),
+            },
+        }
+    }
+
+    /// What a credential for it covers.
+    fn sealed(&self, nonce: String) -> Vec<u8> {
+        let sealed = Answer { nonce, status: self.status, body: envelope::hash(self.body.as_bytes()) };
+        serde_json::to_vec(&sealed).unwrap_or_default()
+    }
+
+    fn respond(self, credential: Option<String>) -> Response {
+        let mut response = Response::builder()
+            .status(StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
+            .header("content-type", self.kind);
+        if let Some(credential) = credential {
+            response = response.header(envelope::ANSWER_HEADER, credential);
+        }
+        response.body(Body::from(self.body)).unwrap_or_default()
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+///
+/// # Errors
+/// If signals can't be waited for.
+pub async fn stop_signal() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(path: &str, query: &str) -> Request {
+        Request {
+            method: Method::GET,
+            path: path.into(),
+            query: query.into(),
+            body: Bytes::from_static(b"[1"),
+            caller: Caller::local(0),
+            secret: None,
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_request_are_told_apart() {
+        let asked = request("/v1/ramdisks/a@1/", "wait=20&path=%2Fa%20b");
+        assert_eq!(asked.segments().unwrap(), ["ramdisks", "a@1"]);
+        assert_eq!(asked.field("path").as_deref(), Some(&b"/a b"[..]));
+        assert_eq!(asked.field("wait").as_deref(), Some(&b"20"[..]));
+        assert_eq!((asked.field("pat"), request("/", "a=%4").field("a")), (None, None));
+        assert_eq!(request("/v9/node", "").segments().unwrap_err().code, RefusalCode::NotFound);
+        assert!(asked.json::<Vec<u8>>("the list").unwrap_err().message.starts_with("the list: "));
+    }
+
+    /// Waits for one second, if it is let.
+    struct Slow(NodeName);
+
+    impl Service for Slow {
+        fn name(&self) -> &NodeName {
+            &self.0
+        }
+
+        async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
+            match request.segments()?.as_slice() {
+                ["slow"] => tokio::time::sleep(Duration::from_secs(1)).await,
+                ["page"] => return Ok(Reply::Html("<p>".into())),
+                _ => return Err(request.no_such_path()),
+            }
+            Reply::json(&request.caller.uid)
+        }
+    }
+
+    #[test]
+    fn requests_that_wait_hold_no_thread() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listening = Listening {
+            socket: socket.clone(),
+            tcp: None,
+            connections: 100,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+        };
+        let began = std::time::Instant::now();
+        runtime.block_on(async {
+            let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
+            tokio::spawn(server.serve(std::future::pending()));
+            let client = crate::Client::new(std::path::Path::new("/nowhere"));
+            let endpoint = crate::Endpoint::Socket(socket);
+            let call = async |path: &str| {
+                client.call::<u32>(&endpoint, "GET", path, None::<&()>, None, Duration::from_secs(20)).await
+            };
+            let mut waiting = tokio::task::JoinSet::new();
+            for _ in 0..50 {
+                let (client, endpoint) = (client.clone(), endpoint.clone());
+                waiting.spawn(async move {
+                    let limit = Duration::from_secs(20);
+                    client.call::<u32>(&endpoint, "GET", "/v1/slow", None::<&()>, None, limit).await
+                });
+            }
+            let uid = rustix::process::geteuid().as_raw();
+            while let Some(answer) = waiting.join_next().await {
+                assert_eq!(answer.unwrap().unwrap(), uid);
+            }
+            assert_eq!(call("/v1/other").await.unwrap_err().code(), Some(RefusalCode::NotFound));
+            assert!(matches!(call("/v1/page").await, Err(crate::CallError::Gibberish { .. })));
+        });
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+}
