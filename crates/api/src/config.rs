@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use ondeck_core::{Bytes, NodeName};
 use serde::{Deserialize, Deserializer};
 
+use crate::scheduler::{SchedulerConfig, SlurmConfig};
+
 /// Where the file is looked for if neither `--config` nor `ONDECK_CONFIG` names one.
 pub const DEFAULT_PATH: &str = "/etc/ondeck/ondeck.toml";
 
@@ -25,6 +27,10 @@ pub struct Config {
     pub munge_socket: PathBuf,
     /// What concerns the agent.
     pub agent: AgentConfig,
+    /// What concerns the scheduler.
+    pub scheduler: SchedulerConfig,
+    /// How Slurm is asked.
+    pub slurm: SlurmConfig,
 }
 
 /// The part `[agent]`.
@@ -82,6 +88,8 @@ impl Default for Config {
             port: DEFAULT_PORT,
             munge_socket: crate::munge::Munge::default_socket().to_owned(),
             agent: AgentConfig::default(),
+            scheduler: SchedulerConfig::default(),
+            slurm: SlurmConfig::default(),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! - [`server`]: being one: two sockets and a [`server::Service`]; [`auth`]: who calls, and what they may
 //! - [`envelope`]: what a MUNGE credential covers
 //! - [`munge`]: speaking to munged
+//! - [`scheduler`]: what the scheduler is asked, and its parts of the configuration
 //! - [`config`]: the file `/etc/ondeck/ondeck.toml`
 
 pub mod auth;
@@ -17,6 +18,7 @@ pub mod client;
 pub mod config;
 pub mod envelope;
 pub mod munge;
+pub mod scheduler;
 pub mod server;
 pub mod wire;
 

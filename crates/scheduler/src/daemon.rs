@@ -1,0 +1,301 @@
+//! The middle of the daemon: one event after the other, kept before anything is done about it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ondeck_agent::fleet::Fleet;
+use ondeck_agent::node::{StartError, host_name, own_address};
+use ondeck_api::Config;
+use ondeck_api::auth::Administrators;
+use ondeck_api::munge::Munge;
+use ondeck_api::scheduler::Transfer;
+use ondeck_api::server::{ListenError, Listening, Server};
+use ondeck_core::schedule::{Action, Effects, Event, Job, Node, Nodes, Refused, Schedule, Time};
+use ondeck_core::{Incarnation, NodeName};
+use ondeck_wlm::{Slurm, SlurmSettings};
+use tokio::sync::{Notify, watch};
+
+use crate::queue::Queue;
+use crate::store::{Store, StoreError};
+use crate::{execute, fleet, queue};
+
+/// Connections that are held at the same time on each socket; a Prolog holds one while its job's RAM disk is mounted.
+const CONNECTIONS: usize = 8192;
+
+/// How long is waited before the journal is tried again after it could not be written.
+const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why the daemon ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The configuration makes no sense.
+    #[error("the configuration: {0}")]
+    Config(String),
+    /// The journal.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// This host.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The runtime.
+    #[error("{0}")]
+    Runtime(#[from] std::io::Error),
+}
+
+/// What is decided on, and where it is kept.
+pub(crate) struct Brain {
+    pub schedule: Schedule,
+    pub store: Store,
+}
+
+/// The daemon.
+pub(crate) struct Daemon {
+    pub config: Config,
+    pub name: NodeName,
+    pub fleet: Fleet,
+    pub workload_manager: Slurm,
+    pub queue: Queue,
+    pub transfers: Mutex<BTreeMap<Incarnation, Transfer>>,
+    brain: Mutex<Brain>,
+    /// Counts events, so that whoever waits for a state looks again.
+    changed: watch::Sender<u64>,
+    /// A time to wait for may have come nearer.
+    earlier: Notify,
+}
+
+/// The time, for the schedule.
+pub(crate) fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Time(since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+}
+
+impl Daemon {
+    /// The schedule and the journal. Held for moments only.
+    pub fn brain(&self) -> MutexGuard<'_, Brain> {
+        // An event that panicked half-way must not be followed by others.
+        #[allow(clippy::expect_used)]
+        self.brain.lock().expect("no event has panicked")
+    }
+
+    /// A job as it is now.
+    pub fn job(&self, id: Incarnation) -> Option<Job> {
+        self.brain().schedule.jobs().get(&id).cloned()
+    }
+
+    /// Tells of events.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Lets something happen: decided, kept, begun.
+    pub async fn event(self: &Arc<Self>, event: Event) -> Result<(), Refused> {
+        let daemon = Arc::clone(self);
+        let handle = tokio::runtime::Handle::current();
+        // It waits for the disk.
+        let done = tokio::task::spawn_blocking(move || {
+            let mut brain = daemon.brain();
+            let at = now();
+            let effects = brain.schedule.handle(at, event)?;
+            daemon.keep(&mut brain, at, &effects);
+            // Begun in the order in which they were decided.
+            let _runtime = handle.enter();
+            for action in effects.actions {
+                daemon.act(&brain, action);
+            }
+            drop(brain);
+            Ok(())
+        });
+        let result = match done.await {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::error!(%error, "a defect in the daemon; it ends, and goes on when it is started again");
+                std::process::exit(i32::from(ondeck_core::exit::FAILED));
+            }
+        };
+        self.changed.send_modify(|count| *count += 1);
+        self.earlier.notify_one();
+        result
+    }
+
+    /// Writes to the journal, for as long as it takes: nothing may be done that is not kept.
+    fn keep(&self, brain: &mut Brain, at: Time, effects: &Effects) {
+        if effects.jobs.is_empty() && effects.nodes.is_empty() && effects.changes.is_empty() {
+            return;
+        }
+        for change in effects.changes.iter().filter(|change| !change.text.is_empty()) {
+            let job = change.job.map(|job| job.to_string()).unwrap_or_default();
+            let states = change.states.map(|(job, rsa)| format!("{job}/{rsa}")).unwrap_or_default();
+            tracing::info!(job, states, "{}", change.text);
+        }
+        let Brain { schedule, store } = brain;
+        while let Err(error) = store.keep(at, schedule, effects) {
+            tracing::error!(%error, "the journal can't be written; nothing is done until it can");
+            std::thread::sleep(JOURNAL_PAUSE);
+        }
+    }
+
+    fn act(self: &Arc<Self>, brain: &Brain, action: Action) {
+        let daemon = Arc::clone(self);
+        match action {
+            Action::Begin(id, task) => {
+                let Some(job) = brain.schedule.jobs().get(&id).cloned() else { return };
+                tokio::spawn(async move {
+                    let outcome = execute::work(&daemon, &job, task).await;
+                    daemon.transfers().remove(&id);
+                    let ended = Event::Ended { job: id, number: task.number, outcome };
+                    // Only orders of people are refused.
+                    let _ = daemon.event(ended).await;
+                });
+            }
+            Action::CleanUp(node, ramdisk) => {
+                // The look at the nodes does it, for as long as it takes.
+                tracing::warn!(%node, %ramdisk, "something is left on a node; it is removed when the node answers");
+            }
+            Action::LockIn(id)
+            | Action::UndoLockIn(id)
+            | Action::Hold(id)
+            | Action::LetGo(id)
+            | Action::Tell(id, _) => {
+                tokio::spawn(async move { execute::tell_workload_manager(&daemon, id, action).await });
+            }
+        }
+    }
+
+    pub fn transfers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Transfer>> {
+        self.transfers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Wakes the schedule when a time has come.
+    async fn keep_time(self: Arc<Self>) {
+        loop {
+            let next = self.brain().schedule.next_tick();
+            let pause = next.map_or(Duration::from_secs(60), |next| next.since(now()));
+            if pause.is_zero() {
+                let _ = self.event(Event::Tick).await;
+                continue;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.earlier.notified() => {}
+            }
+        }
+    }
+
+    /// Forgets the logs of jobs that ended long ago.
+    async fn forget(self: Arc<Self>) {
+        loop {
+            let before = Time(now().0.saturating_sub(self.config.scheduler.keep.as_millis() as u64));
+            let daemon = Arc::clone(&self);
+            let done =
+                tokio::task::spawn_blocking(move || daemon.brain().store.forget_before(before)).await;
+            match done {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(jobs)) => tracing::info!(jobs, "forgot jobs that ended long ago"),
+                Ok(Err(error)) => tracing::warn!(%error, "can't forget old jobs"),
+            }
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+        }
+    }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(config: &Config) -> Result<(), ServeError> {
+    let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
+    let name = host_name().map_err(StartError::from)?;
+    let store = Store::open(&config.scheduler.state)?;
+    let kept = store.load()?;
+    let mut nodes: Nodes = kept.nodes.into_iter().collect();
+    let mut configured: Vec<NodeName> = Vec::new();
+    for (pool, members) in config.scheduler.pools(&config.nodes) {
+        for node in members.nodes {
+            let known = nodes.entry(node.clone()).or_insert_with(|| Node::new(&pool));
+            known.pool.clone_from(&pool);
+            // Its agent has not answered this daemon yet; until it is taken for lost, what is on it counts as there.
+            if config.scheduler.simulate.is_some() {
+                (known.up, known.capacity) = (true, ondeck_core::Bytes(1 << 40));
+            }
+            configured.push(node);
+        }
+    }
+    // A node that the configuration no longer has lends nothing new, but what is on it is not forgotten.
+    nodes.retain(|name, node| {
+        configured.contains(name) || !node.promised.is_empty() || !node.residue.is_empty()
+    });
+    for (name, node) in &mut nodes {
+        if !configured.contains(name) {
+            node.drained = "it is no longer in the configuration".into();
+        }
+    }
+    let (jobs, held) = (kept.jobs.len(), kept.jobs.iter().filter(|job| job.results).count());
+    tracing::info!(jobs, with_results = held, nodes = nodes.len(), "the journal was read");
+    let schedule = Schedule::new(site, kept.jobs, nodes, kept.last_task, kept.last_epoch);
+    let resume = schedule.resume();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let tcp = match config.scheduler.listen {
+        None => None,
+        listen => Some((own_address(&name, listen)?, config.scheduler.port).into()),
+    };
+    let daemon = Arc::new(Daemon {
+        config: config.clone(),
+        name,
+        fleet: Fleet::new(config),
+        workload_manager: Slurm::new(SlurmSettings {
+            bin_dir: config.slurm.bin_dir.clone(),
+            conf: config.slurm.conf.clone(),
+            timeout: config.slurm.timeout,
+        }),
+        queue: Queue::new(),
+        transfers: Mutex::default(),
+        brain: Mutex::new(Brain { schedule, store }),
+        changed: watch::channel(0).0,
+        earlier: Notify::new(),
+    });
+    let listening = Listening {
+        socket: config.scheduler.socket.clone(),
+        tcp,
+        connections: CONNECTIONS,
+        munge: Munge::new(config.munge_socket.clone()),
+        administrators: Administrators::new(&config.scheduler.administrators),
+    };
+    let result = runtime.block_on(run(daemon, listening, resume));
+    runtime.shutdown_background();
+    result
+}
+
+async fn run(daemon: Arc<Daemon>, listening: Listening, resume: Vec<Action>) -> Result<(), ServeError> {
+    let server = Server::bind(Arc::clone(&daemon), listening).await?;
+    for action in resume {
+        match action {
+            Action::Begin(id, task) => execute::resume(&daemon, id, task),
+            other => {
+                let brain = daemon.brain();
+                daemon.act(&brain, other);
+            }
+        }
+    }
+    tokio::spawn(Arc::clone(&daemon).keep_time());
+    tokio::spawn(Arc::clone(&daemon).forget());
+    tokio::spawn(queue::look(Arc::clone(&daemon)));
+    if daemon.config.scheduler.simulate.is_none() {
+        tokio::spawn(fleet::look(Arc::clone(&daemon)));
+    }
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let stop = async move {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    let began = Instant::now();
+    server.serve(stop).await?;
+    tracing::info!(seconds = began.elapsed().as_secs(), "ends; RAM disks and transfers go on");
+    Ok(())
+}
+

@@ -1,0 +1,23 @@
+//! The daemon beside the workload manager: `ondeck serve`.
+//!
+//! It decides nothing itself: [`ondeck_core::schedule`] does. It brings events there (from the queue, from hooks, from
+//! agents, from people), keeps what follows in the journal, and only then has it done.
+//!
+//! # Layout
+//!
+//! - [`daemon`]: the middle: one event after the other, kept before anything is done about it
+//! - [`store`]: the journal
+//! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
+//! - `execute`: doing what was decided
+//! - `serve`: the API; [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
+
+pub mod daemon;
+mod execute;
+mod fleet;
+mod metrics;
+mod queue;
+mod serve;
+pub mod store;
+pub mod thesis;
+
+pub use daemon::{ServeError, serve};

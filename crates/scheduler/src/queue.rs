@@ -1,0 +1,229 @@
+//! Looking at the queue: one query for all jobs, and one look at the script of each job that may get something.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use ondeck_core::schedule::{Event, Seen, Time};
+use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
+use ondeck_wlm::{WlmError, WorkloadManager};
+use tokio::sync::{Notify, watch};
+
+use crate::daemon::{Daemon, now};
+
+/// What a job's script asks for, if anything.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub request: Option<Request>,
+    pub work_dir: PathBuf,
+    /// Where the site shows the RAM disk, if it is not the job's own nodes.
+    io_nodes: BTreeMap<Vec<NodeName>, Vec<NodeName>>,
+}
+
+/// The queue as it was last seen.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sight {
+    /// When the workload manager was asked.
+    pub taken: Time,
+    pub jobs: Arc<Vec<QueuedJob>>,
+    /// What is wrong with the workload manager.
+    pub fault: Option<String>,
+    /// How long it took to answer.
+    pub took: Duration,
+}
+
+pub(crate) struct Queue {
+    asked: Mutex<BTreeMap<JobId, Asked>>,
+    /// Somebody wants to know now.
+    wanted: Notify,
+    sight: watch::Sender<Sight>,
+}
+
+impl Queue {
+    pub fn new() -> Queue {
+        Queue {
+            asked: Mutex::default(),
+            wanted: Notify::new(),
+            sight: watch::channel(Sight::default()).0,
+        }
+    }
+
+    fn asked(&self) -> MutexGuard<'_, BTreeMap<JobId, Asked>> {
+        self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The last look.
+    pub fn sight(&self) -> Sight {
+        self.sight.borrow().clone()
+    }
+
+    /// Has the queue looked at soon.
+    pub fn hurry(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// The queue as it is now: a look that began after this call.
+    pub async fn fresh(&self) -> Sight {
+        let (called, mut sight) = (now(), self.sight.subscribe());
+        loop {
+            self.hurry();
+            if sight.changed().await.is_err() || sight.borrow().taken >= called {
+                return self.sight();
+            }
+        }
+    }
+}
+
+/// Looks at the queue for as long as the daemon lives.
+pub(crate) async fn look(daemon: Arc<Daemon>) {
+    let interval = daemon.config.slurm.interval;
+    loop {
+        look_once(&daemon).await;
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = daemon.queue.wanted.notified() => {}
+        }
+    }
+}
+
+async fn look_once(daemon: &Arc<Daemon>) {
+    let (taken, began) = (now(), std::time::Instant::now());
+    let jobs = match daemon.workload_manager.queue().await {
+        Ok(jobs) => jobs,
+        Err(error) => {
+            let known = daemon.queue.sight();
+            if known.fault.is_none() {
+                tracing::warn!(%error, "the queue can't be seen; what is known of it stands");
+            }
+            let fault = Some(error.to_string());
+            daemon.queue.sight.send_replace(Sight { taken, fault, ..known });
+            return;
+        }
+    };
+    let took = began.elapsed();
+    let jobs = Arc::new(jobs);
+    let known = daemon.queue.sight.send_replace(Sight { taken, jobs: Arc::clone(&jobs), fault: None, took });
+    if known.fault.is_some() {
+        tracing::info!("the queue can be seen again");
+    }
+    let mut seen = Vec::new();
+    for job in jobs.iter() {
+        let candidate = daemon.brain().schedule.is_candidate(now(), job);
+        if !candidate && !daemon.queue.asked().contains_key(&job.id.job) {
+            continue;
+        }
+        match see(daemon, job).await {
+            Ok(found) if found.request.is_some() => seen.push(found),
+            Ok(_) => {}
+            // It may be gone already; if not, the next look finds it.
+            Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
+        }
+    }
+    daemon.queue.asked().retain(|id, _| jobs.iter().any(|job| job.id.job == *id));
+    if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
+        tracing::error!("a look at the queue was refused");
+    }
+}
+
+/// A job with what its script asks for, which is read once.
+pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, WlmError> {
+    let known = daemon.queue.asked().get(&job.id.job).cloned();
+    let mut asked = match known {
+        Some(asked) => asked,
+        None => {
+            let asked = ask(daemon, job).await?;
+            daemon.queue.asked().insert(job.id.job, asked.clone());
+            asked
+        }
+    };
+    let started = matches!(job.standing, Standing::Running | Standing::Configuring);
+    let io_nodes = match (&daemon.config.scheduler.io_nodes[..], asked.io_nodes.get(&job.nodes)) {
+        ([], _) => job.nodes.clone(),
+        (_, Some(known)) => known.clone(),
+        (command, None) if started && asked.request.is_some() => match map_nodes(command, job).await {
+            Ok(found) => {
+                asked.io_nodes.insert(job.nodes.clone(), found.clone());
+                daemon.queue.asked().insert(job.id.job, asked.clone());
+                found
+            }
+            Err(why) => {
+                tracing::error!(job = %job.id, why, "the site's io_nodes command failed");
+                Vec::new()
+            }
+        },
+        _ => Vec::new(),
+    };
+    Ok(Seen { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
+}
+
+async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
+    let nothing = |work_dir| Asked { request: None, work_dir, io_nodes: BTreeMap::new() };
+    let script = match daemon.workload_manager.script(job.id.job).await {
+        Ok(script) => script,
+        Err(WlmError::NoScript(_)) => return Ok(nothing("/".into())),
+        Err(error) => return Err(error),
+    };
+    let parsed = ondeck_directive::parse(&script);
+    if parsed.as_ref().is_ok_and(|parsed| parsed.directives == 0) {
+        return Ok(nothing("/".into()));
+    }
+    let work_dir = daemon.workload_manager.work_dir(job.id.job).await?;
+    let wrong = match parsed {
+        Ok(parsed) => match absolute(parsed.request, &work_dir) {
+            Ok(request) => {
+                let asks = !request.data_in.is_empty() || !request.data_out.is_empty();
+                let request = asks.then_some(request);
+                return Ok(Asked { request, ..nothing(work_dir) });
+            }
+            Err(why) => why,
+        },
+        Err(errors) => errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+    };
+    tracing::info!(job = %job.id, wrong, "its directives can't be obeyed");
+    let text = format!("no RAM disk: {wrong}; the job works on disk");
+    if let Err(error) = daemon.workload_manager.set_comment(job.id.job, &text).await {
+        tracing::debug!(job = %job.id, %error, "can't tell its user");
+    }
+    Ok(nothing(work_dir))
+}
+
+/// A request whose paths are absolute and plain.
+fn absolute(mut request: Request, work_dir: &Path) -> Result<Request, String> {
+    let plain = |path: &mut PathBuf| -> Result<(), String> {
+        let joined = work_dir.join(&path);
+        let mut clean = PathBuf::new();
+        for part in joined.components() {
+            match part {
+                Component::RootDir | Component::Normal(_) => clean.push(part),
+                Component::CurDir => {}
+                Component::ParentDir | Component::Prefix(_) => {
+                    return Err(format!("{}: write the path without `..`", path.display()));
+                }
+            }
+        }
+        *path = clean;
+        Ok(())
+    };
+    request.data_in.iter_mut().chain(&mut request.data_out).try_for_each(plain)?;
+    request.stage_in.iter_mut().chain(&mut request.stage_out).try_for_each(plain)?;
+    Ok(request)
+}
+
+/// Asks the site's command where a job's RAM disk is to be shown.
+async fn map_nodes(command: &[String], job: &QueuedJob) -> Result<Vec<NodeName>, String> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let [program, arguments @ ..] = command else { return Ok(job.nodes.clone()) };
+    let nodes: Vec<&str> = job.nodes.iter().map(NodeName::as_str).collect();
+    let mut process = tokio::process::Command::new(program);
+    process.args(arguments).arg(job.id.job.to_string()).arg(nodes.join(",")).kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, process.output())
+        .await
+        .map_err(|_| format!("{program} took longer than {} s", PATIENCE.as_secs()))?
+        .map_err(|error| format!("can't run {program}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.split_whitespace().map(|name| name.parse().map_err(|error| format!("{program}: {error}"))).collect()
+}

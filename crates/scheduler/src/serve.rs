@@ -1,0 +1,315 @@
+//! The API of the scheduler. Who may do what: users see and touch their own jobs; administrators all; a hook is believed
+//! only about the node that it comes from, and what it says of a job is asked of the workload manager.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ondeck_api::auth::Caller;
+use ondeck_api::scheduler::{
+    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status,
+};
+use ondeck_api::server::{Reply, Request, Service};
+use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::schedule::{Event, Job, Prolog, Refused, RsaState};
+use ondeck_core::{Incarnation, NodeName, Owner, Standing};
+
+use crate::daemon::{Daemon, now};
+use crate::{metrics, queue, thesis};
+
+/// The longest that a request may wait for a state.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The most lines of a log that are given at once.
+const LOG_LINES: u32 = 10_000;
+
+impl Service for Daemon {
+    fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
+        let caller = request.caller;
+        let segments = request.segments()?;
+        match (request.method.as_str(), segments.as_slice()) {
+            ("POST", ["hooks", "prolog"]) => {
+                let hook: Hook = request.json("the hook")?;
+                Reply::json(&self.prolog(hook, caller).await?)
+            }
+            ("POST", ["hooks", "epilog"]) => {
+                let hook: Hook = request.json("the hook")?;
+                Reply::json(&self.epilog(hook, caller).await?)
+            }
+            ("GET", ["jobs"]) => Reply::json(&self.status(caller)),
+            ("GET", ["jobs", id]) => Reply::json(&self.story(parse(id)?, caller).await?),
+            ("GET", ["jobs", id, "wait"]) => {
+                let ms = request.field("ms").and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+                let wait = Duration::from_millis(ms.unwrap_or(0)).min(LONGEST_WAIT);
+                Reply::json(&self.wait(parse(id)?, caller, wait).await?)
+            }
+            ("POST", ["jobs", id, order @ ("retry" | "abandon")]) => {
+                let id = parse(id)?;
+                self.owned(id, caller)?;
+                let by = match caller.address {
+                    None => format!("user {}", caller.uid),
+                    Some(address) => format!("user {} at {address}", caller.uid),
+                };
+                let event =
+                    if *order == "retry" { Event::Retry(id) } else { Event::Abandon { job: id, by } };
+                self.event(event).await.map_err(refused)?;
+                Reply::json(&self.story(id, caller).await?)
+            }
+            ("POST", ["nodes", node, "drain"]) => {
+                caller.must_be_administrator()?;
+                let Drain { why } = request.json("the reason")?;
+                let why = if why.trim().is_empty() { "by hand".to_owned() } else { why };
+                self.event(Event::Drain { node: parse_node(node)?, why }).await.map_err(refused)?;
+                Reply::json(&self.status(caller))
+            }
+            ("POST", ["nodes", node, "resume"]) => {
+                caller.must_be_administrator()?;
+                self.event(Event::Resume(parse_node(node)?)).await.map_err(refused)?;
+                Reply::json(&self.status(caller))
+            }
+            ("GET", ["log"]) => {
+                caller.must_be_administrator()?;
+                let lines = self.log(None).await?;
+                let lines: Vec<String> = lines.iter().filter_map(thesis::line).collect();
+                Ok(Reply::Text(lines.join("\n") + "\n"))
+            }
+            ("GET", ["metrics"]) => {
+                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+            }
+            _ => Err(request.no_such_path()),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Incarnation, Refusal> {
+    text.parse().map_err(|error: ondeck_core::queue::JobNameError| {
+        Refusal::new(RefusalCode::Malformed, error.to_string())
+    })
+}
+
+fn parse_node(text: &str) -> Result<NodeName, Refusal> {
+    text.parse().map_err(|error: ondeck_core::allocation::NameError| {
+        Refusal::new(RefusalCode::Malformed, error.to_string())
+    })
+}
+
+fn refused(refused: Refused) -> Refusal {
+    let code = match refused {
+        Refused::NoJob(_) | Refused::NoNode(_) => RefusalCode::NotFound,
+        Refused::NotNow(_) => RefusalCode::Conflict,
+    };
+    Refusal::new(code, refused.to_string())
+}
+
+fn unknown(id: Incarnation) -> Refusal {
+    refused(Refused::NoJob(id))
+}
+
+impl Daemon {
+    /// A job that the caller may touch.
+    fn owned(&self, id: Incarnation, caller: Caller) -> Result<Job, Refusal> {
+        self.job(id).filter(|job| may_see(caller, job.owner)).ok_or_else(|| unknown(id))
+    }
+
+    fn status(&self, caller: Caller) -> Status {
+        let (transfers, sight) = (self.transfers().clone(), self.queue.sight());
+        let brain = self.brain();
+        let at = now();
+        let jobs = brain.schedule.jobs().values().filter(|job| may_see(caller, job.owner));
+        let jobs = jobs.map(|job| JobStatus {
+            id: job.id,
+            owner: job.owner,
+            job_state: job.job_state,
+            rsa_state: job.rsa_state,
+            seconds: at.since(job.since).as_secs_f64(),
+            rsa_nodes: job.allocation.as_ref().map(|found| found.nodes.clone()).unwrap_or_default(),
+            transfer: transfers.get(&job.id).cloned(),
+            message: if job.waits_for.is_empty() { job.message.clone() } else { job.waits_for.clone() },
+        });
+        let nodes = brain.schedule.nodes().iter().map(|(name, node)| NodeStatus {
+            node: name.clone(),
+            pool: node.pool.clone(),
+            state: node.state(),
+            why: match node.residue.first() {
+                Some(left) => format!("{left} is still there"),
+                None => node.drained.clone(),
+            },
+            capacity: node.capacity,
+            free: node.free(),
+            // Whose job is where is nobody else's business.
+            jobs: node
+                .promised
+                .keys()
+                .filter(|id| brain.schedule.jobs().get(id).is_some_and(|job| may_see(caller, job.owner)))
+                .copied()
+                .collect(),
+        });
+        Status {
+            jobs: jobs.collect(),
+            nodes: nodes.collect(),
+            workload_manager: sight.fault,
+            simulated: self.config.scheduler.simulate.is_some(),
+        }
+    }
+
+    async fn log(self: &Arc<Self>, job: Option<Incarnation>) -> Result<Vec<LogLine>, Refusal> {
+        let daemon = Arc::clone(self);
+        let read = tokio::task::spawn_blocking(move || daemon.brain().store.log(job, LOG_LINES));
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
+    }
+
+    async fn story(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<JobStory, Refusal> {
+        let (job, done) = match self.job(id) {
+            Some(job) => (job, false),
+            None => {
+                let past = self.brain().store.past_job(id);
+                let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+                (past.ok_or_else(|| unknown(id))?, true)
+            }
+        };
+        if !may_see(caller, job.owner) {
+            return Err(unknown(id));
+        }
+        let log = self.log(Some(id)).await?;
+        let phases = phases(&log, if done { None } else { Some(now().0) });
+        let transfer = self.transfers().get(&id).cloned();
+        Ok(JobStory { job, done, transfer, log, phases })
+    }
+
+    /// The story of a job once nothing of it is to be done any more, or as it is when the time is over.
+    async fn wait(
+        self: &Arc<Self>,
+        id: Incarnation,
+        caller: Caller,
+        wait: Duration,
+    ) -> Result<JobStory, Refusal> {
+        let until = Instant::now() + wait;
+        let mut changed = self.watch();
+        loop {
+            let story = self.story(id, caller).await?;
+            let settled = story.done || matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost);
+            let left = until.saturating_duration_since(Instant::now());
+            if settled || left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                return Ok(story);
+            }
+        }
+    }
+
+    /// Whether a hook comes from root of the node that it speaks of.
+    async fn believe(&self, hook: &Hook, caller: Caller) -> Result<(), Refusal> {
+        let stranger = || {
+            let message = format!("only root of {} may say what happens there, from a port below 1024", hook.node);
+            Refusal::new(RefusalCode::Forbidden, message)
+        };
+        if caller.uid != 0 {
+            return Err(stranger());
+        }
+        let Some(address) = caller.address else {
+            // Root of this machine.
+            return if hook.node == self.name { Ok(()) } else { Err(stranger()) };
+        };
+        let name = hook.node.clone();
+        let known = tokio::task::spawn_blocking(move || -> Vec<IpAddr> {
+            let found = (name.as_str(), 0).to_socket_addrs();
+            found.into_iter().flatten().map(|found| found.ip().to_canonical()).collect()
+        });
+        let known = known.await.unwrap_or_default();
+        if caller.privileged_port && known.contains(&address.to_canonical()) { Ok(()) } else { Err(stranger()) }
+    }
+
+    async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
+        self.believe(&hook, caller).await?;
+        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
+        let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
+        // What the hook says of the job is not believed: the workload manager is asked.
+        let sight = tokio::time::timeout_at(until.into(), self.queue.fresh()).await;
+        let Ok(sight) = sight else { return Ok(on_disk("the workload manager does not answer")) };
+        if let Some(fault) = sight.fault {
+            return Ok(on_disk(&fault));
+        }
+        let Some(job) = sight.jobs.iter().find(|job| job.id == hook.job) else {
+            return Ok(on_disk(""));
+        };
+        let starts = matches!(job.standing, Standing::Running | Standing::Configuring);
+        if !starts || !job.nodes.contains(&hook.node) {
+            return Ok(on_disk(""));
+        }
+        let seen = match queue::see(self, job).await {
+            Ok(seen) if seen.request.is_some() => seen,
+            Ok(_) => return Ok(on_disk("")),
+            Err(error) => return Ok(on_disk(&error.to_string())),
+        };
+        let mut changed = self.watch();
+        self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
+        loop {
+            let Some(job) = self.job(hook.job) else { return Ok(on_disk("")) };
+            if job.prolog != Prolog::Waiting {
+                let mounted =
+                    matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);
+                return Ok(HookAnswer { mounted, message: job.message });
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                return Ok(on_disk("its RAM disk is not mounted yet; it will be on all of its nodes or on none"));
+            }
+        }
+    }
+
+    async fn epilog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
+        self.believe(&hook, caller).await?;
+        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
+        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let mut changed = self.watch();
+        let Some(job) = self.job(hook.job) else { return Ok(unmounted(String::new())) };
+        if !job.io_nodes.contains(&hook.node) && self.config.scheduler.io_nodes.is_empty() {
+            return Ok(unmounted(String::new()));
+        }
+        self.event(Event::Ending(hook.job)).await.map_err(refused)?;
+        self.queue.hurry();
+        loop {
+            let Some(job) = self.job(hook.job) else { return Ok(unmounted(String::new())) };
+            if !job.rsa_state.is_shown() {
+                return Ok(unmounted(job.message));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                return Ok(HookAnswer { mounted: true, message: "it is still being unmounted".into() });
+            }
+        }
+    }
+}
+
+fn may_see(caller: Caller, owner: Owner) -> bool {
+    caller.is_administrator() || caller.uid == owner.uid
+}
+
+/// The seconds that a job spent in each state. The last one lasts until now, if it is not over.
+fn phases(log: &[LogLine], now_ms: Option<u64>) -> Vec<(RsaState, f64)> {
+    let mut phases: Vec<(RsaState, u64)> = Vec::new();
+    let mut current: Option<(RsaState, u64)> = None;
+    let mut spend = |state: RsaState, ms: u64| match phases.iter_mut().find(|(known, _)| *known == state) {
+        Some((_, spent)) => *spent += ms,
+        None => phases.push((state, ms)),
+    };
+    for line in log {
+        let Some((_, state)) = line.states else { continue };
+        match current {
+            Some((known, _)) if known == state => {}
+            Some((known, since)) => {
+                spend(known, line.at_ms.saturating_sub(since));
+                current = Some((state, line.at_ms));
+            }
+            None => current = Some((state, line.at_ms)),
+        }
+    }
+    if let Some((state, since)) = current {
+        let end = now_ms.or(log.last().map(|line| line.at_ms)).unwrap_or(since);
+        spend(state, end.saturating_sub(since));
+    }
+    phases.into_iter().map(|(state, ms)| (state, ms as f64 / 1000.0)).collect()
+}

@@ -1,0 +1,365 @@
+//! What outlives the daemon: SQLite, with an append-only journal beside the current state.
+//!
+//! Everything that one event changed is one transaction, and is on disk before anything is done about it. So after a
+//! crash the daemon knows at least what it has begun.
+
+use std::path::{Path, PathBuf};
+
+use ondeck_api::scheduler::LogLine;
+use ondeck_core::schedule::{Effects, Job, JobState, Node, RsaState, Schedule, Time};
+use ondeck_core::{Epoch, Incarnation, Layout, NodeName, RamDiskId};
+use ondeck_ramdisk::Secret;
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+/// The version of the tables. A later daemon migrates an older one's; an older daemon refuses a later one's.
+const VERSION: i64 = 1;
+
+const TABLES: &str = "
+    CREATE TABLE jobs (id TEXT PRIMARY KEY, job TEXT NOT NULL);
+    CREATE TABLE past_jobs (id TEXT PRIMARY KEY, job TEXT NOT NULL, ended_ms INTEGER NOT NULL);
+    CREATE TABLE nodes (name TEXT PRIMARY KEY, node TEXT NOT NULL);
+    CREATE TABLE ramdisks (id TEXT PRIMARY KEY, job TEXT NOT NULL, secret TEXT NOT NULL, layout TEXT);
+    CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+    CREATE TABLE journal (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL,
+        job TEXT, job_state TEXT, rsa_state TEXT, text TEXT NOT NULL);
+    CREATE INDEX journal_of_job ON journal (job, number);
+    CREATE TRIGGER journal_is_kept BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+";
+
+/// Why the store can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file or its directory.
+    #[error("can't use {}: {source}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// SQLite.
+    #[error("the journal {}: {source}", .path.display())]
+    Sqlite {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: rusqlite::Error,
+    },
+    /// It was written by a later version.
+    #[error(
+        "the journal {} was written by a later version (its tables are of version {found}, this daemon knows {VERSION}); \
+         start that version again",
+        .path.display()
+    )]
+    Later {
+        /// Which.
+        path: PathBuf,
+        /// The version of its tables.
+        found: i64,
+    },
+    /// What stands in it is not understood.
+    #[error("the journal {}: can't understand what is kept of {what}: {why}", .path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+        /// Of what.
+        what: String,
+        /// Why.
+        why: String,
+    },
+    /// Another daemon has it.
+    #[error("another scheduler is running in {}", .path.display())]
+    Running {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// The store of one daemon.
+pub struct Store {
+    path: PathBuf,
+    connection: Connection,
+    _only: std::fs::File,
+}
+
+/// What was kept.
+pub struct Kept {
+    /// The jobs.
+    pub jobs: Vec<Job>,
+    /// The nodes.
+    pub nodes: Vec<(NodeName, Node)>,
+    /// The greatest task number.
+    pub last_task: u64,
+    /// The greatest epoch.
+    pub last_epoch: Epoch,
+}
+
+impl Store {
+    /// Opens the store in a directory, or makes it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open(directory: &Path) -> Result<Store, StoreError> {
+        let unusable = |source| StoreError::File { path: directory.to_owned(), source };
+        ondeck_agent::ramdisk::private_directory(directory).map_err(unusable)?;
+        let lock = directory.join("lock");
+        let only = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(lock)
+            .map_err(unusable)?;
+        match rustix::fs::flock(&only, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(StoreError::Running { path: directory.to_owned() });
+            }
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let path = directory.join("journal.sqlite");
+        let sqlite = |source| StoreError::Sqlite { path: path.clone(), source };
+        let mut connection = Connection::open(&path).map_err(sqlite)?;
+        // A transaction is on disk when it is said to be; readers do not wait for writers.
+        let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
+        connection.execute_batch(pragmas).map_err(sqlite)?;
+        let found: i64 =
+            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
+        match found {
+            0 => {
+                let transaction = connection.transaction().map_err(sqlite)?;
+                transaction.execute_batch(TABLES).map_err(sqlite)?;
+                transaction.pragma_update(None, "user_version", VERSION).map_err(sqlite)?;
+                transaction.commit().map_err(sqlite)?;
+            }
+            VERSION => {}
+            found => return Err(StoreError::Later { path, found }),
+        }
+        Ok(Store { path, connection, _only: only })
+    }
+
+    fn sqlite(&self, source: rusqlite::Error) -> StoreError {
+        StoreError::Sqlite { path: self.path.clone(), source }
+    }
+
+    /// What an earlier daemon kept.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn load(&self) -> Result<Kept, StoreError> {
+        let malformed = |what: &str, why: &dyn std::fmt::Display| StoreError::Malformed {
+            path: self.path.clone(),
+            what: what.to_owned(),
+            why: why.to_string(),
+        };
+        let rows = |query: &str| -> Result<Vec<(String, String)>, StoreError> {
+            let read = || -> rusqlite::Result<Vec<(String, String)>> {
+                let mut statement = self.connection.prepare(query)?;
+                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+            };
+            read().map_err(|source| self.sqlite(source))
+        };
+        let mut jobs = Vec::new();
+        for (id, job) in rows("SELECT id, job FROM jobs")? {
+            jobs.push(serde_json::from_str(&job).map_err(|error| malformed(&format!("job {id}"), &error))?);
+        }
+        let mut nodes = Vec::new();
+        for (name, node) in rows("SELECT name, node FROM nodes")? {
+            let node = serde_json::from_str(&node).map_err(|error| malformed(&name, &error))?;
+            nodes.push((name.parse().map_err(|error| malformed(&name, &error))?, node));
+        }
+        let counter = |name: &str| -> Result<u64, StoreError> {
+            let query = "SELECT value FROM counters WHERE name = ?1";
+            let found: Option<i64> = self
+                .connection
+                .query_row(query, [name], |row| row.get(0))
+                .optional()
+                .map_err(|source| self.sqlite(source))?;
+            Ok(found.map_or(0, |value| value as u64))
+        };
+        Ok(Kept { jobs, nodes, last_task: counter("task")?, last_epoch: Epoch(counter("epoch")?) })
+    }
+
+    /// Keeps what an event changed.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then nothing of it is kept, and nothing may be done.
+    pub fn keep(&mut self, now: Time, schedule: &Schedule, effects: &Effects) -> Result<(), StoreError> {
+        let path = self.path.clone();
+        let keep = |transaction: &Transaction<'_>| -> rusqlite::Result<()> {
+            for id in &effects.jobs {
+                match schedule.jobs().get(id) {
+                    Some(job) => {
+                        let statement = "INSERT OR REPLACE INTO jobs (id, job) VALUES (?1, ?2)";
+                        transaction.prepare_cached(statement)?.execute(params![id.to_string(), json(job)])?;
+                    }
+                    None => {
+                        transaction.execute("DELETE FROM jobs WHERE id = ?1", [id.to_string()])?;
+                    }
+                }
+            }
+            for job in &effects.gone {
+                let statement = "INSERT OR REPLACE INTO past_jobs (id, job, ended_ms) VALUES (?1, ?2, ?3)";
+                transaction.execute(statement, params![job.id.to_string(), json(job), now.0 as i64])?;
+                transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.to_string()])?;
+            }
+            for name in &effects.nodes {
+                if let Some(node) = schedule.nodes().get(name) {
+                    let statement = "INSERT OR REPLACE INTO nodes (name, node) VALUES (?1, ?2)";
+                    transaction.execute(statement, params![name.as_str(), json(node)])?;
+                }
+            }
+            for change in &effects.changes {
+                let statement =
+                    "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) VALUES (?1, ?2, ?3, ?4, ?5)";
+                transaction.prepare_cached(statement)?.execute(params![
+                    now.0 as i64,
+                    change.job.map(|job| job.to_string()),
+                    change.states.map(|(job, _)| job.word()),
+                    change.states.map(|(_, rsa)| rsa.word()),
+                    change.text
+                ])?;
+            }
+            let (task, epoch) = schedule.counters();
+            for (name, value) in [("task", task), ("epoch", epoch.0)] {
+                let statement = "INSERT OR REPLACE INTO counters (name, value) VALUES (?1, ?2)";
+                transaction.prepare_cached(statement)?.execute(params![name, value as i64])?;
+            }
+            Ok(())
+        };
+        let done = self.connection.transaction().and_then(|transaction| {
+            keep(&transaction)?;
+            transaction.commit()
+        });
+        done.map_err(|source| StoreError::Sqlite { path, source })
+    }
+
+    /// Keeps the secret of a RAM disk before anybody is told, and its layout once it is built.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_ramdisk(
+        &mut self,
+        job: Incarnation,
+        id: &RamDiskId,
+        secret: &Secret,
+        layout: Option<&Layout>,
+    ) -> Result<(), StoreError> {
+        let statement = "INSERT OR REPLACE INTO ramdisks (id, job, secret, layout) VALUES (?1, ?2, ?3, ?4)";
+        let row = params![id.to_string(), job.to_string(), secret.reveal(), layout.map(json)];
+        self.connection.execute(statement, row).map_err(|source| self.sqlite(source)).map(|_| ())
+    }
+
+    /// The secret of a RAM disk, and its layout if it was built.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn ramdisk(&self, id: &RamDiskId) -> Result<Option<(Secret, Option<Layout>)>, StoreError> {
+        let query = "SELECT secret, layout FROM ramdisks WHERE id = ?1";
+        let found: Option<(String, Option<String>)> = self
+            .connection
+            .query_row(query, [id.to_string()], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()
+            .map_err(|source| self.sqlite(source))?;
+        let Some((secret, layout)) = found else { return Ok(None) };
+        let malformed = |why: &dyn std::fmt::Display| StoreError::Malformed {
+            path: self.path.clone(),
+            what: id.to_string(),
+            why: why.to_string(),
+        };
+        let secret = secret.parse().map_err(|_| malformed(&"the secret"))?;
+        let layout =
+            layout.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| malformed(&error))?;
+        Ok(Some((secret, layout)))
+    }
+
+    /// Whether a RAM disk of this name and epoch, or a later one, was ordered by this daemon.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn knows(&self, id: &RamDiskId) -> Result<bool, StoreError> {
+        let query = "SELECT count(*) FROM jobs WHERE id = ?1 UNION ALL SELECT count(*) FROM past_jobs WHERE id = ?1";
+        let read = || -> rusqlite::Result<i64> {
+            let mut statement = self.connection.prepare_cached(query)?;
+            let job = job_of(id).map(|job| job.to_string()).unwrap_or_default();
+            statement.query_map([job], |row| row.get::<_, i64>(0))?.sum()
+        };
+        read().map(|found| found > 0).map_err(|source| self.sqlite(source))
+    }
+
+    /// A job that is gone, as it was last.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn past_job(&self, id: Incarnation) -> Result<Option<Job>, StoreError> {
+        let query = "SELECT job FROM past_jobs WHERE id = ?1";
+        let found: Option<String> = self
+            .connection
+            .query_row(query, [id.to_string()], |row| row.get(0))
+            .optional()
+            .map_err(|source| self.sqlite(source))?;
+        found.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| StoreError::Malformed {
+            path: self.path.clone(),
+            what: format!("job {id}"),
+            why: error.to_string(),
+        })
+    }
+
+    /// The log of one job, or of everything; the last `most` lines of it, oldest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn log(&self, job: Option<Incarnation>, most: u32) -> Result<Vec<LogLine>, StoreError> {
+        let query = "SELECT at_ms, job, job_state, rsa_state, text FROM journal
+            WHERE ?1 IS NULL OR job = ?1 ORDER BY number DESC LIMIT ?2";
+        let read = || -> rusqlite::Result<Vec<LogLine>> {
+            let mut statement = self.connection.prepare_cached(query)?;
+            let rows = statement.query_map(params![job.map(|job| job.to_string()), most], |row| {
+                let text = |index| row.get::<_, Option<String>>(index);
+                let job_state = text(2)?.and_then(|word| JobState::from_word(&word));
+                let rsa_state = text(3)?.and_then(|word| RsaState::from_word(&word));
+                Ok(LogLine {
+                    at_ms: row.get::<_, i64>(0)? as u64,
+                    job: text(1)?.and_then(|text| text.parse().ok()),
+                    states: job_state.zip(rsa_state),
+                    text: row.get(4)?,
+                })
+            })?;
+            let mut lines: Vec<LogLine> = rows.collect::<rusqlite::Result<_>>()?;
+            lines.reverse();
+            Ok(lines)
+        };
+        read().map_err(|source| self.sqlite(source))
+    }
+
+    /// Forgets jobs that ended before a time, with their logs.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_before(&mut self, ended: Time) -> Result<usize, StoreError> {
+        let forget = |transaction: &Transaction<'_>| -> rusqlite::Result<usize> {
+            let old = "SELECT id FROM past_jobs WHERE ended_ms < ?1";
+            transaction.execute(&format!("DELETE FROM journal WHERE job IN ({old})"), [ended.0 as i64])?;
+            transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])
+        };
+        let path = self.path.clone();
+        let done = self.connection.transaction().and_then(|transaction| {
+            let forgotten = forget(&transaction)?;
+            transaction.commit()?;
+            Ok(forgotten)
+        });
+        done.map_err(|source| StoreError::Sqlite { path, source })
+    }
+}
+
+/// The job that a RAM disk belongs to, by its name.
+pub fn job_of(id: &RamDiskId) -> Option<Incarnation> {
+    let (job, restarts) = id.name.as_str().strip_prefix("job-")?.split_once('-')?;
+    let found: Incarnation = format!("{job}.{restarts}").parse().ok()?;
+    (found.ramdisk() == id.name).then_some(found)
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    // Maps with keys that are no texts are the only thing that JSON can't hold, and there are none.
+    serde_json::to_string(value).unwrap_or_default()
+}
