@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -175,6 +175,27 @@ fn a_program_ends_as_if_it_had_been_run_directly() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until(DEADLINE, "sleep has ended", || host.processes().is_empty());
+}
+
+#[test]
+fn no_program_leaves_a_core_file() {
+    if !available() {
+        return;
+    }
+    let bed = bed(0);
+    let mut command = bed.host("ctl").command("sh");
+    let all = rustix::process::Rlimit { current: None, maximum: None };
+    // SAFETY: one system call, in the child before exec.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::setrlimit(rustix::process::Resource::Core, all)?));
+    }
+    let output = command.args(["-c", "ulimit -Sc; ulimit -Hc; kill -SEGV $$"]).output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV));
+    assert!(!output.status.core_dumped());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "0\n0\n");
+    let limits = fs::read_to_string(bed.host("ctl").path_from_outside("/proc/1/limits")).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().collect::<Vec<_>>()[4..6], ["0", "0"]);
 }
 
 #[test]
