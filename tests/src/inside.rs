@@ -19,7 +19,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{PidfdFlags, Resource, Rlimit, Signal};
 use rustix::thread::UnshareFlags;
 
-use crate::plan::{HostPlan, PREFIX, Plan, Ready, SWITCH, SWITCH_ADDRESS, port_of};
+use crate::plan::{HostPlan, PREFIX, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, port_of};
 
 /// Starts init as process 1 of a new process-id namespace and waits for it.
 ///
@@ -56,7 +56,9 @@ pub fn init() -> Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("cannot make the mounts private")?;
     mount("proc", Path::new("/proc"), MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    rustix::mount::mount_bind(&plan.hosts_file, "/etc/hosts").context("cannot bind /etc/hosts")?;
+    for Replaced { path, by } in &plan.replaced {
+        rustix::mount::mount_bind(by, path).with_context(|| format!("cannot replace {}", path.display()))?;
+    }
     rustix::system::sethostname(SWITCH.as_bytes()).context("cannot set the hostname")?;
     ip([
         "link set lo up".to_owned(),

@@ -48,6 +48,7 @@
 //! - [`daemon`]: a program that is left running in a host
 //! - [`observe`]: what a host looks like from outside: processes, mounts, listening sockets
 //! - [`munge`]: the authentication daemon that Slurm needs
+//! - [`users`]: the ordinary users that every host knows
 //! - [`inside`]: what the binary does as supervisor, init and holder
 //! - [`enter`]: what the binary does to run one program in a host
 //! - [`plan`]: what the test process and init tell each other
@@ -63,6 +64,7 @@ pub mod munge;
 pub mod observe;
 #[doc(hidden)]
 pub mod plan;
+pub mod users;
 mod wait;
 
 pub use bed::{Builder, Testbed};
@@ -70,6 +72,7 @@ pub use daemon::Daemon;
 pub use host::{Host, Ran};
 pub use observe::{Mount, Process};
 pub use rustix::process::{Pid, Signal};
+pub use users::User;
 pub use wait::{Outcome, wait_until};
 
 /// Whether a bed can be built by this user on this machine; if not, says why on stderr.
