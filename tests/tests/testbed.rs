@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Host, Signal, Testbed, available, wait_until};
 
+#[path = "shared/leftovers.rs"]
+mod leftovers;
+
+use leftovers::{interfaces, leftovers, namespaces};
+
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
 const UID: u32 = 20_001;
@@ -35,34 +40,6 @@ fn can_connect(from: &Host, to: &Host) -> bool {
 
 fn is_asleep(host: &Host) -> bool {
     host.processes().iter().any(|process| process.command_line == ["sleep", "1000"])
-}
-
-/// Processes that are in one of the namespaces, in whose mounts the text occurs, or that have it as an argument.
-fn leftovers(namespaces: &[String], text: &str) -> Vec<PathBuf> {
-    let is_left = |process: &Path| {
-        let of_ours = ["ns/pid", "ns/pid_for_children", "ns/net", "ns/mnt", "ns/uts"].iter().any(|link| {
-            fs::read_link(process.join(link))
-                .is_ok_and(|found| namespaces.contains(&found.to_string_lossy().into_owned()))
-        });
-        let mentions = ["mountinfo", "cmdline"].iter().any(|file| {
-            String::from_utf8_lossy(&fs::read(process.join(file)).unwrap_or_default()).contains(text)
-        });
-        of_ours || mentions
-    };
-    let entries = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.join("ns").exists() && is_left(path)).collect()
-}
-
-/// The interfaces of the machine's own network.
-fn interfaces() -> String {
-    let output = Command::new("ip").args(["-oneline", "-brief", "link"]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The namespaces of a host, as links in /proc show them.
-fn namespaces(host: &Host) -> Vec<String> {
-    let links = host.ok(&["sh", "-c", "for kind in pid net mnt uts; do readlink /proc/self/ns/$kind; done"]);
-    links.lines().map(str::to_owned).collect()
 }
 
 /// Fills a host with what a careless test leaves: a mount and a process that nobody waits for.
