@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Builder, Slurm, SlurmSetup, Testbed, available, wait_until};
@@ -349,6 +351,26 @@ fn eight_nodes_are_up_in_a_few_seconds() {
     assert_eq!(ran.assert_success().stdout.lines().count(), 8);
     println!("up in {up:?}, a step on 8 nodes after {:?}", start.elapsed());
     assert!(up < Duration::from_secs(15), "{up:?}");
+}
+
+#[test]
+fn the_shell_has_a_slurm_whose_jobs_are_an_ordinary_users() {
+    if !available() {
+        return;
+    }
+    let mut shell = Command::new(env!("CARGO_BIN_EXE_ondeck-testbed"))
+        .args(["shell", "--hosts", "1", "--with-slurm", "2"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let script = b"hostname; sinfo --noheader --format=%D; as bob srun --nodes=2 id -un </dev/null\n\
+        on n1 as alice sh -c 'sinfo --noheader --format=%P; id -un; pwd | xargs basename; echo $SLURM_CONF'\n";
+    shell.stdin.take().unwrap().write_all(script).unwrap();
+    let output = String::from_utf8(shell.wait_with_output().unwrap().stdout).unwrap();
+    let (said, conf) = output.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(said, "ctl\n2\nbob\nbob\nmain*\nalice\nalice");
+    assert!(conf.ends_with("/slurm.conf"), "{conf}");
 }
 
 #[test]
