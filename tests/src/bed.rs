@@ -20,7 +20,9 @@ use crate::host::Host;
 use crate::inside::in_path;
 use crate::munge::Munge;
 use crate::observe::{self, Namespace, Process};
-use crate::plan::{HostPlan, MAX_HOSTS, Plan, Ready, SWITCH, SWITCH_ADDRESS, address_of, port_of};
+use crate::plan::{HostPlan, MAX_HOSTS, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, address_of, port_of};
+use crate::slurm::{self, Slurm, SlurmSetup};
+use crate::users::{self, User};
 
 /// Names the `ondeck-testbed` binary, for tests that can't find it beside themselves.
 pub const BINARY_VARIABLE: &str = "ONDECK_TESTBED";
@@ -29,6 +31,19 @@ pub const DIRECTORY_PREFIX: &str = "ondeck-testbed.";
 
 /// After this a bed whose processes don't end is left to the kernel, with a warning.
 const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// `bin/as`.
+const AS: &str = "\
+#!/bin/sh
+# as USER COMMAND...: runs a command as another user, in the user's home directory.
+user=${1:?usage: as USER COMMAND...}
+shift
+home=$(getent passwd \"$user\" | cut -d: -f6)
+[ -n \"$home\" ] || { echo \"as: no user $user\" >&2; exit 1; }
+cd \"$home\" || exit 1
+exec setpriv --reuid=\"$user\" --regid=\"$(id -g \"$user\")\" --init-groups \\
+    env HOME=\"$home\" USER=\"$user\" LOGNAME=\"$user\" \"$@\"
+";
 
 /// Several hosts on one machine. They end when this is dropped, or when the process that built it ends.
 pub struct Testbed {
@@ -40,6 +55,7 @@ pub struct Testbed {
     process_ids: PathBuf,
     /// Init and the holders: the processes that the bed itself consists of.
     own: Vec<Pid>,
+    users: Vec<User>,
     /// Ends when all processes of the bed have. Its stdin is the pipe that init watches.
     supervisor: Child,
     init: OwnedFd,
@@ -100,7 +116,8 @@ impl Builder {
             .permissions(fs::Permissions::from_mode(0o755))
             .tempdir_in("/tmp")
             .context("cannot make a directory in /tmp")?;
-        let plan = write_plan(&self.names, &self.private_directories, dir.path())?;
+        let users = users::make(dir.path())?;
+        let plan = write_plan(&self.names, &self.private_directories, &users, dir.path())?;
 
         let log = dir.path().join("testbed.log");
         let mut supervisor = start(&binary, &log)?;
@@ -114,11 +131,12 @@ impl Builder {
                     munge: Mutex::default(),
                     process_ids,
                     own,
+                    users,
                     supervisor,
                     init,
                     dir,
                 };
-                bed.write_launcher(&binary)?;
+                bed.write_launchers(&binary)?;
                 Ok(bed)
             }
             Err(error) => {
@@ -187,9 +205,29 @@ impl Testbed {
 
     /// The bed's temporary directory, the same in all hosts, with mode 0755. It goes with the bed.
     ///
-    /// It has a directory `bin` with a script: `on HOST COMMAND` runs a command in another host, for root.
+    /// It stands for the disk that the nodes of a cluster share: it has the users' home directories and a directory
+    /// `scratch`, see [`User`]. In its directory `bin` are two scripts for root: `on HOST COMMAND` runs a command in
+    /// another host, `as USER COMMAND` runs one as another user.
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The ordinary users that every host knows by name.
+    pub fn users(&self) -> &[User] {
+        &self.users
+    }
+
+    /// The user of this name: alice or bob.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[track_caller]
+    pub fn user(&self, name: &str) -> &User {
+        match self.users.iter().find(|user| user.name == name) {
+            Some(user) => user,
+            None => panic!("the testbed has no user {name}"),
+        }
     }
 
     /// All processes in the bed that are not the bed's own, also those that left their host's network namespace.
@@ -218,24 +256,41 @@ impl Testbed {
         Ok(munge.insert(started).socket.clone())
     }
 
-    /// Writes `bin/on`. It names the holders as the processes in the bed know them.
-    fn write_launcher(&self, binary: &Path) -> Result<()> {
-        let mut script = "#!/bin/sh\n# on HOST COMMAND...: runs a command in another host of the testbed.\n\
+    /// Starts a Slurm cluster on hosts of this bed, and waits until its nodes are idle.
+    ///
+    /// # Errors
+    ///
+    /// If Slurm or MUNGE is not installed, a file can't be written, or the daemons don't start or are not ready in time,
+    /// with the ends of their logs.
+    ///
+    /// # Panics
+    ///
+    /// If the bed has not got a host that is named, or munged does not answer.
+    pub fn slurm(&self, setup: SlurmSetup) -> Result<Slurm> {
+        Slurm::start(self, setup)
+    }
+
+    /// Writes `bin/on` and `bin/as`. `on` names the holders as the processes in the bed know them.
+    fn write_launchers(&self, binary: &Path) -> Result<()> {
+        let mut on = "#!/bin/sh\n# on HOST COMMAND...: runs a command in another host of the testbed.\n\
             host=${1:?usage: on HOST COMMAND...}\nshift\ncase $host in\n"
             .to_owned();
         let processes = observe::processes_in(Namespace::ProcessId, &self.process_ids);
         for host in &self.hosts {
             let holder = processes.iter().find(|process| process.pid == host.holder());
             let holder = holder.with_context(|| format!("{} has ended", host.name()))?.pid_inside;
-            script += &format!("    {}) holder={} ;;\n", host.name(), holder.as_raw_nonzero());
+            on += &format!("    {}) holder={} ;;\n", host.name(), holder.as_raw_nonzero());
         }
-        script += "    *) echo \"on: no host $host\" >&2; exit 1 ;;\nesac\n";
-        script += &format!("exec '{}' enter --pid \"$holder\" -- \"$@\"\n", binary.display());
+        on += "    *) echo \"on: no host $host\" >&2; exit 1 ;;\nesac\n";
+        on += &format!("exec '{}' enter --pid \"$holder\" -- \"$@\"\n", binary.display());
+
         let directory = self.dir().join("bin");
         fs::create_dir(&directory)?;
-        let path = directory.join("on");
-        fs::write(&path, script)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        for (name, script) in [("on", on.as_str()), ("as", AS)] {
+            let path = directory.join(name);
+            fs::write(&path, script)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
         Ok(())
     }
 }
@@ -300,7 +355,7 @@ fn find_binary() -> Result<PathBuf> {
 }
 
 /// Writes the files and directories that the hosts share, and says what init is to build.
-fn write_plan(names: &[String], private_directories: &[PathBuf], dir: &Path) -> Result<Plan> {
+fn write_plan(names: &[String], private_directories: &[PathBuf], users: &[User], dir: &Path) -> Result<Plan> {
     let mut directories = Vec::new();
     for directory in private_directories {
         if directory.is_relative() {
@@ -323,9 +378,23 @@ fn write_plan(names: &[String], private_directories: &[PathBuf], dir: &Path) -> 
     for host in &hosts {
         table += &format!("{} {}\n", host.address, host.name);
     }
-    let hosts_file = dir.join("hosts");
-    fs::write(&hosts_file, table)?;
-    Ok(Plan { hosts, hosts_file })
+    let passwd = users::passwd(&fs::read_to_string("/etc/passwd")?, users);
+    let group = users::group(&fs::read_to_string("/etc/group")?, users);
+    let etc = dir.join("etc");
+    users::make_directory(&etc, 0, 0, 0o755)?;
+    let mut replaced = Vec::new();
+    for (name, content) in [("hosts", table), ("passwd", passwd), ("group", group)] {
+        let by = etc.join(name);
+        users::write_public(&by, content.as_bytes())?;
+        replaced.push(Replaced { path: Path::new("/etc").join(name), by });
+    }
+    // Already here, and empty until it is needed: mounts that a host is built with survive its reboot.
+    let by = slurm::directory_in(dir);
+    users::make_directory(&by, 0, 0, 0o755)?;
+    if Path::new(slurm::DIRECTORY).is_dir() {
+        replaced.push(Replaced { path: slurm::DIRECTORY.into(), by });
+    }
+    Ok(Plan { hosts, replaced })
 }
 
 /// Starts the supervisor. Std makes the pipe close-on-exec, so that no other child holds it open.

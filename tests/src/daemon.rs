@@ -152,7 +152,7 @@ fn inside_of(status: &str) -> Option<Pid> {
 }
 
 /// The last lines of a log, for an error.
-fn tail(log: &Path) -> String {
+pub(crate) fn tail(log: &Path) -> String {
     let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(10)..].join("\n")

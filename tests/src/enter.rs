@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Gid, Pid, PidfdFlags, Uid};
 use rustix::thread::ThreadNameSpaceType;
 
-use crate::inside::die_with_this_process;
+use crate::inside::{die_with_this_process, forbid_core_files};
 
 /// Names a file that is to get the program's process id once it runs.
 pub const PID_FILE_VARIABLE: &str = "ONDECK_TESTBED_PID_FILE";
@@ -56,6 +56,7 @@ pub fn enter(
     let directory = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     let mut pid_file = env::var_os(PID_FILE_VARIABLE).map(File::create).transpose()?;
     let signals = block(&PASSED_ON)?;
+    forbid_core_files()?;
 
     let holder = rustix::process::pidfd_open(holder, PidfdFlags::empty()).context("the host is gone")?;
     rustix::thread::move_into_thread_name_spaces(
@@ -92,10 +93,8 @@ pub fn enter(
 /// Ends this process as the program ended.
 pub fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
-        // SAFETY: system calls without memory of ours; a second core file would hide the program's.
+        // SAFETY: system calls without memory of ours.
         unsafe {
-            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            libc::setrlimit(libc::RLIMIT_CORE, &none);
             libc::signal(signal, libc::SIG_DFL);
             let mut only: libc::sigset_t = mem::zeroed();
             libc::sigemptyset(&mut only);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, fs, io};
+use std::{env, fmt, fs, io};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -18,6 +18,7 @@ use rustix::thread::ThreadNameSpaceType;
 use crate::daemon::Daemon;
 use crate::enter::Credentials;
 use crate::observe::{self, Mount, Namespace, Process};
+use crate::users::User;
 use crate::wait::wait_until;
 
 /// After this [`Host::run`] kills its program: a test that hangs tells less than one that fails.
@@ -33,6 +34,7 @@ const CRASH_DEADLINE: Duration = Duration::from_secs(20);
 pub struct Host {
     place: Arc<Place>,
     credentials: Option<Credentials>,
+    login: Option<User>,
 }
 
 /// What is the same for all handles of a host.
@@ -73,7 +75,7 @@ impl Host {
             init,
             binary: binary.to_owned(),
         };
-        Ok(Host { place: Arc::new(place), credentials: None })
+        Ok(Host { place: Arc::new(place), credentials: None, login: None })
     }
 
     /// The hostname.
@@ -101,7 +103,19 @@ impl Host {
     /// This host, with programs run as another user with further groups.
     pub fn as_user_in(&self, uid: u32, gid: u32, groups: &[u32]) -> Host {
         let credentials = Some(Credentials { uid, gid, groups: groups.to_owned() });
-        Host { place: Arc::clone(&self.place), credentials }
+        Host { place: Arc::clone(&self.place), credentials, login: None }
+    }
+
+    /// This host, with programs run as after a login of this user: with all groups, in the home directory, and with
+    /// nothing in the environment but PATH, HOME, USER, LOGNAME and SHELL.
+    pub fn log_in(&self, user: &User) -> Host {
+        let as_user = self.as_user_in(user.uid, user.gid, &user.groups);
+        Host { login: Some(user.clone()), ..as_user }
+    }
+
+    /// This host, with programs run as root.
+    pub fn as_root(&self) -> Host {
+        Host { place: Arc::clone(&self.place), credentials: None, login: None }
     }
 
     /// A command that runs `program` in this host. Arguments, environment and streams can be added as to any other;
@@ -118,6 +132,11 @@ impl Host {
         self.enter(None, program.as_ref())
     }
 
+    /// A [`command`](Host::command) that is killed after [`RUN_DEADLINE`].
+    pub(crate) fn bounded_command(&self, program: impl AsRef<OsStr>) -> Command {
+        self.enter(Some(RUN_DEADLINE), program.as_ref())
+    }
+
     fn enter(&self, deadline: Option<Duration>, program: &OsStr) -> Command {
         let mut command = enter_command(&self.place.binary, self.place.holder);
         if let Some(deadline) = deadline {
@@ -128,6 +147,11 @@ impl Host {
             for group in groups {
                 command.arg("--group").arg(group.to_string());
             }
+        }
+        if let Some(User { name, home, .. }) = &self.login {
+            command.env_clear().envs(env::var_os("PATH").map(|path| ("PATH", path)));
+            command.env("HOME", home).env("USER", name).env("LOGNAME", name).env("SHELL", "/bin/sh");
+            command.current_dir(home);
         }
         command.arg("--").arg(program).stdin(Stdio::null());
         command
@@ -143,7 +167,7 @@ impl Host {
     #[track_caller]
     pub fn run<S: AsRef<OsStr>>(&self, command_line: &[S]) -> Ran {
         let (program, arguments) = command_line.split_first().expect("a program to run");
-        let mut command = self.enter(Some(RUN_DEADLINE), program.as_ref());
+        let mut command = self.bounded_command(program);
         match command.args(arguments).output() {
             Ok(output) => Ran::of(output),
             Err(error) => panic!("cannot run {}: {error}", self.place.binary.display()),
@@ -317,7 +341,7 @@ impl Host {
     #[track_caller]
     pub fn reboot(&self) {
         self.crash();
-        let root = Host { place: Arc::clone(&self.place), credentials: None };
+        let root = self.as_root();
         for mount in self.new_mounts().iter().rev() {
             root.ok(&[OsStr::new("umount"), OsStr::new("--lazy"), mount.target.as_os_str()]);
         }
@@ -364,7 +388,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    fn of(output: Output) -> Ran {
+    pub(crate) fn of(output: Output) -> Ran {
         Ran {
             status: output.status,
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

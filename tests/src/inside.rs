@@ -16,10 +16,10 @@ use std::{env, fs, io};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mount::{MountFlags, MountPropagationFlags};
-use rustix::process::{PidfdFlags, Signal};
+use rustix::process::{PidfdFlags, Resource, Rlimit, Signal};
 use rustix::thread::UnshareFlags;
 
-use crate::plan::{HostPlan, PREFIX, Plan, Ready, SWITCH, SWITCH_ADDRESS, port_of};
+use crate::plan::{HostPlan, PREFIX, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, port_of};
 
 /// Starts init as process 1 of a new process-id namespace and waits for it.
 ///
@@ -30,6 +30,7 @@ use crate::plan::{HostPlan, PREFIX, Plan, Ready, SWITCH, SWITCH_ADDRESS, port_of
 ///
 /// If the namespace can't be made, or init fails.
 pub fn supervise() -> Result<()> {
+    forbid_core_files()?;
     unshare(UnshareFlags::NEWPID)?;
     let mut init = Command::new(env::current_exe()?);
     init.arg("init");
@@ -55,7 +56,9 @@ pub fn init() -> Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("cannot make the mounts private")?;
     mount("proc", Path::new("/proc"), MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    rustix::mount::mount_bind(&plan.hosts_file, "/etc/hosts").context("cannot bind /etc/hosts")?;
+    for Replaced { path, by } in &plan.replaced {
+        rustix::mount::mount_bind(by, path).with_context(|| format!("cannot replace {}", path.display()))?;
+    }
     rustix::system::sethostname(SWITCH.as_bytes()).context("cannot set the hostname")?;
     ip([
         "link set lo up".to_owned(),
@@ -171,6 +174,17 @@ fn reap_orphans() -> Result<()> {
         return Err(io::Error::last_os_error()).context("cannot ignore SIGCHLD");
     }
     Ok(())
+}
+
+/// Keeps this process and all that it starts from writing core files: tests kill and crash programs on purpose, and
+/// the files would land in whatever directory these run in, the source tree included.
+///
+/// # Errors
+///
+/// If the kernel refuses the limit.
+pub(crate) fn forbid_core_files() -> Result<()> {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(Resource::Core, none).context("cannot forbid core files")
 }
 
 /// Has the kernel kill `command`'s process when this one ends. For a process with one thread.

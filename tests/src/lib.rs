@@ -48,6 +48,8 @@
 //! - [`daemon`]: a program that is left running in a host
 //! - [`observe`]: what a host looks like from outside: processes, mounts, listening sockets
 //! - [`munge`]: the authentication daemon that Slurm needs
+//! - [`users`]: the ordinary users that every host knows
+//! - [`slurm`]: a Slurm cluster on the hosts
 //! - [`inside`]: what the binary does as supervisor, init and holder
 //! - [`enter`]: what the binary does to run one program in a host
 //! - [`plan`]: what the test process and init tell each other
@@ -63,6 +65,8 @@ pub mod munge;
 pub mod observe;
 #[doc(hidden)]
 pub mod plan;
+pub mod slurm;
+pub mod users;
 mod wait;
 
 pub use bed::{Builder, Testbed};
@@ -70,6 +74,8 @@ pub use daemon::Daemon;
 pub use host::{Host, Ran};
 pub use observe::{Mount, Process};
 pub use rustix::process::{Pid, Signal};
+pub use slurm::{Slurm, SlurmSetup};
+pub use users::User;
 pub use wait::{Outcome, wait_until};
 
 /// Whether a bed can be built by this user on this machine; if not, says why on stderr.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use ondeck_testbed::enter::{CANNOT_START, Credentials};
-use ondeck_testbed::{Pid, Testbed, enter, inside, wait_until};
+use ondeck_testbed::{Pid, SlurmSetup, Testbed, enter, inside, wait_until};
 
 /// Several hosts on one machine, as namespaces: nothing is left of them when this command ends.
 #[derive(Parser)]
@@ -36,6 +36,9 @@ enum Action {
         /// munged.
         #[arg(long, requires = "with_munge")]
         with_agents: bool,
+        /// Add the hosts c1, c2, ... cN, and start a Slurm of which they are the nodes and ctl the controller.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        with_slurm: usize,
     },
     #[command(hide = true)]
     Supervise,
@@ -92,8 +95,8 @@ impl From<anyhow::Error> for Failure {
 
 fn act(action: Action) -> Result<ExitCode, Failure> {
     match action {
-        Action::Shell { hosts, with_munge, with_agents } => {
-            return Ok(shell(hosts, with_munge, with_agents)?);
+        Action::Shell { hosts, with_munge, with_agents, with_slurm } => {
+            return Ok(shell(hosts, with_munge, with_agents, with_slurm)?);
         }
         Action::Supervise => inside::supervise()?,
         Action::Init => inside::init()?,
@@ -114,8 +117,8 @@ fn act(action: Action) -> Result<ExitCode, Failure> {
 
 /// A shell on ctl. The bed goes when the shell ends, or when a signal ends this process: it is waited for, so that
 /// the temporary directory goes too.
-fn shell(hosts: usize, with_munge: bool, with_agents: bool) -> Result<ExitCode> {
-    let bed = Testbed::builder().host("ctl").hosts("n", hosts).build()?;
+fn shell(hosts: usize, with_munge: bool, with_agents: bool, slurm_nodes: usize) -> Result<ExitCode> {
+    let bed = Testbed::builder().host("ctl").hosts("n", hosts).hosts("c", slurm_nodes).build()?;
     let bin = bed.dir().join("bin");
     let path = std::env::var("PATH").unwrap_or_default();
     let startup = bed.dir().join("bashrc");
@@ -124,22 +127,34 @@ fn shell(hosts: usize, with_munge: bool, with_agents: bool) -> Result<ExitCode> 
     let mut bash = bed.host("ctl").command("bash");
     bash.arg("--rcfile").arg(&startup).stdin(Stdio::inherit());
     bash.env("PATH", format!("{}:{path}", bin.display())).env("BED", bed.dir());
-    let mut munge = String::new();
+    let mut more = String::new();
     if with_munge {
         let socket = bed.munge()?;
-        munge = format!("munge answers at {}, $MUNGE_SOCKET\n", socket.display());
+        more += &format!("munge answers at {}, $MUNGE_SOCKET\n", socket.display());
         if with_agents {
             bash.env("ONDECK_CONFIG", start_agents(&bed, &socket)?);
-            munge += "`ondeck ramdisk nodes` says what the agents of the hosts lend\n";
+            more += "`ondeck ramdisk nodes` says what the agents of the hosts lend\n";
         }
         bash.env("MUNGE_SOCKET", socket);
+    }
+    // Its daemons end with the shell.
+    let mut slurm = None;
+    if slurm_nodes > 0 {
+        let nodes = (1..=slurm_nodes).map(|number| format!("c{number}"));
+        let started = slurm.insert(bed.slurm(SlurmSetup::new("ctl", nodes))?);
+        bash.env("SLURM_CONF", started.conf());
+        more += &format!(
+            "Slurm has the nodes c1 to c{slurm_nodes}: `sinfo`, `squeue`. Its logs are in $BED/log. Jobs are an \
+             ordinary user's, alice's or bob's:\n    as alice srun -N {slurm_nodes} hostname\n    \
+             as alice sbatch --wrap 'sleep 100'\n"
+        );
     }
     if std::io::stdin().is_terminal() {
         let last = bed.hosts().last().map_or("", |host| host.name());
         eprintln!(
             "This is ctl (10.77.0.1), one of {} hosts from ctl to {last}; `cat /etc/hosts` lists them.\n\
              `on n1 COMMAND` runs a command on n1. The disk and /tmp are shared; mounts, /run and the network are \
-             each host's own.\n{munge}`exit` ends all hosts and every process in them.",
+             each host's own.\n`as alice COMMAND` runs one as an ordinary user.\n{more}`exit` ends all hosts and every process in them.",
             bed.hosts().len()
         );
     }

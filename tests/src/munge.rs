@@ -6,11 +6,12 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::daemon::Daemon;
 use crate::host::Host;
 use crate::inside::in_path;
+use crate::users;
 use crate::wait::wait_until;
 
 /// As many as Debian's own unit starts.
@@ -29,7 +30,7 @@ impl Munge {
     /// Starts munged as the user munge with all its files in `directory`, and waits until it answers.
     pub(crate) fn start(host: &Host, directory: &Path) -> Result<Munge> {
         ensure!(in_path("munged") && in_path("munge"), "munged is not in PATH; install the package munge");
-        let (uid, gid) = user("munge")?;
+        let (uid, gid) = users::ids_of("munge", "munge")?;
         // munged wants the key readable by its user alone, and every directory above its files writable by nobody but
         // its user and root, sticky ones excepted; clients of all users must get at the socket.
         fs::create_dir(directory)?;
@@ -61,17 +62,4 @@ impl Munge {
         });
         Ok(Munge { socket, _munged: munged })
     }
-}
-
-/// A user's ids. The binary may be static, without the C library's way to ask for them.
-fn user(name: &str) -> Result<(u32, u32)> {
-    let table = fs::read_to_string("/etc/passwd").context("cannot read /etc/passwd")?;
-    table
-        .lines()
-        .find_map(|line| {
-            let mut fields = line.split(':');
-            (fields.next()? == name).then_some(())?;
-            Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
-        })
-        .with_context(|| format!("no user {name}; install the package munge"))
 }

@@ -23,8 +23,17 @@ pub const MAX_HOSTS: usize = 254 - SECOND + 1;
 pub struct Plan {
     /// The hosts, in the order of their addresses.
     pub hosts: Vec<HostPlan>,
-    /// What the hosts see as `/etc/hosts`.
-    pub hosts_file: PathBuf,
+    /// What all hosts see in place of the machine's own.
+    pub replaced: Vec<Replaced>,
+}
+
+/// A file or a directory in the place of one of the machine.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Replaced {
+    /// Where the hosts find it.
+    pub path: PathBuf,
+    /// What they find.
+    pub by: PathBuf,
 }
 
 /// What one holder is to build.

@@ -5,13 +5,18 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Host, Signal, Testbed, available, wait_until};
+
+#[path = "shared/leftovers.rs"]
+mod leftovers;
+
+use leftovers::{interfaces, leftovers, namespaces};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
@@ -35,34 +40,6 @@ fn can_connect(from: &Host, to: &Host) -> bool {
 
 fn is_asleep(host: &Host) -> bool {
     host.processes().iter().any(|process| process.command_line == ["sleep", "1000"])
-}
-
-/// Processes that are in one of the namespaces, in whose mounts the text occurs, or that have it as an argument.
-fn leftovers(namespaces: &[String], text: &str) -> Vec<PathBuf> {
-    let is_left = |process: &Path| {
-        let of_ours = ["ns/pid", "ns/pid_for_children", "ns/net", "ns/mnt", "ns/uts"].iter().any(|link| {
-            fs::read_link(process.join(link))
-                .is_ok_and(|found| namespaces.contains(&found.to_string_lossy().into_owned()))
-        });
-        let mentions = ["mountinfo", "cmdline"].iter().any(|file| {
-            String::from_utf8_lossy(&fs::read(process.join(file)).unwrap_or_default()).contains(text)
-        });
-        of_ours || mentions
-    };
-    let entries = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.join("ns").exists() && is_left(path)).collect()
-}
-
-/// The interfaces of the machine's own network.
-fn interfaces() -> String {
-    let output = Command::new("ip").args(["-oneline", "-brief", "link"]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The namespaces of a host, as links in /proc show them.
-fn namespaces(host: &Host) -> Vec<String> {
-    let links = host.ok(&["sh", "-c", "for kind in pid net mnt uts; do readlink /proc/self/ns/$kind; done"]);
-    links.lines().map(str::to_owned).collect()
 }
 
 /// Fills a host with what a careless test leaves: a mount and a process that nobody waits for.
@@ -175,6 +152,27 @@ fn a_program_ends_as_if_it_had_been_run_directly() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until(DEADLINE, "sleep has ended", || host.processes().is_empty());
+}
+
+#[test]
+fn no_program_leaves_a_core_file() {
+    if !available() {
+        return;
+    }
+    let bed = bed(0);
+    let mut command = bed.host("ctl").command("sh");
+    let all = rustix::process::Rlimit { current: None, maximum: None };
+    // SAFETY: one system call, in the child before exec.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::setrlimit(rustix::process::Resource::Core, all)?));
+    }
+    let output = command.args(["-c", "ulimit -Sc; ulimit -Hc; kill -SEGV $$"]).output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV));
+    assert!(!output.status.core_dumped());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "0\n0\n");
+    let limits = fs::read_to_string(bed.host("ctl").path_from_outside("/proc/1/limits")).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().collect::<Vec<_>>()[4..6], ["0", "0"]);
 }
 
 #[test]
