@@ -1,6 +1,7 @@
 //! Dropping to a user before anything of theirs is opened. Small and separate, so that it can be read in one go.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -38,6 +39,29 @@ pub enum CredentialError {
     },
 }
 
+/// Whether the calling thread may do with an open directory what `access` says, by its identity for files.
+///
+/// # Errors
+/// The kernel's other than "no"; `ENOSYS` before Linux 5.8, which can't tell.
+pub fn may(directory: BorrowedFd<'_>, access: rustix::fs::Access) -> io::Result<bool> {
+    // Not the C library's: where the kernel lacks the call, that one goes by the real user, who is root.
+    // SAFETY: a descriptor that is open and a string that ends with zero, both only read.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_faccessat2,
+            directory.as_raw_fd(),
+            c".".as_ptr(),
+            access.bits() as libc::c_int,
+            libc::AT_EACCESS,
+        )
+    };
+    match io::Error::last_os_error() {
+        _ if done == 0 => Ok(true),
+        error if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EROFS)) => Ok(false),
+        error => Err(error),
+    }
+}
+
 impl User {
     /// Looks up a name or a number.
     ///
@@ -70,6 +94,45 @@ impl User {
         let number = |text: &str| text.parse().map_err(|_| unknown(&format!("`{text}` is no number")));
         let groups = ask("id", ["-G", login])?.split_whitespace().map(number).collect::<Result<_, _>>()?;
         Ok(User { uid: number(uid)?, gid: number(gid)?, groups, home: PathBuf::from(home) })
+    }
+
+    /// Does work on a thread of its own that reaches files as this user does, with all groups, and ends afterwards.
+    ///
+    /// Only the identity for files is changed (setfsuid(2), and the groups, which the kernel keeps for each thread): to
+    /// the user's own processes the thread stays root's, so that they can neither signal nor trace it.
+    ///
+    /// # Errors
+    /// [`CredentialError::Refused`]; then the work was not begun.
+    pub fn on_a_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CredentialError> {
+        let refused = |source| CredentialError::Refused { uid: self.uid, source };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                self.reach_files()?;
+                Ok(work())
+            });
+            match thread.map_err(refused)?.join() {
+                Ok(done) => done.map_err(refused),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Makes the calling thread reach files as this user, for the rest of its life.
+    fn reach_files(&self) -> io::Result<()> {
+        let groups: Vec<_> = self.groups.iter().map(|gid| rustix::thread::Gid::from_raw(*gid)).collect();
+        rustix::thread::set_thread_groups(&groups)?;
+        // These tell no error; asked for an impossible id they tell the one that is in force.
+        // SAFETY: plain system calls by value, for the calling thread alone.
+        let (uid, gid) = unsafe {
+            libc::setfsgid(self.gid);
+            libc::setfsuid(self.uid);
+            (libc::setfsuid(u32::MAX), libc::setfsgid(u32::MAX))
+        };
+        if (uid as u32, gid as u32) == (self.uid, self.gid) {
+            Ok(())
+        } else {
+            Err(io::Error::from(rustix::io::Errno::PERM))
+        }
     }
 
     /// Becomes this user for the rest of the process's life: groups, then gid, then uid, each real, effective and
