@@ -753,7 +753,7 @@ fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), EngineError> {
         let all = all_mounts()?;
         let Some(now) = all.iter().find(is_it) else { return Ok(()) };
         let top = all.iter().rev().find(|other| other.at == now.at);
-        if !top.is_some_and(|top| top.id == now.id) {
+        if top.is_none_or(|top| top.id != now.id) {
             return Err(EngineError::Refused(format!(
                 "something else is mounted over it at {}; unmount that first",
                 now.at.display()

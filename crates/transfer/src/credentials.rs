@@ -155,3 +155,39 @@ impl User {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_thread_reaches_files_as_the_user_and_the_process_stays_what_it_was() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (file, shared) = (dir.path().join("file"), dir.path().join("shared"));
+        fs::write(&file, "secret").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(&shared).unwrap();
+        std::os::unix::fs::chown(&shared, None, Some(4711)).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o770)).unwrap();
+        let user = |groups: &[u32]| User {
+            uid: 20_001,
+            gid: 20_001,
+            groups: groups.to_vec(),
+            home: PathBuf::from("/"),
+        };
+        let kind = user(&[]).on_a_thread(|| fs::read(&file).unwrap_err().kind()).unwrap();
+        assert_eq!(kind, io::ErrorKind::PermissionDenied);
+        let directory = fs::File::open(&shared).unwrap();
+        let may = || may(directory.as_fd(), rustix::fs::Access::WRITE_OK).unwrap();
+        assert!(!user(&[]).on_a_thread(may).unwrap());
+        assert!(user(&[4711]).on_a_thread(may).unwrap());
+        assert_eq!(fs::read(&file).unwrap(), b"secret");
+    }
+}

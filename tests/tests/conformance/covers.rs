@@ -196,7 +196,7 @@ fn a_job_reads_and_writes_ram_where_it_always_did(case: &Case) {
         for mount in cluster.site.host(node).new_mounts().iter().filter(|mount| mount.target == path) {
             assert!(mount.options.contains("nosuid") && mount.options.contains("nodev"), "{mount:?}");
         }
-        assert_eq!(cluster.shown(node), [path.clone()]);
+        assert_eq!(cluster.shown(node), std::slice::from_ref(&path));
     }
     // Other nodes, and the disk itself, have no part in it.
     assert_eq!(cluster.reads("n2", &path.join("file")), "disk");
@@ -416,7 +416,7 @@ fn only_what_the_site_and_its_user_allow_is_covered() {
 
     // A symlink inside the prefix is followed: the real directory is covered.
     cluster.cover("job", &[over(outside.join("scratch/in"), "0", false)], &["n1"]).assert_success();
-    assert_eq!(cluster.shown("n1"), [path.clone()]);
+    assert_eq!(cluster.shown("n1"), std::slice::from_ref(&path));
     assert_eq!(cluster.reads("n1", &outside.join("scratch/in/file")), "ram");
 
     // Another RAM disk of the same user finds it covered; nor can it be put inside or around.
@@ -767,7 +767,14 @@ fn what_an_agent_covered_the_next_one_uncovers() {
     cluster.site.kill_agent("n3");
     cluster.site.start_agent("n3");
     cluster.steps("job", "n3", &[json!("cover")]).assert_code(1).assert_says("aim again");
-    cluster.steps("job", "n3", &[aim, json!("cover")]).assert_success();
+    cluster.steps("job", "n3", &[aim.clone(), json!("cover")]).assert_success();
+    // Nothing is taken for covered that is not: somebody took the mount away behind the agent's back.
+    cluster.site.host("n3").ok(&["umount", &path.display().to_string()]);
+    let again = [aim.clone(), json!("cover")];
+    cluster.steps("job", "n3", &again).assert_code(1).assert_says("not mounted over");
+    let uncover = json!({ "uncover": { "force": true } });
+    cluster.steps("job", "n3", &[uncover, aim, json!("cover")]).assert_success();
+    assert_eq!(cluster.reads("n3", &path.join("file")), "ram");
     // A renamed directory above is no hiding place.
     fs::rename(&cluster.home, cluster.home.with_file_name("renamed")).unwrap();
     cluster.site.kill_agent("n3");

@@ -288,7 +288,7 @@ impl RamDisk {
             now.sort_by_key(|cover| &cover.path);
             wanted.sort_by_key(|cover| &cover.path);
             if now == wanted {
-                return Ok(());
+                return self.must_cover_all();
             }
             return Err(EngineError::Refused(format!(
                 "{} covers other directories on this node already; uncover them first",
@@ -330,7 +330,7 @@ impl RamDisk {
         let aimed = lock(&self.aimed).take();
         let record = self.record();
         if !record.covered.is_empty() {
-            return Ok(());
+            return self.must_cover_all();
         }
         let aimed = aimed.ok_or_else(|| {
             EngineError::Refused(format!(
@@ -371,10 +371,12 @@ impl RamDisk {
             match mounted {
                 Ok(id) => own.push(id),
                 Err(error) => {
-                    let undone = trees[..=index].iter().rev().map(|(_, tree)| tree.detach());
-                    let failed = undone.filter_map(Result::err).last();
-                    if let Some(failed) = failed {
-                        return Err(EngineError::Refused(format!("{error}; and can't undo it: {failed}")));
+                    for (one, tree) in trees[..=index].iter().rev() {
+                        if let Err(failed) = tree.detach() {
+                            let left = one.real.display();
+                            let text = format!("{error}; and {left} can't be uncovered: {failed}");
+                            return Err(EngineError::Refused(text));
+                        }
                     }
                     self.note(|record| record.covered.clear())?;
                     return Err(error);
@@ -635,7 +637,18 @@ impl RamDisk {
         gone.map(|covered| format!("it is not mounted over {} any more", covered.real.display())).collect()
     }
 
-    /// Which RAM disk it is, for a message about a path.
+    /// Refuses if a cover that was noted is not there: the agent was killed while it mounted them, or somebody took one
+    /// away.
+    fn must_cover_all(&self) -> Result<(), EngineError> {
+        match self.cover_faults().first() {
+            Some(fault) if needs_mount(&self.record().layout) => {
+                Err(EngineError::Refused(format!("{}: {fault}; uncover it first", self.id())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a path is one that it covers.
     pub(crate) fn covers_path(&self, at: &Path) -> bool {
         self.record().covered.iter().any(|covered| covered.real == at)
     }
