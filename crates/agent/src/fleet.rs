@@ -1,9 +1,12 @@
-//! Building, looking at and destroying a RAM disk over many agents.
+//! Building, showing, looking at and destroying a RAM disk over many agents.
 //!
 //! Building is a table of named steps, each taken by several nodes at once; a step begins when the one before is done
 //! on all of its nodes. What undoes a step stands in the table too. If one fails, or the builder is told to stop, every
 //! node that took part is told to undo all of its steps in reverse order; a node that can't be told does so by itself
 //! when its lease is over.
+//!
+//! Showing it over the directories of a job ([`Fleet::cover`]) goes in rounds over all nodes of the job: what may fail
+//! is done on all of them before anything changes on one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};

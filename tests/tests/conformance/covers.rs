@@ -761,8 +761,16 @@ fn what_an_agent_covered_the_next_one_uncovers() {
         assert!(cluster.shown(node).is_empty());
         assert_eq!(cluster.reads(node, &path.join("file")), "disk");
     }
-    // Between aiming and covering: what was aimed at is forgotten, and nothing is mounted.
+    // Covered, but not committed: whoever ordered it was told that the agent is gone, so the next one takes it away.
+    cluster.uncover("job", &["n4"], &["--leave"]).assert_success();
     let aim = json!({ "aim": { "covers": covers } });
+    cluster.steps("job", "n4", &[json!("mount"), aim.clone(), json!("cover")]).assert_success();
+    assert_eq!(cluster.reads("n4", &path.join("file")), "ram");
+    cluster.site.kill_agent("n4");
+    cluster.site.start_agent("n4");
+    assert!(cluster.shown("n4").is_empty());
+    assert_eq!(cluster.reads("n4", &path.join("file")), "disk");
+    // Between aiming and covering: what was aimed at is forgotten, and nothing is mounted.
     cluster.steps("job", "n3", std::slice::from_ref(&aim)).assert_success();
     cluster.site.kill_agent("n3");
     cluster.site.start_agent("n3");
