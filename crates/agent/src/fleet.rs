@@ -1,9 +1,12 @@
-//! Building, looking at and destroying a RAM disk over many agents.
+//! Building, showing, looking at and destroying a RAM disk over many agents.
 //!
 //! Building is a table of named steps, each taken by several nodes at once; a step begins when the one before is done
 //! on all of its nodes. What undoes a step stands in the table too. If one fails, or the builder is told to stop, every
 //! node that took part is told to undo all of its steps in reverse order; a node that can't be told does so by itself
 //! when its lease is over.
+//!
+//! Showing it over the directories of a job ([`Fleet::cover`]) goes in rounds over all nodes of the job: what may fail
+//! is done on all of them before anything changes on one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    Allocated, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, VERSION,
+    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, VERSION,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::allocation::{Simulation, equal_share, largest_share};
@@ -405,7 +408,7 @@ impl Fleet {
             set.spawn(async move {
                 let mut allocated = None;
                 for step in steps {
-                    match fleet.step(&node, step, &layout, &secret, until).await {
+                    match fleet.step(&node, step, &layout, Some(&secret), until).await {
                         Ok(done) => allocated = done.allocated,
                         Err(error) => return Err(NodeFault { node, error }),
                     }
@@ -430,7 +433,7 @@ impl Fleet {
         node: &NodeName,
         step: Step,
         layout: &Layout,
-        secret: &Secret,
+        secret: Option<&Secret>,
         until: Instant,
     ) -> Result<StepDone, CallError> {
         let left = until.saturating_duration_since(Instant::now());
@@ -443,7 +446,7 @@ impl Fleet {
         let path = format!("/{VERSION}/ramdisks/{}/steps", layout.id);
         let endpoint = self.endpoint(node);
         // Only the steps that begin something on a node need the secret; the node keeps it.
-        let secret = matches!(request.step, Step::Allocate | Step::Mount).then_some(secret);
+        let secret = secret.filter(|_| matches!(request.step, Step::Allocate | Step::Mount));
         self.client.call(&endpoint, "POST", &path, Some(&request), secret, left + ANSWER).await
     }
 
@@ -566,6 +569,210 @@ impl Fleet {
         demolition.seconds = began.elapsed().as_secs_f64();
         demolition
     }
+}
+
+/// What each node said to something that all were asked at once.
+type Said<T> = Vec<(NodeName, Result<T, CallError>)>;
+
+fn faults_of<T>(said: Said<T>) -> Vec<NodeFault> {
+    said.into_iter().filter_map(|(node, said)| said.err().map(|error| NodeFault { node, error })).collect()
+}
+
+/// Whether a node has nothing of a RAM disk (any more): it was started again, or a later incarnation is there.
+fn has_nothing(error: &CallError) -> bool {
+    matches!(error.code(), Some(RefusalCode::NotFound | RefusalCode::Fenced))
+}
+
+/// Showing a RAM disk over the directories of a job, on all of its nodes or on none. These run to their end; whoever
+/// drops one of them half-way must call [`Fleet::uncover`].
+impl Fleet {
+    /// Shows a RAM disk over directories of all `nodes`, which become its clients. The directories are opened and judged
+    /// on all nodes first; only when all agree is anything mounted over them.
+    ///
+    /// # Errors
+    /// What each node did not do. Then nothing is covered on any node, unless a fault says so, and nodes that are no
+    /// servers have nothing of the RAM disk.
+    pub async fn cover(
+        &self,
+        layout: &Layout,
+        secret: &Secret,
+        covers: &[Cover],
+        nodes: &[NodeName],
+        deadline: Instant,
+    ) -> Result<(), Vec<NodeFault>> {
+        let mut layout = layout.clone();
+        for node in nodes {
+            if !layout.clients.contains(node) {
+                layout.clients.push(node.clone());
+            }
+        }
+        let guests: Vec<NodeName> =
+            nodes.iter().filter(|node| layout.server_on(node).is_none()).cloned().collect();
+        let aim = Step::Aim { covers: covers.to_vec() };
+        let rounds: [(&[NodeName], Vec<Step>); 3] = [
+            (nodes, vec![Step::Mount, aim]),
+            (nodes, vec![Step::Cover]),
+            // Servers are complete already.
+            (&guests, vec![Step::Commit]),
+        ];
+        for (on, steps) in rounds {
+            let asked = on.iter().map(|node| (node.clone(), layout.clone(), steps.clone())).collect();
+            let mut faults = faults_of(self.ask(asked, Some(secret), deadline).await);
+            if !faults.is_empty() {
+                let back = vec![Step::Uncover { force: true }, Step::Unmount];
+                let asked = nodes.iter().map(|node| (node.clone(), layout.clone(), back.clone())).collect();
+                let undone = faults_of(self.ask(asked, None, Instant::now() + DESTROY).await);
+                let dead: Vec<NodeName> = faults
+                    .iter()
+                    .filter(|fault| matches!(fault.error, CallError::Unreachable { .. }))
+                    .map(|fault| fault.node.clone())
+                    .collect();
+                // Once is enough.
+                let more = undone.into_iter().filter(|fault| !dead.contains(&fault.node));
+                faults.extend(more.filter(|fault| !has_nothing(&fault.error)));
+                return Err(faults);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a RAM disk away from all directories that it covers on these nodes. Without `force` it is taken away from
+    /// all of them or from none: if files are open on one node, that one's fault is [`RefusalCode::Busy`], and if a node
+    /// can't be asked, nothing is done either. A node that has nothing of it is fine.
+    ///
+    /// The client stays mounted; see [`Fleet::leave`].
+    pub async fn uncover(
+        &self,
+        id: &RamDiskId,
+        nodes: &[NodeName],
+        force: bool,
+        deadline: Instant,
+    ) -> Vec<NodeFault> {
+        let (reports, faults) = self.reports_of(id, nodes, deadline).await;
+        if !faults.is_empty() && !force {
+            return faults;
+        }
+        let of = |steps: &[Step]| -> Vec<(NodeName, Layout, Vec<Step>)> {
+            let one = |(node, report): (&NodeName, &LocalReport)| {
+                (node.clone(), report.layout.clone(), steps.to_vec())
+            };
+            reports.iter().map(one).collect()
+        };
+        if force {
+            let said = self.ask(of(&[Step::Uncover { force }]), None, deadline).await;
+            let left = faults_of(said).into_iter().filter(|fault| !has_nothing(&fault.error));
+            return faults.into_iter().chain(left).collect();
+        }
+        for steps in [[Step::Busy], [Step::Uncover { force }]] {
+            let said = self.ask(of(&steps), None, deadline).await;
+            let uncovered: Vec<NodeName> = said
+                .iter()
+                .filter(|(_, said)| said.is_ok() && steps != [Step::Busy])
+                .map(|(node, _)| node.clone())
+                .collect();
+            let mut faults = faults_of(said);
+            faults.retain(|fault| !has_nothing(&fault.error));
+            if faults.is_empty() {
+                continue;
+            }
+            // Somebody opened a file in between: nodes of one job never see different trees.
+            let again = reports
+                .iter()
+                .filter(|(node, report)| uncovered.contains(node) && !report.covers.is_empty())
+                .map(|(node, report)| {
+                    let aim = Step::Aim { covers: report.covers.clone() };
+                    (node.clone(), report.layout.clone(), vec![aim, Step::Cover])
+                })
+                .collect();
+            faults.extend(faults_of(self.ask(again, None, Instant::now() + DESTROY).await));
+            return faults;
+        }
+        Vec::new()
+    }
+
+    /// Unmounts a RAM disk that covers nothing any more from these nodes. Those that are no servers have nothing of it
+    /// afterwards, and may be covered again. A node that has nothing of it is fine.
+    pub async fn leave(&self, id: &RamDiskId, nodes: &[NodeName], deadline: Instant) -> Vec<NodeFault> {
+        let (reports, mut faults) = self.reports_of(id, nodes, deadline).await;
+        let asked =
+            reports.into_iter().map(|(node, report)| (node, report.layout, vec![Step::Unmount])).collect();
+        let said = self.ask(asked, None, deadline).await;
+        faults.extend(faults_of(said).into_iter().filter(|fault| !has_nothing(&fault.error)));
+        faults
+    }
+
+    /// What nodes know of one RAM disk; those that have nothing of it are left out.
+    async fn reports_of(
+        &self,
+        id: &RamDiskId,
+        nodes: &[NodeName],
+        deadline: Instant,
+    ) -> (BTreeMap<NodeName, LocalReport>, Vec<NodeFault>) {
+        let left = deadline.saturating_duration_since(Instant::now()).min(LOOK);
+        let said =
+            on_all(nodes.iter().map(|node| (node.clone(), node.clone())), |node| {
+                let (fleet, path) = (self.clone(), format!("/{VERSION}/ramdisks/{id}"));
+                async move {
+                    fleet.client.call(&fleet.endpoint(&node), "GET", &path, None::<&()>, None, left).await
+                }
+            })
+            .await;
+        let (mut reports, mut faults) = (BTreeMap::new(), Vec::new());
+        for (node, said) in said {
+            match said {
+                Ok(report) => drop(reports.insert(node, report)),
+                Err(error) if has_nothing(&error) => {}
+                Err(error) => faults.push(NodeFault { node, error }),
+            }
+        }
+        (reports, faults)
+    }
+
+    /// Has every node take its steps, all nodes at once.
+    async fn ask(
+        &self,
+        asked: Vec<(NodeName, Layout, Vec<Step>)>,
+        secret: Option<&Secret>,
+        until: Instant,
+    ) -> Said<()> {
+        let asked = asked.into_iter().map(|(node, layout, steps)| (node.clone(), (node, layout, steps)));
+        on_all(asked, |(node, layout, steps)| {
+            // Servers know everything; clients what they need to mount.
+            let secret = secret.map(|secret| {
+                if layout.server_on(&node).is_some() { secret.clone() } else { secret.for_clients() }
+            });
+            let fleet = self.clone();
+            async move {
+                for step in steps {
+                    fleet.step(&node, step, &layout, secret.as_ref(), until).await?;
+                }
+                Ok(())
+            }
+        })
+        .await
+    }
+}
+
+/// Does something for every node at once.
+async fn on_all<A, T, W>(asked: impl Iterator<Item = (NodeName, A)>, work: impl Fn(A) -> W) -> Said<T>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T, CallError>> + Send + 'static,
+{
+    let mut set = JoinSet::new();
+    for (node, task) in asked {
+        let work = work(task);
+        set.spawn(async move { (node, work.await) });
+    }
+    let mut said = Vec::new();
+    while let Some(joined) = set.join_next().await {
+        match joined {
+            Ok(one) => said.push(one),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(error) => tracing::error!(%error, "a task was cancelled"),
+        }
+    }
+    said
 }
 
 /// What was seen on the nodes that were asked.

@@ -10,10 +10,11 @@
 //! - [`server`]: the routes, behind the two sockets of [`ondeck_api::server`]
 //! - [`node`]: what the agent knows of its node and its RAM disks; start-up after a crash
 //! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
+//!   - `ramdisk::covers`: showing it over the directories of a job, and taking it away
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`watch`]: what the agent does unasked
-//! - [`fleet`]: building, looking at and destroying a RAM disk over many agents
+//! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
 
 pub mod capacity;
 pub mod fleet;

@@ -18,7 +18,7 @@ use ondeck_ramdisk::device::{RAM, stray_images};
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
 use crate::capacity::{Capacity, machine_ram};
-use crate::ramdisk::{self, RamDisk};
+use crate::ramdisk::{self, CoverPolicy, RamDisk};
 use crate::record::{self, Record, Shown};
 
 /// The file with the newest epoch of every name.
@@ -37,6 +37,7 @@ pub struct Node {
     storage_address: IpAddr,
     ports: std::ops::RangeInclusive<u16>,
     capacity: Capacity,
+    covering: CoverPolicy,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<Known>,
 }
@@ -101,6 +102,7 @@ fn failed(error: &EngineError) -> Refusal {
     let code = match error {
         EngineError::TooLarge { .. } => RefusalCode::TooLarge,
         EngineError::Refused(_) => RefusalCode::Conflict,
+        EngineError::Busy(_) => RefusalCode::Busy,
         _ => RefusalCode::Failed,
     };
     refusal(code, error.to_string())
@@ -172,6 +174,7 @@ impl Node {
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
             capacity: Capacity::new(agent).map_err(StartError::Device)?,
+            covering: CoverPolicy::new(agent),
             known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
             state,
         };
@@ -280,6 +283,7 @@ impl Node {
             promised: BTreeMap::new(),
             ports: Vec::new(),
             shown,
+            covered: Vec::new(),
             complete: false,
             first_view: None,
             lease_until_ms: 0,
@@ -376,10 +380,29 @@ impl Node {
             // Now the addresses and ports of all servers are known.
             found.note(|record| record.layout = request.layout).map_err(|error| failed(&error))?;
         }
-        found.step(&request.step, &self.name, &self.capacity, until).map_err(|error| failed(&error))?;
+        found
+            .step(&request.step, &self.name, &self.capacity, &self.covering, until)
+            .map_err(|error| failed(&error))?;
+        if request.step == Step::Unmount && !found.record().server {
+            self.leave(&found)?;
+        }
         let allocated = matches!(request.step, Step::Allocate)
             .then(|| Allocated { address: self.storage_address, ports: found.record().ports });
         Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated })
+    }
+
+    /// Forgets a RAM disk of which this node had the client alone, so that it may come back: a later step may mount it
+    /// again, which is refused after destroying it.
+    fn leave(&self, found: &Arc<RamDisk>) -> Result<(), Refusal> {
+        self.remove(found)?;
+        let mut known = self.known();
+        let id = found.id();
+        if known.epochs.get(&id.name) == Some(&id.epoch) {
+            // Earlier ones stay refused.
+            known.epochs.insert(id.name.clone(), Epoch(id.epoch.0.saturating_sub(1)));
+            self.save_epochs(&mut known);
+        }
+        Ok(())
     }
 
     /// Begins a new RAM disk here, or a new part in one that is known, and promises what it needs.
@@ -431,6 +454,7 @@ impl Node {
             promised,
             ports,
             shown: Vec::new(),
+            covered: Vec::new(),
             complete: false,
             first_view: None,
             lease_until_ms: since_boot_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
@@ -602,9 +626,10 @@ impl Node {
             .filter(|mount| path.starts_with(&mount.at))
             .max_by_key(|mount| mount.at.components().count());
         let found = over.and_then(|mount| {
-            self.ramdisks()
-                .into_iter()
-                .find(|found| found.record().shown.iter().any(|shown| shown.path == mount.at))
+            self.ramdisks().into_iter().find(|found| {
+                let shown = found.record().shown;
+                shown.iter().any(|shown| shown.path == mount.at) || found.covers_path(&mount.at)
+            })
         });
         let Some(found) = found else {
             return Ok(PathView { ramdisk: None, faults: Vec::new(), witness: String::new() });

@@ -14,13 +14,18 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{Destroyed, LocalReport, ProcessReport, Step};
-use ondeck_core::{Bytes, Layout, NodeName, RamDiskId};
+use ondeck_core::{Bytes, Layout, NodeName, Owner, RamDiskId};
 use ondeck_ramdisk::device::{self, RAM};
 use ondeck_ramdisk::engine::{CLIENT, DATA, DATA_DEVICE, METADATA_DEVICE};
+use ondeck_ramdisk::mounts::TakenAway;
 use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, engine, mounts};
 
 use crate::capacity::{Capacity, Promise, device_sizes};
 use crate::record::{self, Record, Shown};
+
+mod covers;
+
+pub use covers::CoverPolicy;
 
 /// Beside the owner's directory, where only root looks: what the check wrote.
 const CHECK: &str = ".ondeck-check";
@@ -58,6 +63,8 @@ pub struct RamDisk {
     held_ports: Mutex<BTreeMap<u16, OwnedFd>>,
     /// How many times in a row its client did not reach a server.
     missed: AtomicU32,
+    /// The directories that will be covered, opened.
+    aimed: Mutex<Option<Vec<covers::Aimed>>>,
     /// Why this node's client was cut off.
     cut: Mutex<Option<String>>,
 }
@@ -79,6 +86,7 @@ impl RamDisk {
             looking: Arc::default(),
             held_ports: Mutex::default(),
             missed: AtomicU32::new(0),
+            aimed: Mutex::new(None),
             cut: Mutex::new(None),
         }
     }
@@ -130,6 +138,7 @@ impl RamDisk {
         step: &Step,
         node: &NodeName,
         capacity: &Capacity,
+        policy: &CoverPolicy,
         until: Instant,
     ) -> Result<(), EngineError> {
         let _work = lock(&self.work);
@@ -155,6 +164,10 @@ impl RamDisk {
             Step::Check => self.check(&build),
             Step::Show { path, read_only } => self.show(&build, path, *read_only),
             Step::Hide { path } => self.hide(path),
+            Step::Aim { covers } => self.aim(&build, covers, policy),
+            Step::Cover => self.cover(&build),
+            Step::Busy => self.must_not_be_busy(),
+            Step::Uncover { force } => self.uncover(&build, *force, policy),
             Step::Unmount => self.unmount(),
             Step::Commit => {
                 self.note(|record| record.complete = true)?;
@@ -242,17 +255,7 @@ impl RamDisk {
             return self.note(|record| record.shown.push(Shown { path: path.to_owned(), made: false }));
         }
         let root = self.place.path(CLIENT);
-        let (check, wanted) = (root.join(CHECK), check_content(build));
-        within(build.until, "reading what the first client wrote", move || read_check(&check, &wanted))?;
-        if let Some((size, _)) = self.filesystem()? {
-            let promised = build.layout.capacity();
-            // A client that sees a part of the servers is given a part of the size.
-            if size < Bytes(promised.0 / 100 * 99) {
-                return Err(EngineError::Check(format!(
-                    "the filesystem has {size} where {promised} were built: a server is missing"
-                )));
-            }
-        }
+        self.is_whole(build)?;
         if all_mounts()?.iter().any(|mount| mount.at == path && mount.source.starts_with("ondeck")) {
             let text = format!("another RAM disk is shown at {} already", path.display());
             return Err(EngineError::Refused(text));
@@ -276,6 +279,22 @@ impl RamDisk {
         })
     }
 
+    /// Refuses to show a filesystem of which a part is missing.
+    fn is_whole(&self, build: &Build) -> Result<(), EngineError> {
+        let (check, wanted) = (self.place.path(CLIENT).join(CHECK), check_content(build));
+        within(build.until, "reading what the first client wrote", move || read_check(&check, &wanted))?;
+        if let Some((size, _)) = self.filesystem()? {
+            let promised = build.layout.capacity();
+            // A client that sees a part of the servers is given a part of the size.
+            if size < Bytes(promised.0 / 100 * 99) {
+                return Err(EngineError::Check(format!(
+                    "the filesystem has {size} where {promised} were built: a server is missing"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn read_only_view(&self, root: &Path) -> Result<PathBuf, EngineError> {
         let view = self.place.subdirectory(READ_ONLY)?;
         if self.mounts_at(&view)?.is_empty() {
@@ -293,7 +312,7 @@ impl RamDisk {
             return Ok(());
         };
         for mount in own_mounts(&self.place)?.iter().filter(|mount| mount.at == path) {
-            take_away(mount)?;
+            take_away(mount, self.record().layout.owner)?;
         }
         if shown.made {
             // Not empty: then it is somebody else's now.
@@ -303,6 +322,8 @@ impl RamDisk {
     }
 
     fn unmount(&self) -> Result<(), EngineError> {
+        self.must_cover_nothing()?;
+        *lock(&self.aimed) = None;
         for shown in self.record().shown {
             self.hide(&shown.path)?;
         }
@@ -341,6 +362,7 @@ impl RamDisk {
     pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
         // Whatever is being done for it ends now, also what hangs in its client.
         self.place.give_up();
+        *lock(&self.aimed) = None;
         cut_off(&self.place).map_err(|error| vec![error])?;
         let work = self.lock_work(Instant::now() + GIVING_UP).map_err(|error| vec![error])?;
         self.destroy_now(capacity, &work)
@@ -463,8 +485,14 @@ impl RamDisk {
                 Ok(found) => filesystem = found,
                 Err(error) => faults.push(error.to_string()),
             }
-        } else if record.complete && !record.shown.is_empty() && needs_mount(&record.layout) {
+        } else if record.complete
+            && !(record.shown.is_empty() && record.covered.is_empty())
+            && needs_mount(&record.layout)
+        {
             faults.push("its client is not mounted any more".into());
+        }
+        if record.complete && needs_mount(&record.layout) {
+            faults.extend(self.cover_faults());
         }
         if let Some(cut) = lock(&self.cut).clone() {
             faults.push(cut);
@@ -476,6 +504,7 @@ impl RamDisk {
             complete: record.complete,
             server: record.server,
             shown: record.shown.into_iter().map(|shown| shown.path).collect(),
+            covers: record.covered.into_iter().map(|covered| covered.cover).collect(),
             processes,
             faults,
             used,
@@ -701,7 +730,7 @@ fn own_mounts(place: &Place) -> Result<Vec<mounts::Mount>, EngineError> {
 fn take_all_away(place: &Place, record: &Record) -> Result<(), EngineError> {
     let mut result = Ok(());
     for mount in own_mounts(place)? {
-        if let Err(error) = take_away(&mount) {
+        if let Err(error) = take_away(&mount, record.layout.owner) {
             result = Err(error);
         }
     }
@@ -709,34 +738,63 @@ fn take_all_away(place: &Place, record: &Record) -> Result<(), EngineError> {
         // Not empty, or gone: then it is somebody else's now.
         let _ = fs::remove_dir(&shown.path);
     }
-    result
+    // One inside another can't be reached once the client is cut off, and went with the outer one.
+    if own_mounts(place)?.is_empty() { Ok(()) } else { result }
 }
 
+/// How often a mount is looked for again if its path led elsewhere: somebody may be renaming directories above it.
+const LOOKS: usize = 50;
+
 /// Unmounts one mount: in order if it can be, else lazily, whoever still uses it.
-fn take_away(mount: &mounts::Mount) -> Result<(), EngineError> {
-    let path = mount.at.clone();
-    let is_on_top = || -> Result<bool, EngineError> {
+fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), EngineError> {
+    let is_it = |other: &&mounts::Mount| other.id == mount.id && other.device == mount.device;
+    let mut orderly = true;
+    for _ in 0..LOOKS {
         let all = all_mounts()?;
-        let top = all.iter().rev().find(|other| other.at == path);
-        Ok(top.is_some_and(|top| top.device == mount.device))
-    };
-    if !is_on_top()? {
-        return Err(EngineError::Refused(format!(
-            "something else is mounted over it at {}; unmount that first",
-            path.display()
-        )));
+        let Some(now) = all.iter().find(is_it) else { return Ok(()) };
+        let top = all.iter().rev().find(|other| other.at == now.at);
+        if top.is_none_or(|top| top.id != now.id) {
+            return Err(EngineError::Refused(format!(
+                "something else is mounted over it at {}; unmount that first",
+                now.at.display()
+            )));
+        }
+        if orderly {
+            let one = now.clone();
+            let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
+                as_root_or_owner(owner, || mounts::take_away(&one, false))
+                    .map_err(|error| EngineError::io("unmount", &one.at, error))
+            });
+            match unmounted {
+                Ok(TakenAway::Yes) => return Ok(()),
+                // By then it is busy no more, or it is taken away all the same.
+                Ok(TakenAway::Busy) | Err(_) => orderly = false,
+                Ok(TakenAway::Elsewhere) => {}
+            }
+        } else {
+            let taken = as_root_or_owner(owner, || mounts::take_away(now, true));
+            if taken.map_err(|error| EngineError::io("unmount", &now.at, error))? == TakenAway::Yes {
+                return Ok(());
+            }
+        }
     }
-    let orderly = path.clone();
-    let unmounted = within(Instant::now() + ORDERLY, "unmounting", move || {
-        mounts::unmount_unless_busy(&orderly).map_err(|error| EngineError::io("unmount", &orderly, error))
-    });
-    if !matches!(unmounted, Ok(true)) && is_on_top()? {
-        mounts::detach(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
+    Err(EngineError::Refused(format!(
+        "{} is still mounted: its path changes all the time",
+        mount.at.display()
+    )))
+}
+
+/// Does something with a path that root may not be able to reach: root-squashed filesystems take it for nobody.
+fn as_root_or_owner<T: Send>(
+    owner: Owner,
+    work: impl Fn() -> std::io::Result<T> + Sync,
+) -> std::io::Result<T> {
+    match work() {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            covers::user_of(owner).on_a_thread(&work).map_err(std::io::Error::other)?
+        }
+        done => done,
     }
-    if all_mounts()?.iter().any(|other| other.at == path && other.device == mount.device) {
-        return Err(EngineError::Refused(format!("{} is still mounted", path.display())));
-    }
-    Ok(())
 }
 
 /// Ends the connection of the client's FUSE filesystem, so that whoever hangs in it gets an error, and kills the client.

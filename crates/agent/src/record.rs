@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ondeck_api::wire::Cover;
 use ondeck_core::{Bytes, Layout};
 use ondeck_ramdisk::{EngineError, Place, Secret, View};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,9 @@ pub struct Record {
     pub ports: Vec<u16>,
     /// Where it is shown.
     pub shown: Vec<Shown>,
+    /// The directories that it covers, the outer ones first.
+    #[serde(default)]
+    pub covered: Vec<Covered>,
     /// Whether all steps were done.
     pub complete: bool,
     /// What the client here saw when it had just mounted.
@@ -42,6 +46,15 @@ pub struct Shown {
     pub path: PathBuf,
     /// Whether the directory was made for it.
     pub made: bool,
+}
+
+/// A directory that the RAM disk covers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Covered {
+    /// As it was asked for.
+    pub cover: Cover,
+    /// Where the directory really is.
+    pub real: PathBuf,
 }
 
 /// The version of [`Record`].

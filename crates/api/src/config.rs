@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use ondeck_core::{Bytes, NodeName};
 use serde::{Deserialize, Deserializer};
@@ -54,6 +54,17 @@ pub struct AgentConfig {
     /// RAM that is never lent.
     #[serde(deserialize_with = "optional_size")]
     pub reserve: Option<Bytes>,
+    /// The directories below which a RAM disk may be shown over the directories that a job uses. Absolute paths. None
+    /// means that nothing may be covered on this node.
+    pub mount_prefixes: Vec<PathBuf>,
+    /// Whether a job may also cover directories of others in which its user may write, as a group's. Whoever shares
+    /// them sees the job's RAM disk there on the job's nodes meanwhile, and not the disk: what they write goes to the
+    /// job, and what others change on disk they do not see.
+    pub cover_writable: bool,
+    /// Whether a job may also cover directories of others that its user may only read, with a read-only copy. The job
+    /// misses nothing, but on its nodes all other users are shown the copy meanwhile, too, can't write there, and have to
+    /// believe that the job's user did not change it: for nodes that are not shared between users.
+    pub cover_readable: bool,
     /// What is lent: RAM under the name `ram`, directories under names of their own.
     pub device: BTreeMap<String, DeviceConfig>,
 }
@@ -104,6 +115,9 @@ impl Default for AgentConfig {
             administrators: Vec::new(),
             server_ports: PortRange { first: 24_900, last: 25_899 },
             reserve: None,
+            mount_prefixes: Vec::new(),
+            cover_writable: false,
+            cover_readable: false,
             device: BTreeMap::new(),
         }
     }
@@ -243,6 +257,17 @@ impl Config {
         };
         let config: Config =
             toml::from_str(text).map_err(|error| malformed(error.to_string().trim_end().to_owned()))?;
+        for prefix in &config.agent.mount_prefixes {
+            let plain = prefix.is_absolute()
+                && prefix.components().count() > 1
+                && prefix.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+            if !plain {
+                return Err(malformed(format!(
+                    "`{}` in mount_prefixes is not an absolute path without `..` below `/`",
+                    prefix.display()
+                )));
+            }
+        }
         for (name, device) in &config.agent.device {
             let plain =
                 !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_".contains(&c));
@@ -345,6 +370,9 @@ mod tests {
             ("[agent]\nlisten = \"everywhere\"", "auto"),
             ("[agent]\nlisten = \"0.0.0.0\"", "every address"),
             ("nodes = [\"a/b\"]", "a/b"),
+            ("[agent]\nmount_prefixes = [\"/\"]", "mount_prefixes"),
+            ("[agent]\nmount_prefixes = [\"scratch\"]", "mount_prefixes"),
+            ("[agent]\nmount_prefixes = [\"/scratch/../home\"]", "mount_prefixes"),
             ("[agent.device.ssd]\nkind = \"ram\"", "the one device `ram`"),
             ("[agent.device.ssd]\nkind = \"dir\"\npath = \"ssd\"\ncapacity = \"1G\"", "not absolute"),
             ("[agent.device.ssd]\nkind = \"dir\"\npath = \"/ssd\"", "capacity"),

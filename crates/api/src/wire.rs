@@ -98,10 +98,35 @@ pub enum Step {
         /// Where.
         path: PathBuf,
     },
-    /// Unmount the whole filesystem again.
+    /// Open, as the RAM disk's owner, the directories that will be covered, and hold them. Nothing changes for anybody.
+    Aim {
+        /// All that this node will show the RAM disk over.
+        covers: Vec<Cover>,
+    },
+    /// Mount the RAM disk over all directories that were aimed at, by the descriptors that are held: all or none.
+    Cover,
+    /// Ask whether files are open in what is covered: then it is refused with [`RefusalCode::Busy`]. Nothing changes.
+    Busy,
+    /// Take the RAM disk away from all directories that it covers, the innermost first: all or none.
+    Uncover {
+        /// Also while files are open, whose programs keep them. Otherwise that is refused with [`RefusalCode::Busy`].
+        force: bool,
+    },
+    /// Unmount the whole filesystem again. A node that is no server forgets the RAM disk, and may mount it again.
     Unmount,
     /// The RAM disk is complete; from now on it lives until it is destroyed.
     Commit,
+}
+
+/// A directory that a job uses, and what is shown there instead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cover {
+    /// The directory as the job knows it; there may be symlinks on the way.
+    pub path: PathBuf,
+    /// The directory of the RAM disk, below the owner's: a plain name.
+    pub from: String,
+    /// Whether it can't be written there.
+    pub read_only: bool,
 }
 
 /// One step, to be done.
@@ -155,6 +180,9 @@ pub struct LocalReport {
     pub server: bool,
     /// Where it is shown here.
     pub shown: Vec<PathBuf>,
+    /// What it covers here.
+    #[serde(default)]
+    pub covers: Vec<Cover>,
     /// Its processes here.
     pub processes: Vec<ProcessReport>,
     /// What is wrong here, in words; empty if nothing is.
@@ -223,6 +251,8 @@ pub enum RefusalCode {
     Fenced,
     /// Something else has this name or path.
     Conflict,
+    /// Files are open; the message names whose.
+    Busy,
     /// There is not enough of it.
     TooLarge,
     /// The step was tried and failed.
@@ -239,6 +269,7 @@ impl RefusalCode {
             RefusalCode::NotFound => 404,
             RefusalCode::Fenced | RefusalCode::Conflict => 409,
             RefusalCode::Failed => 422,
+            RefusalCode::Busy => 423,
             RefusalCode::TooLarge => 507,
         }
     }

@@ -71,6 +71,9 @@ pub enum EngineError {
     /// What was written was not what was read.
     #[error("the check failed: {0}")]
     Check(String),
+    /// Files are open; the text says whose.
+    #[error("{0}")]
+    Busy(String),
     /// This engine or node can't do what was asked.
     #[error("{0}")]
     Refused(String),

@@ -19,12 +19,14 @@
 //! - [`engine`]: what an engine is, and the engines: one file each
 //! - [`place`]: the directory and the processes of a RAM disk on one node
 //! - [`device`]: what the data lies on: RAM, or a directory of an SSD
+//! - [`holders`]: who has files open on a filesystem
 //! - [`secret`]: the secret of an incarnation, and the keys that follow from it
 //! - [`tcp`]: whether a connection was lost
 
 pub mod device;
 pub mod engine;
 mod error;
+pub mod holders;
 pub mod memory;
 pub mod mounts;
 pub mod namespace;

@@ -5,14 +5,17 @@
 
 use std::ffi::{CString, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
+    mount_change, mount_remount, move_mount, open_tree, unmount,
+};
 
 /// A directory that will be mounted over: opened, and known to be the one that is meant.
 ///
@@ -98,6 +101,161 @@ pub fn make_read_only(directory: &Path) -> io::Result<()> {
 pub fn remount_read_only(directory: &Path) -> io::Result<()> {
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount_remount(directory, flags, c"")?)
+}
+
+/// Keeps mounts inside a mount from appearing in its copies, and the other way round.
+///
+/// # Errors
+/// The kernel's.
+pub fn make_private(at: &Path) -> io::Result<()> {
+    Ok(mount_change(at, MountPropagationFlags::PRIVATE)?)
+}
+
+/// The flags of a descriptor that only names a directory.
+const NAME_ONLY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Opens a directory by a path that may have symlinks, but none of the kernel's own as in `/proc/self/fd`.
+///
+/// # Errors
+/// The kernel's.
+pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(rustix::fs::CWD, path, NAME_ONLY, Mode::empty(), resolve)?)
+}
+
+/// Opens a directory by a path without any symlink.
+///
+/// # Errors
+/// The kernel's; `ELOOP` if there is one.
+pub fn open_plainly(path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS;
+    Ok(rustix::fs::openat2(rustix::fs::CWD, path, NAME_ONLY, Mode::empty(), resolve)?)
+}
+
+/// Opens a directory below another one, on the same mount and without any symlink.
+///
+/// # Errors
+/// The kernel's; `ELOOP` if there is a symlink, `EXDEV` if something is mounted on the way.
+pub fn open_beneath(directory: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    Ok(rustix::fs::openat2(directory, path, NAME_ONLY, Mode::empty(), resolve)?)
+}
+
+/// The path that leads to an open directory now. That of a removed one ends in ` (deleted)`.
+///
+/// # Errors
+/// The kernel's.
+pub fn path_of(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// The number of the mount that a descriptor was opened on, as in mountinfo.
+///
+/// # Errors
+/// The kernel's.
+pub fn mount_of(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::other("/proc/self/fdinfo tells no mnt_id"))
+}
+
+/// A directory of a filesystem, ready to be shown somewhere: a mount that is nowhere yet (open_tree(2)).
+pub struct Tree(OwnedFd);
+
+impl Tree {
+    /// From an open directory. It has the flags of the mount that the directory was opened on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(directory: BorrowedFd<'_>) -> io::Result<Tree> {
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        Ok(Tree(open_tree(directory, c"", flags)?))
+    }
+
+    /// Mounts it over an open directory.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&self, target: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        Ok(move_mount(&self.0, c"", target, c"", flags)?)
+    }
+
+    /// Its number in mountinfo once it is mounted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn id(&self) -> io::Result<u64> {
+        mount_of(self.0.as_fd())
+    }
+
+    /// Takes it away again, wherever it is by now.
+    ///
+    /// # Errors
+    /// The kernel's. One that is mounted nowhere is fine.
+    pub fn detach(&self) -> io::Result<()> {
+        match unmount(format!("/proc/self/fd/{}", self.0.as_raw_fd()), UnmountFlags::DETACH) {
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How taking away one mount ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenAway {
+    /// It is gone.
+    Yes,
+    /// Files on it are open, or something is mounted in it.
+    Busy,
+    /// Another directory or mount is at its path now.
+    Elsewhere,
+}
+
+/// Takes away this very mount. Whoever can rename directories above it, or put symlinks there, can't have another one
+/// taken away.
+///
+/// # Errors
+/// The kernel's.
+pub fn take_away(mount: &Mount, lazily: bool) -> io::Result<TakenAway> {
+    let elsewhere = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(TakenAway::Elsewhere),
+        _ if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => Ok(TakenAway::Elsewhere),
+        _ => Err(error),
+    };
+    let opened = if lazily {
+        open_plainly(&mount.at)
+    } else {
+        mount.at.parent().map_or_else(|| Err(Errno::INVAL.into()), open_plainly)
+    };
+    let opened = match opened {
+        Ok(opened) => opened,
+        Err(error) => return elsewhere(error),
+    };
+    let (path, flags) = if lazily {
+        if mount_of(opened.as_fd())? != mount.id {
+            return Ok(TakenAway::Elsewhere);
+        }
+        (PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd())), UnmountFlags::DETACH)
+    } else {
+        // A descriptor of the mount itself would keep it busy. In the directory above, the kernel lets nobody rename a
+        // directory that something is mounted on.
+        let Some(name) = mount.at.file_name() else { return Err(Errno::INVAL.into()) };
+        match rustix::fs::openat(&opened, name, NAME_ONLY | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(root) if mount_of(root.as_fd())? == mount.id => {}
+            Ok(_) => return Ok(TakenAway::Elsewhere),
+            Err(error) => return elsewhere(error.into()),
+        }
+        let directory = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+        (directory.join(name), UnmountFlags::NOFOLLOW)
+    };
+    match unmount(path, flags) {
+        Ok(()) => Ok(TakenAway::Yes),
+        Err(Errno::BUSY) => Ok(TakenAway::Busy),
+        Err(Errno::INVAL | Errno::NOENT) => Ok(TakenAway::Elsewhere),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The parts of an overlay: `lower` stays as it is, what is written goes to `upper`. `upper` and `work` must be
@@ -192,6 +350,10 @@ pub fn detach_all(target: &Path) -> io::Result<()> {
 /// One line of /proc/self/mountinfo (proc(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// Its number, which may be given to another mount once it is gone.
+    pub id: u64,
+    /// The number of the mount that it is in.
+    pub parent: u64,
     /// The number of the device, which is also the number of a FUSE connection.
     pub device: (u32, u32),
     /// The directory of the filesystem that is shown.
@@ -215,11 +377,15 @@ pub fn mounted() -> io::Result<Vec<Mount>> {
 
 fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    let device = std::str::from_utf8(fields.next()?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     Some(Mount {
+        id,
+        parent,
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: PathBuf::from(root),
         at: PathBuf::from(at),
@@ -291,7 +457,7 @@ mod tests {
     fn mountinfo_is_understood() {
         let line = b"36 35 0:33 /data /mnt\\040two rw,noatime shared:1 master:2 - fuse.glusterfs /a\\134b rw,user_id=0";
         let mount = parse_mount(line).unwrap();
-        assert_eq!(mount.device, (0, 33));
+        assert_eq!((mount.id, mount.parent, mount.device), (36, 35, (0, 33)));
         assert_eq!((mount.root.to_str().unwrap(), mount.at.to_str().unwrap()), ("/data", "/mnt two"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.glusterfs", "/a\\b"));
         assert!(mounted().unwrap().iter().any(|mount| mount.at == Path::new("/proc")));

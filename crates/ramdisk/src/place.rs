@@ -431,7 +431,7 @@ pub fn marked(scope: &Path) -> Vec<Marked> {
 }
 
 /// All processes but this one.
-fn pids() -> impl Iterator<Item = i32> {
+pub(crate) fn pids() -> impl Iterator<Item = i32> {
     let own = std::process::id() as i32;
     fs::read_dir("/proc")
         .into_iter()

@@ -1,6 +1,7 @@
 //! Dropping to a user before anything of theirs is opened. Small and separate, so that it can be read in one go.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -38,6 +39,29 @@ pub enum CredentialError {
     },
 }
 
+/// Whether the calling thread may do with an open directory what `access` says, by its identity for files.
+///
+/// # Errors
+/// The kernel's other than "no"; `ENOSYS` before Linux 5.8, which can't tell.
+pub fn may(directory: BorrowedFd<'_>, access: rustix::fs::Access) -> io::Result<bool> {
+    // Not the C library's: where the kernel lacks the call, that one goes by the real user, who is root.
+    // SAFETY: a descriptor that is open and a string that ends with zero, both only read.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_faccessat2,
+            directory.as_raw_fd(),
+            c".".as_ptr(),
+            access.bits() as libc::c_int,
+            libc::AT_EACCESS,
+        )
+    };
+    match io::Error::last_os_error() {
+        _ if done == 0 => Ok(true),
+        error if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EROFS)) => Ok(false),
+        error => Err(error),
+    }
+}
+
 impl User {
     /// Looks up a name or a number.
     ///
@@ -72,6 +96,45 @@ impl User {
         Ok(User { uid: number(uid)?, gid: number(gid)?, groups, home: PathBuf::from(home) })
     }
 
+    /// Does work on a thread of its own that reaches files as this user does, with all groups, and ends afterwards.
+    ///
+    /// Only the identity for files is changed (setfsuid(2), and the groups, which the kernel keeps for each thread): to
+    /// the user's own processes the thread stays root's, so that they can neither signal nor trace it.
+    ///
+    /// # Errors
+    /// [`CredentialError::Refused`]; then the work was not begun.
+    pub fn on_a_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CredentialError> {
+        let refused = |source| CredentialError::Refused { uid: self.uid, source };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                self.reach_files()?;
+                Ok(work())
+            });
+            match thread.map_err(refused)?.join() {
+                Ok(done) => done.map_err(refused),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Makes the calling thread reach files as this user, for the rest of its life.
+    fn reach_files(&self) -> io::Result<()> {
+        let groups: Vec<_> = self.groups.iter().map(|gid| rustix::thread::Gid::from_raw(*gid)).collect();
+        rustix::thread::set_thread_groups(&groups)?;
+        // These tell no error; asked for an impossible id they tell the one that is in force.
+        // SAFETY: plain system calls by value, for the calling thread alone.
+        let (uid, gid) = unsafe {
+            libc::setfsgid(self.gid);
+            libc::setfsuid(self.uid);
+            (libc::setfsuid(u32::MAX), libc::setfsgid(u32::MAX))
+        };
+        if (uid as u32, gid as u32) == (self.uid, self.gid) {
+            Ok(())
+        } else {
+            Err(io::Error::from(rustix::io::Errno::PERM))
+        }
+    }
+
     /// Becomes this user for the rest of the process's life: groups, then gid, then uid, each real, effective and
     /// saved, and no new privileges from then on. Must be called before any thread is started.
     ///
@@ -90,5 +153,41 @@ impl User {
             check(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)).map_err(refused)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_thread_reaches_files_as_the_user_and_the_process_stays_what_it_was() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (file, shared) = (dir.path().join("file"), dir.path().join("shared"));
+        fs::write(&file, "secret").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(&shared).unwrap();
+        std::os::unix::fs::chown(&shared, None, Some(4711)).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o770)).unwrap();
+        let user = |groups: &[u32]| User {
+            uid: 20_001,
+            gid: 20_001,
+            groups: groups.to_vec(),
+            home: PathBuf::from("/"),
+        };
+        let kind = user(&[]).on_a_thread(|| fs::read(&file).unwrap_err().kind()).unwrap();
+        assert_eq!(kind, io::ErrorKind::PermissionDenied);
+        let directory = fs::File::open(&shared).unwrap();
+        let may = || may(directory.as_fd(), rustix::fs::Access::WRITE_OK).unwrap();
+        assert!(!user(&[]).on_a_thread(may).unwrap());
+        assert!(user(&[4711]).on_a_thread(may).unwrap());
+        assert_eq!(fs::read(&file).unwrap(), b"secret");
     }
 }

@@ -1,6 +1,7 @@
 //! `ondeck-probe`: what the conformance suite runs inside a host, as the user whose view is wanted.
 //!
-//! `posix` tries on a directory what programs expect of a filesystem; `call` speaks to an agent, also as nobody should.
+//! `posix` tries on a directory what programs expect of a filesystem; `call` speaks to an agent, also as nobody should;
+//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -12,12 +13,17 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
+use ondeck_agent::fleet::{Fleet, NodeFault};
 use ondeck_api::envelope;
 use ondeck_api::munge::Munge;
+use ondeck_api::wire::{Cover, Step, StepDone, StepRequest};
+use ondeck_api::{Client, Config, Endpoint};
+use ondeck_core::{Layout, NodeName};
+use ondeck_ramdisk::Secret;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
@@ -63,6 +69,52 @@ enum Action {
         #[arg(long, value_enum, default_value = "good")]
         credential: Kind,
     },
+    /// Cover directories of nodes with a RAM disk, as the scheduler does.
+    Cover {
+        #[arg(long)]
+        config: PathBuf,
+        /// A file with the RAM disk's layout.
+        #[arg(long)]
+        layout: PathBuf,
+        /// A file with its secret.
+        #[arg(long)]
+        secret: PathBuf,
+        #[arg(long, value_delimiter = ',')]
+        nodes: Vec<NodeName>,
+        /// The covers, as JSON.
+        covers: String,
+    },
+    /// Take a RAM disk away from all that it covers on nodes.
+    Uncover {
+        #[arg(long)]
+        config: PathBuf,
+        #[arg(long)]
+        layout: PathBuf,
+        #[arg(long, value_delimiter = ',')]
+        nodes: Vec<NodeName>,
+        #[arg(long)]
+        force: bool,
+        /// Unmount it there as well.
+        #[arg(long)]
+        leave: bool,
+    },
+    /// Have one node take steps, written as JSON, one after the other until one fails.
+    Steps {
+        #[arg(long)]
+        config: PathBuf,
+        #[arg(long)]
+        layout: PathBuf,
+        #[arg(long)]
+        secret: PathBuf,
+        #[arg(long)]
+        node: NodeName,
+        /// Begin again and again for so long, whatever fails; prints how often the last step was done.
+        #[arg(long, default_value = "0")]
+        seconds: u64,
+        steps: Vec<String>,
+    },
+    /// Exchange two names again and again, until it is killed.
+    Exchange { one: PathBuf, other: PathBuf },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,12 +144,129 @@ fn main() -> ExitCode {
         Action::Call { agent, to, munge, method, path, body, credential } => {
             call(&agent, &to, &munge, &method, &path, body.as_deref(), credential)
         }
+        Action::Cover { config, layout, secret, nodes, covers } => {
+            cover(&config, &layout, &secret, &nodes, &covers)
+        }
+        Action::Uncover { config, layout, nodes, force, leave } => {
+            uncover(&config, &layout, &nodes, force, leave)
+        }
+        Action::Steps { config, layout, secret, node, seconds, steps } => {
+            take_steps(&config, &layout, &secret, &node, Duration::from_secs(seconds), &steps)
+        }
+        Action::Exchange { one, other } => exchange_names(&one, &other),
     };
     match done {
         Ok(code) => code,
         Err(error) => {
             eprintln!("ondeck-probe: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+// ---- covers ----------------------------------------------------------------------------------------------------
+
+/// How long one of these may take.
+const FLEET_DEADLINE: Duration = Duration::from_secs(30);
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+fn fleet(config: &Path) -> Result<Fleet> {
+    Ok(Fleet::new(&Config::load(Some(config))?))
+}
+
+fn read_layout(path: &Path) -> Result<Layout> {
+    Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
+}
+
+fn read_secret(path: &Path) -> Result<Secret> {
+    fs::read_to_string(path)?.trim().parse().map_err(|_| anyhow::anyhow!("{} has no secret", path.display()))
+}
+
+/// Prints the seconds it took, or one line for each fault: the node, the code, the message.
+fn tell(began: Instant, faults: &[NodeFault]) -> ExitCode {
+    println!("{:.3}", began.elapsed().as_secs_f64());
+    for NodeFault { node, error } in faults {
+        eprintln!("{node}: {:?}: {error}", error.code());
+    }
+    if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn cover(config: &Path, layout: &Path, secret: &Path, nodes: &[NodeName], covers: &str) -> Result<ExitCode> {
+    let (fleet, layout, secret) = (fleet(config)?, read_layout(layout)?, read_secret(secret)?);
+    let covers: Vec<Cover> = serde_json::from_str(covers)?;
+    let began = Instant::now();
+    let done = runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE));
+    Ok(tell(began, &done.err().unwrap_or_default()))
+}
+
+fn uncover(config: &Path, layout: &Path, nodes: &[NodeName], force: bool, leave: bool) -> Result<ExitCode> {
+    let (fleet, id) = (fleet(config)?, read_layout(layout)?.id);
+    let began = Instant::now();
+    let until = began + FLEET_DEADLINE;
+    let mut faults = runtime()?.block_on(fleet.uncover(&id, nodes, force, until));
+    if faults.is_empty() && leave {
+        faults = runtime()?.block_on(fleet.leave(&id, nodes, until));
+    }
+    Ok(tell(began, &faults))
+}
+
+fn take_steps(
+    config: &Path,
+    layout: &Path,
+    secret: &Path,
+    node: &NodeName,
+    during: Duration,
+    steps: &[String],
+) -> Result<ExitCode> {
+    let (config, layout) = (Config::load(Some(config))?, read_layout(layout)?);
+    let (client, secret) = (Client::new(&config.munge_socket), read_secret(secret)?);
+    let secret = if layout.server_on(node).is_some() { secret } else { secret.for_clients() };
+    let steps: Vec<Step> = steps.iter().map(|step| serde_json::from_str(step)).collect::<Result<_, _>>()?;
+    let millis = FLEET_DEADLINE.as_millis() as u64;
+    let path = format!("/v1/ramdisks/{}/steps", layout.id);
+    let endpoint = Endpoint::Node { name: node.clone(), port: config.port };
+    let (runtime, began) = (runtime()?, Instant::now());
+    let (mut rounds, mut whole) = (0, 0);
+    let faults = loop {
+        let all = runtime.block_on(async {
+            for step in &steps {
+                let (step, layout) = (step.clone(), layout.clone());
+                let request = StepRequest { step, layout, deadline_ms: millis, lease_ms: millis };
+                let body = Some(&request);
+                let call = client.call(&endpoint, "POST", &path, body, Some(&secret), FLEET_DEADLINE);
+                let _: StepDone = call.await?;
+            }
+            Ok(())
+        });
+        rounds += 1;
+        whole += i32::from(all.is_ok());
+        if began.elapsed() >= during {
+            break all.err().map(|error| NodeFault { node: node.clone(), error });
+        }
+    };
+    if during > Duration::ZERO {
+        println!("{whole} of {rounds}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(tell(began, &Vec::from_iter(faults)))
+}
+
+fn exchange_names(one: &Path, other: &Path) -> Result<ExitCode> {
+    let (mut done, mut last) = (0_u64, Instant::now());
+    loop {
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        match rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, flags) {
+            Ok(()) => done += 1,
+            // Something is mounted there right now.
+            Err(Errno::BUSY) => {}
+            Err(error) => bail!("{} and {}: {error}", one.display(), other.display()),
+        }
+        if last.elapsed() > Duration::from_millis(100) {
+            last = Instant::now();
+            println!("{done}");
         }
     }
 }

@@ -6,6 +6,7 @@
 //! - [`walls`]: who gets at what: isolation, fencing, nothing of an earlier user
 //! - [`capacity`]: what is promised can be filled, and nothing else is promised
 //! - [`undo`]: building that fails or is interrupted leaves nothing
+//! - [`covers`]: a RAM disk over the directories of a job
 //! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
 //! - [`health`]: a lost server is seen
 //! - [`guard`]: copies from what is not whole; what others do
@@ -14,6 +15,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod capacity;
+mod covers;
 mod data;
 mod destroy;
 mod guard;

@@ -143,7 +143,7 @@ fn ondeck_binary() -> &'static Path {
 /// What a site's configuration has beside the usual.
 #[derive(Default)]
 pub struct Setup {
-    /// Lines for the part `[agent]`.
+    /// Lines for the part `[agent]`. `BED` in them is the bed's directory.
     pub agent: String,
     /// Further parts. `BED` in them is the bed's directory.
     pub parts: String,
@@ -213,7 +213,7 @@ impl Site {
             "nodes = [\"n1\", \"n2\", \"n3\", \"n4\"]\nmunge_socket = \"{}\"\n[agent]\nlisten = \"auto\"\nSTATE\n\
              administrators = [\"root@ctl\"]\n{}\n[agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n{}\n",
             munge.display(),
-            setup.agent,
+            setup.agent.replace("BED", &dir.display().to_string()),
             setup.parts.replace("BED", &dir.display().to_string()),
         );
         fs::write(&config, text.replace("STATE", "")).unwrap();

@@ -1,0 +1,84 @@
+//! Who has files open on a filesystem, as /proc tells it for all processes of the machine, also for those in other mount
+//! namespaces.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+use crate::place::pids;
+
+/// A process that holds something of a filesystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub pid: i32,
+    /// The name of its program.
+    pub command: String,
+    /// What it holds, as the process knows it.
+    pub path: PathBuf,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({}) holds {}", self.pid, self.command, self.path.display())
+    }
+}
+
+/// The first `most` processes that hold an open file, a mapped file, a working directory or a root directory on the
+/// filesystem with this device number, at a path that `counts`; one path for each.
+pub fn holders(device: (u32, u32), most: usize, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
+    let held = |pid: i32| {
+        let path = held_by(&PathBuf::from(format!("/proc/{pid}")), device, &counts)?;
+        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Some(Holder { pid, command: command.trim_end().to_owned(), path })
+    };
+    pids().filter_map(held).take(most).collect()
+}
+
+fn held_by(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let on_device = |link: PathBuf| {
+        // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine.
+        let stat = statx(CWD, &link, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
+        if (stat.stx_dev_major, stat.stx_dev_minor) != device {
+            return None;
+        }
+        fs::read_link(&link).ok().filter(|path| counts(path))
+    };
+    let named = ["cwd", "root", "exe"].into_iter().map(|name| base.join(name));
+    let open = fs::read_dir(base.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    named.chain(open).find_map(on_device).or_else(|| mapped(base, device, counts))
+}
+
+fn mapped(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let wanted = format!("{:02x}:{:02x}", device.0, device.1);
+    let maps = fs::read(base.join("maps")).ok()?;
+    // address, permissions, offset, device, inode, path
+    String::from_utf8_lossy(&maps)
+        .lines()
+        .filter(|line| line.split_whitespace().nth(3) == Some(&wanted))
+        .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
+        .find(|path| counts(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::Command;
+
+    #[test]
+    fn a_process_that_stands_in_a_directory_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        let number = fs::metadata(&real).unwrap().dev();
+        let device = (rustix::fs::major(number), rustix::fs::minor(number));
+        let mut child = Command::new("sleep").arg("300").current_dir(&real).spawn().unwrap();
+        let found = holders(device, 10, |path| path.starts_with(&real));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.iter().any(|holder| holder.pid == child.id() as i32), "{found:?}");
+        assert!(holders(device, 10, |path| path.starts_with(&real)).is_empty());
+    }
+}
