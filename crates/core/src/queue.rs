@@ -126,6 +126,10 @@ pub struct QueuedJob {
     pub priority: u64,
     /// Its quality of service; empty if there is none.
     pub qos: String,
+    /// Whether it was held at submission until its input is there, and not by its user or an administrator. The mark
+    /// outlives the hold: `standing` says whether it is still held.
+    #[serde(default)]
+    pub held_for_input: bool,
 }
 
 #[cfg(test)]
