@@ -493,6 +493,22 @@ impl Fleet {
         (destroyed, faults)
     }
 
+    /// The RAM disks that a node has something of.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn ramdisks_of(&self, node: &NodeName) -> Result<Vec<LocalReport>, CallError> {
+        let path = format!("/{VERSION}/ramdisks");
+        self.client.call(&self.endpoint(node), "GET", &path, None::<&()>, None, LOOK).await
+    }
+
+    /// Removes one incarnation of a RAM disk from these nodes; returns what could not be. A node that has nothing of it
+    /// is fine, and so is one that has a later incarnation.
+    pub async fn demolish(&self, id: &RamDiskId, nodes: &[NodeName]) -> Vec<NodeFault> {
+        let (_, faults) = self.destroy_on(id, nodes).await;
+        faults.into_iter().filter(|fault| !has_nothing(&fault.error)).collect()
+    }
+
     /// What the agents of these nodes know; no nodes means this machine.
     pub async fn look(&self, nodes: &[NodeName]) -> Sight {
         let mut sight = Sight::default();

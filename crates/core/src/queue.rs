@@ -126,7 +126,9 @@ pub struct QueuedJob {
     pub priority: u64,
     /// Its quality of service; empty if there is none.
     pub qos: String,
-    /// Whether it was held at submission until its input is in the RAM disk, and is to be let go then.
+    /// Whether it was held at submission until its input is there, and not by its user or an administrator. The mark
+    /// outlives the hold: `standing` says whether it is still held.
+    #[serde(default)]
     pub held_for_input: bool,
 }
 

@@ -445,7 +445,7 @@ impl Step<'_> {
                 }
             }
             // It was let go, or would have been: it keeps what was prepared for it.
-            (JobState::Ondeck, _) if next || job.let_go || job.locked_in => {
+            (JobState::Ondeck, _) if next || job.held || job.let_go || job.locked_in => {
                 job.doubted = None;
                 job.compute_nodes = seen.job.node_count;
             }

@@ -1,0 +1,102 @@
+//! Workload managers: what the scheduler asks of one, and Slurm.
+//!
+//! The scheduler never talks to Slurm itself. It asks a [`WorkloadManager`] for the whole queue at once, in the words
+//! of [`ondeck_core::queue`], and for the script of a job that it has not seen before; now and then it holds or
+//! releases a job, or says something to its user. Another workload manager is one more implementation of the trait.
+//!
+//! A workload manager that does not answer is not one without jobs: every call says so with
+//! [`WlmError::Unavailable`], and the caller goes on with what it knew.
+//!
+//! # Layout
+//!
+//! - [`WorkloadManager`], [`JobDetails`], [`WlmError`]: what is asked, and what may go wrong
+//! - [`Slurm`]: Slurm by its commands `squeue` and `scontrol`; `slurm/command` runs them, `slurm/queue` and
+//!   `slurm/details` understand them
+//! - [`hostlist`]: `c[1-3]` to names
+
+use std::future::Future;
+use std::path::PathBuf;
+
+use ondeck_core::{JobId, QueuedJob};
+
+mod error;
+pub mod hostlist;
+mod slurm;
+
+pub use error::WlmError;
+pub use slurm::{HELD_FOR_INPUT, Slurm, SlurmSettings};
+
+/// What is known of a job beyond its place in the queue: enough to find its files and to tell its user something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobDetails {
+    /// The directory it starts in; relative paths of its script begin here. Its user chose it.
+    pub work_dir: PathBuf,
+    /// Where its output goes, if it is a batch job. Its user chose it.
+    pub std_out: Option<PathBuf>,
+    /// Its user's comment; empty if there is none.
+    pub comment: String,
+    /// The comment that only administrators write, and everybody reads; empty if there is none.
+    pub admin_comment: String,
+    /// Its exit code; nothing while it has not ended. 128 and the signal's number if a signal ended it, as in a shell.
+    pub exit_code: Option<u32>,
+    /// Its state, in the workload manager's own word.
+    pub state: String,
+}
+
+/// A workload manager.
+///
+/// Every method fails with [`WlmError::Unavailable`] if the workload manager does not answer in time, and with
+/// [`WlmError::Malformed`] if its answer is not understood. Those that name a job fail with [`WlmError::NoSuchJob`] if
+/// it is not known, and those that change it with [`WlmError::Refused`] if that can't be done, for instance because
+/// the job has ended.
+pub trait WorkloadManager: Send + Sync {
+    /// Every job of every user: pending, running, ending, and those that ended a short while ago.
+    ///
+    /// Only jobs whose number is known for good are in it: elements of an array that share one record are not.
+    fn queue(&self) -> impl Future<Output = Result<Vec<QueuedJob>, WlmError>> + Send;
+
+    /// The batch script of a job, byte by byte.
+    ///
+    /// # Errors
+    /// [`WlmError::NoScript`] if it has none and never will.
+    fn script(&self, job: JobId) -> impl Future<Output = Result<Vec<u8>, WlmError>> + Send;
+
+    /// The directory that a job starts in.
+    fn work_dir(&self, job: JobId) -> impl Future<Output = Result<PathBuf, WlmError>> + Send;
+
+    /// What is known of a job beyond its place in the queue.
+    fn details(&self, job: JobId) -> impl Future<Output = Result<JobDetails, WlmError>> + Send;
+
+    /// Writes a line where the job's user sees it, in place of the last one. Control characters become blanks, and
+    /// what is longer than a few lines is cut.
+    ///
+    /// # Errors
+    /// [`WlmError::Refused`] if the job has ended.
+    fn set_comment(&self, job: JobId, text: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Keeps a pending job from starting until it is released; its user can't release it. Does nothing to a job that
+    /// runs.
+    fn hold(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Ends any hold: this one's, its user's and an administrator's. The priority is computed anew.
+    fn release(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Gives a job a priority that stays as it is until [`WorkloadManager::reset_priority`]. Greater is sooner.
+    ///
+    /// # Errors
+    /// [`WlmError::Refused`] for zero, which would be a hold.
+    fn set_priority(&self, job: JobId, priority: u32) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Has the priority of a job computed anew, and from now on again and again. It ends a hold, so it is for jobs that
+    /// are not held.
+    fn reset_priority(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Gives a job another quality of service.
+    fn set_qos(&self, job: JobId, qos: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+
+    /// Whether it answers.
+    ///
+    /// # Errors
+    /// [`WlmError::Unavailable`] if it does not.
+    fn ping(&self) -> impl Future<Output = Result<(), WlmError>> + Send;
+}

@@ -1,0 +1,164 @@
+//! Slurm, by its own commands. What is said here of its behaviour was seen with 22.05.8 (Debian 12).
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ondeck_core::{JobId, QueuedJob};
+
+use crate::{JobDetails, WlmError, WorkloadManager};
+
+mod command;
+mod details;
+mod queue;
+mod record;
+
+pub use queue::HELD_FOR_INPUT;
+
+/// How to reach Slurm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlurmSettings {
+    /// Where squeue and scontrol are; looked for in PATH if unset.
+    pub bin_dir: Option<PathBuf>,
+    /// The slurm.conf to use, as SLURM_CONF names it; the environment's or the default one if unset.
+    pub conf: Option<PathBuf>,
+    /// How long a command may take. Commands wait for about 10 s by themselves if the controller is down.
+    pub timeout: Duration,
+}
+
+impl Default for SlurmSettings {
+    fn default() -> Self {
+        SlurmSettings { bin_dir: None, conf: None, timeout: Duration::from_secs(15) }
+    }
+}
+
+/// Slurm. It must be asked as root or as SlurmUser: others neither read scripts nor see all jobs.
+///
+/// Every call runs one command, and ends it when it takes too long or the call is given up.
+#[derive(Clone, Debug)]
+pub struct Slurm {
+    settings: SlurmSettings,
+    /// What separates the fields of squeue's output. Users choose accounts, directories and file names, and must not
+    /// be able to write a job of their own making into the list, so nobody can know it beforehand.
+    separator: String,
+}
+
+impl Slurm {
+    /// Slurm as `settings` say; nothing is asked of it yet.
+    pub fn new(settings: SlurmSettings) -> Slurm {
+        Slurm { settings, separator: record::separator() }
+    }
+
+    /// Runs `scontrol VERB… JOB`, which says nothing when it succeeds.
+    async fn change(&self, job: JobId, words: &[&str]) -> Result<(), WlmError> {
+        let output = self.run("scontrol", words).await?;
+        if output.success { Ok(()) } else { Err(output.failure(Some(job))) }
+    }
+
+    async fn update(&self, job: JobId, assignment: &str) -> Result<(), WlmError> {
+        self.change(job, &["update", &format!("JobId={job}"), assignment]).await
+    }
+}
+
+impl WorkloadManager for Slurm {
+    /// One squeue, with a format: of all commands only its `-O` gives the scheduled nodes, the restart count and the
+    /// submitter's numbers at once, in fields of any length (`squeue --json` lacks the scheduled nodes, `squeue -o`
+    /// the restart count; `scontrol show job -o` can't be split where a job's name looks like a field).
+    ///
+    /// - Pending elements of an array that were not started yet share one record, whose number will be that of the
+    ///   element that starts last. Such a record is left out; each element appears when it starts, or when it is the
+    ///   last one.
+    /// - A requeue counts at once: while the old life still ends (COMPLETING, epilogs run) Slurm shows the count of the
+    ///   new one. It is told apart here, and is shown as the end of the old life.
+    async fn queue(&self) -> Result<Vec<QueuedJob>, WlmError> {
+        let format = record::format(queue::FIELDS, &self.separator);
+        let output = self.run("squeue", &["--noheader", "--all", "--states=all", "-O", &format]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        // Thousands of lines: off the thread that others wait on.
+        let separator = self.separator.clone();
+        tokio::task::spawn_blocking(move || queue::parse(&output.stdout, &separator))
+            .await
+            .map_err(|error| WlmError::Malformed { what: error.to_string() })?
+    }
+
+    /// `scontrol write batch_script`. It exits with 0 even when it fails, so only a script is a success.
+    async fn script(&self, job: JobId) -> Result<Vec<u8>, WlmError> {
+        let output = self.run("scontrol", &["write", "batch_script", &job.to_string(), "-"]).await?;
+        if output.success && !output.stdout.is_empty() {
+            return Ok(output.stdout);
+        }
+        Err(output.failure(Some(job)))
+    }
+
+    async fn work_dir(&self, job: JobId) -> Result<PathBuf, WlmError> {
+        Ok(self.details(job).await?.work_dir)
+    }
+
+    async fn details(&self, job: JobId) -> Result<JobDetails, WlmError> {
+        let format = record::format(details::FIELDS, &self.separator);
+        let id = job.to_string();
+        let arguments = ["--noheader", "--all", "--states=all", "-j", &id, "-O", &format];
+        let output = self.run("squeue", &arguments).await?;
+        if !output.success {
+            return Err(output.failure(Some(job)));
+        }
+        details::parse(&output.stdout, &self.separator, job)
+    }
+
+    /// In AdminComment: Comment is the user's own, who may depend on it. Slurm can't change it once a job has ended
+    /// unless it has an accounting database, and takes any length; a mark of ours that stood there is lost.
+    async fn set_comment(&self, job: JobId, text: &str) -> Result<(), WlmError> {
+        self.update(job, &format!("AdminComment={}", details::one_line(text))).await
+    }
+
+    /// Held by root it is JobHeldAdmin, which its user can't release.
+    async fn hold(&self, job: JobId) -> Result<(), WlmError> {
+        self.change(job, &["hold", &job.to_string()]).await
+    }
+
+    /// Where the priority is the order of submission (priority/basic) a released job goes to the end of the queue; to
+    /// keep its place, set the priority that it had before.
+    async fn release(&self, job: JobId) -> Result<(), WlmError> {
+        self.change(job, &["release", &job.to_string()]).await
+    }
+
+    async fn set_priority(&self, job: JobId, priority: u32) -> Result<(), WlmError> {
+        // The two greatest numbers mean `unset` and `infinite`, which scontrol does not take.
+        if !(1..u32::MAX - 1).contains(&priority) {
+            return Err(WlmError::Refused {
+                message: format!("{priority} is not a priority; write 1 to {}", u32::MAX - 2),
+            });
+        }
+        self.update(job, &format!("Priority={priority}")).await
+    }
+
+    /// The same as a release: Slurm computes the priority anew there, and has no other way back from one that was set.
+    async fn reset_priority(&self, job: JobId) -> Result<(), WlmError> {
+        self.release(job).await
+    }
+
+    /// Without an accounting database Slurm says yes to everything and changes nothing.
+    async fn set_qos(&self, job: JobId, qos: &str) -> Result<(), WlmError> {
+        self.update(job, &format!("QOS={qos}")).await
+    }
+
+    /// `scontrol ping`: at once if the controller is down, after Slurm's MessageTimeout if it hangs. One controller of
+    /// several is enough.
+    async fn ping(&self) -> Result<(), WlmError> {
+        let output = self.run("scontrol", &["ping"]).await?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if output.success && text.lines().any(|line| line.ends_with(" is UP")) {
+            return Ok(());
+        }
+        let message = text.lines().find(|line| line.starts_with("Slurmctld")).unwrap_or_default();
+        Err(WlmError::Unavailable { message: format!("{message}{}", output.stderr.trim()) })
+    }
+}
+
+/// Bytes as a path.
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}

@@ -1,0 +1,85 @@
+//! One job's details.
+
+use ondeck_core::JobId;
+
+use super::path;
+use super::record::{records, text};
+use crate::{JobDetails, WlmError};
+
+/// What is asked of squeue, in the order of [`parse`].
+pub const FIELDS: &[&str; 7] =
+    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment"];
+
+/// States of a job that has ended (squeue(1), job state codes).
+const ENDED: &[&str] = &[
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+];
+
+/// Takes the details of `job` out of squeue's output, which for an array has all its elements.
+pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, WlmError> {
+    let id = job.to_string();
+    let records = records::<{ FIELDS.len() }>(output, separator)?;
+    let [_, state, exit_code, work_dir, std_out, comment, admin_comment] =
+        records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
+    let state = text(state);
+    let exit_code = match text(exit_code).parse() {
+        _ if !ENDED.contains(&state.as_str()) => None,
+        Ok(status) => Some(exit_code_of(status)),
+        Err(_) => return Err(WlmError::Malformed { what: format!("the exit code of job {job}") }),
+    };
+    Ok(JobDetails {
+        work_dir: path(work_dir),
+        std_out: Some(path(std_out)).filter(|path| path.is_absolute()),
+        comment: text(comment),
+        admin_comment: text(admin_comment),
+        exit_code,
+        state,
+    })
+}
+
+/// squeue gives a wait status.
+fn exit_code_of(status: u32) -> u32 {
+    match status & 0x7f {
+        0 => status >> 8 & 0xff,
+        signal => 128 + signal,
+    }
+}
+
+/// Text without control characters, and no longer than a few lines: Slurm keeps it in the controller's memory.
+pub fn one_line(text: &str) -> String {
+    const MOST: usize = 500;
+    text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slurm 22.05.8, with `|` in place of the separator.
+    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|\n\
+        35|FAILED|9|/home||(null)|ondeck:hold|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|\n\
+        37|FAILED|768|/|/o|(null)|(null)|\n";
+
+    #[test]
+    fn details_are_read() {
+        let read = |job| parse(SAMPLE.as_bytes(), "|", JobId(job));
+        let details = read(34).unwrap();
+        assert_eq!(details.work_dir.to_str(), Some("/home/a b"));
+        assert_eq!(details.std_out.unwrap().to_str(), Some("/home/a b/out 34"));
+        assert_eq!((details.comment.as_str(), details.admin_comment.as_str()), ("x", ""));
+        assert_eq!(details.exit_code, Some(128 + 53));
+        let details = read(35).unwrap();
+        assert_eq!((details.std_out, details.exit_code), (None, Some(137)));
+        assert_eq!(read(36).unwrap().exit_code, None);
+        assert_eq!(read(37).unwrap().exit_code, Some(3));
+        assert_eq!(read(38), Err(WlmError::NoSuchJob(JobId(38))));
+    }
+}

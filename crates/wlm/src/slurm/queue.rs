@@ -1,0 +1,207 @@
+//! The queue: from squeue's fields to [`QueuedJob`]s.
+
+use std::str::FromStr;
+
+use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
+
+use super::record::{records, text};
+use crate::{WlmError, hostlist};
+
+/// The mark in AdminComment of a job that `job_submit.lua` held until its input is there.
+pub const HELD_FOR_INPUT: &str = "ondeck:hold";
+
+/// More nodes than a job has on any machine.
+const MOST_NODES: usize = 100_000;
+
+/// What is asked of squeue, in the order of [`Fields`].
+pub const FIELDS: &[&str; 18] = &[
+    "JobID",
+    "ArrayTaskID",
+    "RestartCnt",
+    "UserID",
+    "GroupID",
+    "State",
+    "Reason",
+    "NumNodes",
+    "NodeList",
+    "SchedNodes",
+    "StartTime",
+    "EndTime",
+    "TimeUsed",
+    "SubmitTime",
+    "PriorityLong",
+    "QOS",
+    "admin_comment",
+    "Account",
+];
+
+/// One record, as squeue prints it.
+struct Fields<'a> {
+    job: &'a [u8],
+    array_task: &'a [u8],
+    restarts: &'a [u8],
+    uid: &'a [u8],
+    gid: &'a [u8],
+    state: &'a [u8],
+    reason: &'a [u8],
+    node_count: &'a [u8],
+    nodes: &'a [u8],
+    scheduled_nodes: &'a [u8],
+    start: &'a [u8],
+    end: &'a [u8],
+    used: &'a [u8],
+    submitted: &'a [u8],
+    priority: &'a [u8],
+    qos: &'a [u8],
+    admin_comment: &'a [u8],
+    account: &'a [u8],
+}
+
+/// All jobs of squeue's output whose number is their own.
+///
+/// # Errors
+/// [`WlmError::Malformed`] if a single one is not understood: a job that is left out would be taken for gone.
+pub fn parse(output: &[u8], separator: &str) -> Result<Vec<QueuedJob>, WlmError> {
+    let mut jobs = Vec::new();
+    for record in records::<{ FIELDS.len() }>(output, separator)? {
+        let [
+            job,
+            array_task,
+            restarts,
+            uid,
+            gid,
+            state,
+            reason,
+            node_count,
+            nodes,
+            scheduled_nodes,
+            start,
+            end,
+            used,
+            submitted,
+            priority,
+            qos,
+            admin_comment,
+            account,
+        ] = record;
+        let fields = Fields {
+            job,
+            array_task,
+            restarts,
+            uid,
+            gid,
+            state,
+            reason,
+            node_count,
+            nodes,
+            scheduled_nodes,
+            start,
+            end,
+            used,
+            submitted,
+            priority,
+            qos,
+            admin_comment,
+            account,
+        };
+        if !fields.stands_for_several() {
+            jobs.push(fields.job()?);
+        }
+    }
+    Ok(jobs)
+}
+
+impl Fields<'_> {
+    /// Whether it is the pending rest of an array, such as `2-9`, `1,5` or `0-9%2`. A single element has a number of
+    /// its own, even the last of several, which has the number of the array then.
+    fn stands_for_several(&self) -> bool {
+        let tasks = self.array_task.split(|byte| *byte == b'%').next().unwrap_or_default();
+        tasks != b"N/A" && !tasks.iter().all(u8::is_ascii_digit)
+    }
+
+    fn job(&self) -> Result<QueuedJob, WlmError> {
+        let state = text(self.state);
+        let priority = self.number("priority", self.priority)?;
+        let reason = text(self.reason);
+        let standing = standing(&state, &reason, priority);
+        let start = seconds(self.start);
+        let mut restarts: u32 = self.number("restart count", self.restarts)?;
+        let requeued = state == "COMPLETING" && self.is_requeued(start);
+        if requeued {
+            restarts = restarts.saturating_sub(1);
+        }
+        let nodes = if self.nodes.is_empty() { self.scheduled_nodes } else { self.nodes };
+        Ok(QueuedJob {
+            id: Incarnation { job: JobId(self.number("number", self.job)?), restarts },
+            owner: Owner { uid: self.number("user", self.uid)?, gid: self.number("group", self.gid)? },
+            account: text(self.account),
+            standing,
+            reason,
+            node_count: self.number("number of nodes", self.node_count)?,
+            nodes: self.expand(&text(nodes))?,
+            // What squeue shows for an old life that still ends is the present time.
+            start: start.filter(|_| !requeued),
+            submitted: self.number("submit time", self.submitted)?,
+            priority,
+            qos: text(self.qos),
+            held_for_input: text(self.admin_comment).split_whitespace().any(|word| word == HELD_FOR_INPUT),
+        })
+    }
+
+    /// Whether a job that is COMPLETING is to start again. Slurm shows it in no field, but such a job is pending to
+    /// squeue, which gives it no time used, and an end that is unknown or that lies ahead by its time limit, of at least
+    /// a minute.
+    fn is_requeued(&self, start: Option<u64>) -> bool {
+        self.used == b"0:00"
+            && match (start, seconds(self.end)) {
+                (Some(start), Some(end)) => end >= start + 60,
+                _ => true,
+            }
+    }
+
+    fn number<T: FromStr>(&self, what: &str, field: &[u8]) -> Result<T, WlmError> {
+        text(field).parse().map_err(|_| self.malformed(what, field))
+    }
+
+    fn expand(&self, list: &str) -> Result<Vec<NodeName>, WlmError> {
+        let malformed = || self.malformed("nodes", list.as_bytes());
+        let names = hostlist::expand(list, MOST_NODES).map_err(|_| malformed())?;
+        names.iter().map(|name| name.parse().map_err(|_| malformed())).collect()
+    }
+
+    fn malformed(&self, what: &str, field: &[u8]) -> WlmError {
+        let shown =
+            |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(120)]).escape_debug().to_string();
+        WlmError::Malformed {
+            what: format!("squeue: job {}: its {what} is `{}`", shown(self.job), shown(field)),
+        }
+    }
+}
+
+/// A time in seconds since 1970; `N/A`, `NONE` and `Unknown` are none.
+fn seconds(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok().filter(|time| *time > 0)
+}
+
+/// Where a job stands, by its state (squeue(1), job state codes).
+fn standing(state: &str, reason: &str, priority: u64) -> Standing {
+    match state {
+        // A hold is a priority of zero. Its reason may be anything, such as `job requeued in held state`, and a user
+        // who changes the niceness of a held job leaves the reason and changes the number.
+        "PENDING" | "REQUEUED" | "REQUEUE_FED" if priority == 0 => Standing::Held,
+        "PENDING" if matches!(reason, "JobHeldUser" | "JobHeldAdmin") => Standing::Held,
+        "REQUEUE_HOLD" | "SPECIAL_EXIT" | "RESV_DEL_HOLD" => Standing::Held,
+        "PENDING" if reason == "Resources" => Standing::Next,
+        "PENDING" | "REQUEUED" | "REQUEUE_FED" => Standing::Waiting,
+        "CONFIGURING" | "POWER_UP_NODE" => Standing::Configuring,
+        "COMPLETING" | "STAGE_OUT" | "BOOT_FAIL" | "CANCELLED" | "COMPLETED" | "DEADLINE" | "FAILED"
+        | "NODE_FAIL" | "OUT_OF_MEMORY" | "PREEMPTED" | "REVOKED" | "TIMEOUT" | "LAUNCH_FAILED"
+        | "RECONFIG_FAIL" => Standing::Ended,
+        // RUNNING, SUSPENDED, STOPPED, RESIZING, SIGNALING, and what later versions add: nothing may be taken away
+        // from a job that may run.
+        _ => Standing::Running,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::*;
+
+/// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator.
+const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
+
+fn sample() -> BTreeMap<u32, QueuedJob> {
+    parse(SAMPLE.as_bytes(), "|").unwrap().into_iter().map(|job| (job.id.job.0, job)).collect()
+}
+
+fn names(job: &QueuedJob) -> Vec<&str> {
+    job.nodes.iter().map(NodeName::as_str).collect()
+}
+
+#[test]
+fn every_state_has_its_standing() {
+    let jobs = sample();
+    for (standing, numbers) in [
+        (Standing::Next, vec![41, 27]),
+        (Standing::Waiting, vec![48, 38, 43, 47]),
+        (Standing::Held, vec![32, 45, 44, 22]),
+        (Standing::Configuring, vec![39]),
+        (Standing::Running, vec![40, 49, 51]),
+        (Standing::Ended, vec![31, 33, 36, 34, 18, 19, 52, 37, 53]),
+    ] {
+        for number in numbers {
+            assert_eq!(jobs[&number].standing, standing, "{number}");
+        }
+    }
+}
+
+#[test]
+fn all_fields_of_a_job_are_read() {
+    let job = &sample()[&47];
+    assert_eq!(job.owner, Owner { uid: 5, gid: 60 });
+    assert_eq!((job.reason.as_str(), job.node_count, job.nodes.len()), ("Dependency", 1, 0));
+    assert_eq!((job.start, job.submitted, job.priority), (None, 1_795_320_395, 4_294_901_716));
+    assert_eq!((job.account.as_str(), job.qos.as_str()), ("", ""));
+    let job = &sample()[&43];
+    assert_eq!((job.start, names(job)), (Some(1_795_320_576), vec!["n1", "n2"]));
+    assert_eq!(sample()[&38].account, "acc");
+}
+
+#[test]
+fn only_our_own_hold_is_marked_as_ours() {
+    let jobs = sample();
+    assert!(jobs[&45].held_for_input && jobs[&22].held_for_input);
+    assert!(!jobs[&44].held_for_input && !jobs[&32].held_for_input);
+}
+
+#[test]
+fn a_requeued_job_is_a_new_life_once_the_old_one_has_ended() {
+    let jobs = sample();
+    for (number, restarts) in [(18, 0), (19, 0), (52, 0), (37, 0), (53, 1), (38, 1), (31, 1), (32, 1)] {
+        assert_eq!(jobs[&number].id.restarts, restarts, "{number}");
+    }
+    assert_eq!((jobs[&19].start, names(&jobs[&19])), (None, vec!["n1"]));
+}
+
+#[test]
+fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
+    let jobs = sample();
+    assert!(!jobs.contains_key(&46));
+    assert!(jobs.contains_key(&49) && jobs.contains_key(&27));
+    for (tasks, several) in
+        [("7", false), ("7%1", false), ("1-2", true), ("1,5", true), ("0-8:2%3", true), ("N/A", false)]
+    {
+        let line = SAMPLE.lines().nth(8).unwrap().replace("|N/A|", &format!("|{tasks}|"));
+        assert_eq!(parse(format!("{line}\n").as_bytes(), "|").unwrap().is_empty(), several, "{tasks}");
+    }
+}
+
+#[test]
+fn a_job_that_is_not_understood_is_never_left_out() {
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|a|\n";
+    assert_eq!(parse(line.as_bytes(), "|").unwrap().len(), 1);
+    for (part, wrong) in
+        [("43|N/A", "x|N/A"), ("|0|7", "|-1|7"), ("n[1-2]", "n[1-"), ("n[1-2]", "a/b"), ("|q|", "|")]
+    {
+        let result = parse(line.replace(part, wrong).as_bytes(), "|");
+        assert!(matches!(result, Err(WlmError::Malformed { .. })), "{wrong}: {result:?}");
+    }
+}
+
+#[test]
+fn a_long_queue_is_read() {
+    let line = SAMPLE.lines().nth(8).unwrap();
+    let text: String = (0..10_000).map(|n| format!("{n}{}\n", &line[2..])).collect();
+    let begin = Instant::now();
+    assert_eq!(parse(text.as_bytes(), "|").unwrap().len(), 10_000);
+    println!("10000 jobs, {} bytes: {:?}", text.len(), begin.elapsed());
+}

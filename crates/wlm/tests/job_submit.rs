@@ -1,0 +1,274 @@
+//! `slurm/job_submit.lua` says the same as the parser of directives.
+//!
+//! It needs a Lua interpreter (`apt-get install lua5.3`), and is skipped without one.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use ondeck_core::WaitPolicy;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+const LUA: &[&str] = &["lua5.3", "lua5.4", "lua5.2", "lua5.1", "luajit", "lua"];
+
+/// Reads scripts, each as its length on a line and then its bytes, and answers a line for each: how the plugin decided,
+/// the priority and the AdminComment that it gave, and what its user was told.
+const DRIVER: &str = r#"
+slurm = { SUCCESS = 0, ERROR = -1 }
+local said
+slurm.log_user = function(format, ...) said = string.format(format, ...) end
+slurm.log_info = function(format, ...) said = "INTERNAL " .. string.format(format, ...) end
+dofile(arg[1])
+while true do
+    local length = io.read("*l")
+    if not length then break end
+    local desc = { script = io.read(tonumber(length)) or "", priority = 4294967294 }
+    said = ""
+    local result = slurm_job_submit(desc, {}, 1000)
+    io.write(result == 0 and "accepted" or "refused", "\t", desc.priority == 0 and "held" or "free", "\t",
+        desc.admin_comment or "", "\t", (said:gsub("\n", "|")), "\n")
+end
+"#;
+
+struct Answer {
+    accepted: bool,
+    held: bool,
+    comment: String,
+    said: String,
+}
+
+/// What the plugin makes of every script; nothing without an interpreter.
+fn submit(scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
+    let plugin = concat!(env!("CARGO_MANIFEST_DIR"), "/../../slurm/job_submit.lua");
+    let folder = tempfile::tempdir().unwrap();
+    let driver = folder.path().join("driver.lua");
+    std::fs::write(&driver, DRIVER).unwrap();
+    let spawn = |lua: &&str| {
+        let mut command = Command::new(lua);
+        command.arg(&driver).arg(plugin).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().ok()
+    };
+    let Some(mut child) = LUA.iter().find_map(spawn) else {
+        eprintln!("skipped: there is no Lua interpreter; install lua5.3");
+        return None;
+    };
+    let mut input = child.stdin.take().unwrap();
+    let scripts_owned = scripts.to_vec();
+    let writer = std::thread::spawn(move || {
+        for script in scripts_owned {
+            input.write_all(format!("{}\n", script.len()).as_bytes()).unwrap();
+            input.write_all(&script).unwrap();
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.status.success());
+    let answers: Vec<Answer> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| {
+            let mut parts = line.splitn(4, '\t').map(str::to_owned);
+            let mut part = || parts.next().unwrap();
+            Answer { accepted: part() == "accepted", held: part() == "held", comment: part(), said: part() }
+        })
+        .collect();
+    assert_eq!(answers.len(), scripts.len());
+    Some(answers)
+}
+
+/// Both must agree on what is refused, which lines are wrong, and whether the job is held.
+fn compare(scripts: &[Vec<u8>]) {
+    let Some(answers) = submit(scripts) else { return };
+    for (script, answer) in scripts.iter().zip(answers) {
+        let shown = script.escape_ascii();
+        assert!(!answer.said.starts_with("INTERNAL"), "{shown}: {}", answer.said);
+        match ondeck_directive::parse(script) {
+            Ok(parsed) => {
+                assert!(answer.accepted, "only Lua refuses {shown}: {}", answer.said);
+                let wait = parsed.request.wait;
+                let held =
+                    wait == Some(WaitPolicy::Hold) || wait.is_none() && parsed.request.stage_in.is_some();
+                assert_eq!(answer.held, held, "{shown}");
+                assert_eq!(answer.comment, if held { ondeck_wlm::HELD_FOR_INPUT } else { "" });
+            }
+            Err(errors) => {
+                assert!(!answer.accepted, "only Rust refuses {shown}: {errors:?}");
+                assert!(!answer.held);
+                for error in errors {
+                    let line = format!("line {}: ", error.line);
+                    assert!(answer.said.contains(&line), "{shown}: {} and not {error}", answer.said);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plugin_and_the_parser_agree_on_every_kind_of_line() {
+    let lines: &[&[u8]] = &[
+        b"",
+        b"#!/bin/sh",
+        b"echo",
+        b"# RSA_DATA_IN=/x",
+        b"  #RSA_X=1",
+        b"echo\n#RSA_X=1",
+        b"\n\n#RSA_X=1",
+        b"#RSA_",
+        b"#RSA_=1",
+        b"#RSA_DATA_IN",
+        b"#RSA_DATA_IN=",
+        b"#RSA_DATA_IN= ",
+        b"#RSA_DATA_IN=/x",
+        b"#RSA_DATA_IN =/x",
+        b"#RSA_ DATA_IN=/x",
+        b"#RSA_data_in=/x",
+        b"#RSA_DATAIN=/x",
+        b"#RSA_DATA_IN=x y",
+        b"#RSA_DATA_IN=rel/../x",
+        b"#RSA_DATA_IN=~/x",
+        b"#RSA_DATA_IN=$HOME/x",
+        b"#RSA_DATA_IN='~/x'",
+        b"#RSA_DATA_IN=/d\xff",
+        b"#RSA_DATA_IN=/d\0x",
+        b"#RSA_DATA_IN=\"/x\"",
+        b"#RSA_DATA_IN=\"/x",
+        b"#RSA_DATA_IN=\"/x\" # c",
+        b"#RSA_DATA_IN=\"/x\"y",
+        b"#RSA_DATA_IN=\"\"",
+        b"#RSA_DATA_IN=# c",
+        b"#RSA_DATA_IN= # c",
+        b"#RSA_DATA_IN=/x#y",
+        b"#RSA_DATA_IN=/x # y",
+        b"#RSA_DATA_IN=/x\r",
+        b"#RSA_DATA_IN=/a\n#RSA_DATA_IN=/b",
+        b"#RSA_DELAY=1\n#RSA_DELAY=2",
+        b"#RSA_STAGE_IN=/a\n#RSA_PREPROCESS=/b",
+        b"#RSA_DELAY=no\n#RSA_DELAY=2",
+        b"#RSA_DELAY=\n#RSA_DELAY=2",
+        b"#RSA_STAGE_IN=/a",
+        b"#RSA_STAGE_IN=/a\n#RSA_WAIT=disk",
+        b"#RSA_PREPROCESS=/a\n#RSA_WAIT=union",
+        b"#RSA_WAIT=hold",
+        b"#RSA_WAIT=disk",
+        b"#RSA_WAIT=Hold",
+        b"#RSA_WAIT=\xff",
+        b"#RSA_STAGE_OUT=/x",
+        b"#RSA_POSTPROCESS=/x",
+        b"#RSA_POOL=fast",
+        b"#RSA_POOL=f\xff",
+        b"#RSA_ENGINE=ceph",
+        b"#RSA_ENGINE=simulated",
+        b"#RSA_PACK=tar.zst",
+        b"#RSA_PACK=zip",
+        b"#RSA_NODES=4",
+        b"#RSA_NODES=0",
+        b"#RSA_NODES=+4",
+        b"#RSA_NODES=-4",
+        b"#RSA_NODES=4294967295",
+        b"#RSA_NODES=4294967296",
+        b"#RSA_NODES=00000000000007",
+        b"#RSA_NODES=4 4",
+        b"#RSA_NODES=99999999999999999999999",
+        b"#RSA_CAPACITY=4GiB",
+        b"#RSA_CAPACITY=4 gib",
+        b"#RSA_CAPACITY=4gb",
+        b"#RSA_CAPACITY=0",
+        b"#RSA_CAPACITY=0.0G",
+        b"#RSA_CAPACITY=0.5",
+        b"#RSA_CAPACITY=1.5T",
+        b"#RSA_CAPACITY=.5G",
+        b"#RSA_CAPACITY=5.G",
+        b"#RSA_CAPACITY=.",
+        b"#RSA_CAPACITY=1..5G",
+        b"#RSA_CAPACITY=G",
+        b"#RSA_CAPACITY=4 X",
+        b"#RSA_CAPACITY=1e9",
+        b"#RSA_CAPACITY=-1",
+        b"#RSA_CAPACITY=18446744073709551615",
+        b"#RSA_CAPACITY=18446744073709551616",
+        b"#RSA_CAPACITY=18446744073709551616.0",
+        b"#RSA_CAPACITY=16383P",
+        b"#RSA_CAPACITY=16384P",
+        b"#RSA_CAPACITY=18446PB",
+        b"#RSA_CAPACITY=18447PB",
+        b"#RSA_CAPACITY=16383.9P",
+        b"#RSA_CAPACITY=\x0b4G\x0b",
+        b"#RSA_OUT_SIZE=1G",
+        b"#RSA_OUT_SIZE=big",
+        b"#RSA_CAPACITY=4\xc3\xa4",
+        b"#RSA_DELAY=0",
+        b"#RSA_DELAY=300",
+        b"#RSA_DELAY=90s",
+        b"#RSA_DELAY=1h30m",
+        b"#RSA_DELAY=1h 30m",
+        b"#RSA_DELAY=1 h",
+        b"#RSA_DELAY=1h30",
+        b"#RSA_DELAY=5 parsecs",
+        b"#RSA_DELAY=soon",
+        b"#RSA_DELAY=-5m",
+        b"#RSA_DELAY=36600d",
+        b"#RSA_DELAY=36601d",
+        b"#RSA_DELAY=99999999999999999999s",
+        b"#RSA_DELAY=1H",
+        b"#RSA_DELAY=00000000000000000000000001s",
+        b"#RSA_COPY_OUT_INTERVAL=5",
+        b"#RSA_COPY_OUT_INTERVAL=0",
+        b"#RSA_COPY_OUT_INTERVAL=0s",
+        b"#RSA_COPY_OUT_INTERVAL=1min",
+        b"\x0b\n#RSA_X=1",
+        b"\x0c\n#RSA_X=1",
+        b"#RSA_X=%s%d\n#RSA_Y=\xff\0",
+    ];
+    let mut scripts: Vec<Vec<u8>> = lines.iter().map(|line| line.to_vec()).collect();
+    scripts.extend(lines.iter().map(|line| [b"#!/bin/bash\n#SBATCH -n1\n", *line, b"\n./solver\n"].concat()));
+    compare(&scripts);
+}
+
+#[test]
+fn the_plugin_and_the_parser_agree_on_texts_by_chance() {
+    let key = prop_oneof![
+        Just("DATA_IN"),
+        Just("STAGE_IN"),
+        Just("DELAY"),
+        Just("CAPACITY"),
+        Just("NODES"),
+        Just("POOL"),
+        Just("ENGINE"),
+        Just("WAIT"),
+        Just("COPY_OUT_INTERVAL"),
+        Just("DELAy"),
+        Just(" DELAY "),
+    ];
+    let value = prop_oneof![
+        "[0-9]{1,21}(\\.[0-9]{0,3})? ?(k|KiB|MB|g|P|pb|s|min|h|d|x)?",
+        "([0-9]{1,3} ?[smhd] ?){1,3}",
+        "[ \t\"'#/a$~=0-9.+-]{0,12}",
+        "hold|disk|union|tmpfs|ceph|tar",
+        "\\PC{0,6}",
+    ];
+    let line = (key, value, any::<bool>(), any::<[u8; 2]>()).prop_map(|(key, value, odd, bytes)| {
+        let mut line = format!("#RSA_{key}={value}").into_bytes();
+        if odd && bytes[0] < 40 {
+            line.extend(bytes);
+        }
+        line
+    });
+    let script = proptest::collection::vec(line, 1..3).prop_map(|lines| lines.join(&b'\n'));
+    let mut runner = TestRunner::deterministic();
+    let scripts: Vec<Vec<u8>> = (0..4000).map(|_| script.new_tree(&mut runner).unwrap().current()).collect();
+    compare(&scripts);
+}
+
+#[test]
+fn a_user_is_told_line_key_and_remedy() {
+    let script = b"#!/bin/sh\n#RSA_DELAY=soon\n#RSA_DATAIN=/x\n".to_vec();
+    let Some(answers) = submit(&[script]) else { return };
+    assert_eq!(
+        answers[0].said,
+        "the #RSA_ lines of this script can't be obeyed:|  line 2: RSA_DELAY: `soon` is not a duration: the number \
+         is missing, too large or no whole number; write it like 90s, 5m or 1h30m|  line 3: RSA_DATAIN: there is no \
+         such directive; did you mean RSA_DATA_IN?"
+    );
+}
