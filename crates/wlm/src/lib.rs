@@ -31,7 +31,7 @@ pub use slurm::{HELD_FOR_INPUT, Slurm, SlurmSettings};
 pub struct JobDetails {
     /// The directory it starts in; relative paths of its script begin here. Its user chose it.
     pub work_dir: PathBuf,
-    /// Where its output goes, if it is a batch job. Its user chose it.
+    /// Where the output of its script goes; of a job without a script, where it would. Its user chose it.
     pub std_out: Option<PathBuf>,
     /// Its user's comment; empty if there is none.
     pub comment: String,
@@ -68,7 +68,8 @@ pub trait WorkloadManager: Send + Sync {
     fn details(&self, job: JobId) -> impl Future<Output = Result<JobDetails, WlmError>> + Send;
 
     /// Writes a line where the job's user sees it, in place of the last one. Control characters become blanks, and
-    /// what is longer than a few lines is cut.
+    /// what is longer than 500 characters is cut. The mark [`HELD_FOR_INPUT`] stands in the same place: a line for a job
+    /// that is to keep it begins with it.
     ///
     /// # Errors
     /// [`WlmError::Refused`] if the job has ended.

@@ -108,8 +108,8 @@ impl WorkloadManager for Slurm {
         details::parse(&output.stdout, &self.separator, job)
     }
 
-    /// In AdminComment: Comment is the user's own, who may depend on it. Slurm can't change it once a job has ended
-    /// unless it has an accounting database, and takes any length; a mark of ours that stood there is lost.
+    /// In AdminComment: Comment is the user's own, who may depend on it. Slurm takes any length, and no change once a job
+    /// has ended.
     async fn set_comment(&self, job: JobId, text: &str) -> Result<(), WlmError> {
         self.update(job, &format!("AdminComment={}", details::one_line(text))).await
     }

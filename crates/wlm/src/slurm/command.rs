@@ -160,12 +160,8 @@ mod tests {
             failure("job script retrieval failed: Job script not specified\n"),
             WlmError::NoScript(JobId(7))
         );
-        for message in ["Job has already finished for job 7\nslurm_suspend error: Job has already finished\n"]
-        {
-            assert!(
-                failure(message).to_string().starts_with("the workload manager refused: Job has already")
-            );
-        }
+        let ended = "Job has already finished for job 7\nslurm_suspend error: Job has already finished\n";
+        assert!(failure(ended).to_string().starts_with("the workload manager refused: Job has already"));
     }
 
     fn pretend(script: &str, timeout: Duration) -> (tempfile::TempDir, Slurm) {

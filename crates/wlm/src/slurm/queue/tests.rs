@@ -3,7 +3,9 @@ use std::time::Instant;
 
 use super::*;
 
-/// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator.
+/// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator. The lines of jobs 18, 19, 22,
+/// 27, 32, 51 and 52 were put together from outputs with fewer fields; 53, a requeued job that ran for no second and is
+/// ending for good, was made up.
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
 fn sample() -> BTreeMap<u32, QueuedJob> {
