@@ -12,6 +12,7 @@
 //! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
+//! - [`task`]: staging and users' scripts, in processes of their own
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, looking at and destroying a RAM disk over many agents
 
@@ -21,4 +22,5 @@ pub mod node;
 pub mod ramdisk;
 pub mod record;
 pub mod server;
+pub mod task;
 pub mod watch;

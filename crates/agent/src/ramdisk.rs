@@ -21,6 +21,7 @@ use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, engine, mounts};
 
 use crate::capacity::{Capacity, Promise, device_sizes};
 use crate::record::{self, Record, Shown};
+use crate::task::{Order, Task, Tasks};
 
 /// Beside the owner's directory, where only root looks: what the check wrote.
 const CHECK: &str = ".ondeck-check";
@@ -60,6 +61,8 @@ pub struct RamDisk {
     missed: AtomicU32,
     /// Why this node's client was cut off.
     cut: Mutex<Option<String>>,
+    /// What is done here for its owner.
+    tasks: Tasks,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,6 +83,7 @@ impl RamDisk {
             held_ports: Mutex::default(),
             missed: AtomicU32::new(0),
             cut: Mutex::new(None),
+            tasks: Tasks::default(),
         }
     }
 
@@ -155,6 +159,10 @@ impl RamDisk {
             Step::Check => self.check(&build),
             Step::Show { path, read_only } => self.show(&build, path, *read_only),
             Step::Hide { path } => self.hide(path),
+            Step::Unmount if self.tasks.is_any_running() => Err(EngineError::Refused(format!(
+                "a task of {} runs here; it must end before its client is unmounted",
+                self.id()
+            ))),
             Step::Unmount => self.unmount(),
             Step::Commit => {
                 self.note(|record| record.complete = true)?;
@@ -162,6 +170,39 @@ impl RamDisk {
                 Ok(())
             }
         }
+    }
+
+    /// Its tasks.
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    /// Starts a task, with the client mounted here if it is not yet. One of this name that is there already is as good.
+    ///
+    /// # Errors
+    /// If it can't be mounted, or the task can't be started.
+    pub fn start_task(
+        &self,
+        name: &str,
+        node: &NodeName,
+        capacity: &Capacity,
+        until: Instant,
+        order: impl FnOnce(PathBuf) -> Order,
+    ) -> Result<Arc<Task>, EngineError> {
+        if let Some(found) = self.tasks.find(name) {
+            return Ok(found);
+        }
+        if !self.is_mounted()? {
+            self.step(&Step::Mount, node, capacity, until)?;
+        }
+        let has_filesystem = needs_mount(&self.record().layout);
+        self.tasks.find_or_start(name, &self.place, || {
+            if has_filesystem {
+                Task::start(name, &self.place, &order(self.place.path(CLIENT).join(DATA)))
+            } else {
+                Ok(Task::pretended(name))
+            }
+        })
     }
 
     fn prepare(&self, build: &Build, capacity: &Capacity) -> Result<(), EngineError> {
@@ -341,6 +382,7 @@ impl RamDisk {
     pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
         // Whatever is being done for it ends now, also what hangs in its client.
         self.place.give_up();
+        self.tasks.let_go();
         cut_off(&self.place).map_err(|error| vec![error])?;
         let work = self.lock_work(Instant::now() + GIVING_UP).map_err(|error| vec![error])?;
         self.destroy_now(capacity, &work)
@@ -356,6 +398,7 @@ impl RamDisk {
             return Ok(Destroyed::default());
         }
         self.place.give_up();
+        self.tasks.let_go();
         self.destroy_now(capacity, &work)
     }
 

@@ -5,6 +5,7 @@
 //! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
+//! - `task`: what the agent runs as the user: staging, and users' scripts
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
 //! - `display`: progress bars, plain lines and JSON events
@@ -19,6 +20,7 @@ mod ramdisk;
 mod run;
 mod stage;
 mod state;
+mod task;
 
 use std::process::ExitCode;
 
@@ -49,6 +51,9 @@ enum Command {
     Ramdisk(Box<ramdisk::RamdiskArgs>),
     Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
+    /// For the agent only
+    #[command(hide = true)]
+    TaskRunner,
 }
 
 fn main() -> ExitCode {
@@ -68,5 +73,6 @@ fn main() -> ExitCode {
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
         Command::Agent(args) => agent::agent(&args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::TaskRunner => task::run(),
     }
 }

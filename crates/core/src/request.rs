@@ -89,10 +89,13 @@ keyword_enum! {
 
 keyword_enum! {
     /// An archive format for results of many small files.
+    #[derive(Serialize, Deserialize)]
     PackFormat {
         /// POSIX (pax) tar.
+        #[serde(rename = "tar")]
         Tar = "tar",
         /// The same, compressed with Zstandard.
+        #[serde(rename = "tar.zst")]
         TarZst = "tar.zst",
     }
 }

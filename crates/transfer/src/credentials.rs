@@ -7,6 +7,8 @@ use std::process::Command;
 /// A user's numeric identity with all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
+    /// The login name.
+    pub name: String,
     /// User id.
     pub uid: u32,
     /// Primary group id.
@@ -69,7 +71,13 @@ impl User {
         };
         let number = |text: &str| text.parse().map_err(|_| unknown(&format!("`{text}` is no number")));
         let groups = ask("id", ["-G", login])?.split_whitespace().map(number).collect::<Result<_, _>>()?;
-        Ok(User { uid: number(uid)?, gid: number(gid)?, groups, home: PathBuf::from(home) })
+        Ok(User {
+            name: login.to_owned(),
+            uid: number(uid)?,
+            gid: number(gid)?,
+            groups,
+            home: PathBuf::from(home),
+        })
     }
 
     /// Becomes this user for the rest of the process's life: groups, then gid, then uid, each real, effective and
