@@ -230,6 +230,8 @@ impl RamDisk {
             return Ok(());
         }
         let engine = engine(build.layout.engine);
+        // The end of an earlier client is no fault of the next one.
+        self.place.forget_ended("client");
         engine.mount(build, &at)?;
         let view = engine.view(build);
         self.note(|record| record.first_view = Some(view))

@@ -287,6 +287,11 @@ impl Place {
         self.table().values().cloned().collect()
     }
 
+    /// Forgets the processes of a role that have ended, as they were meant to.
+    pub fn forget_ended(&self, role: &str) {
+        self.table().retain(|_, process| process.role != role || process.ended.is_none());
+    }
+
     /// The running process of a role.
     pub fn running(&self, role: &str) -> Option<i32> {
         self.table().values().find(|process| process.role == role && process.ended.is_none()).map(|p| p.pid)
