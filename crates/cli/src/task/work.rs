@@ -216,9 +216,9 @@ impl Worker<'_> {
                 }
             }
             Event::PutBeside { path, name } => {
-                if self.findings.beside.fetch_add(1, Relaxed) < MOST {
-                    let parent =
-                        path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &path[..=at]);
+                let number = self.findings.beside.fetch_add(1, Relaxed);
+                let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &path[..=at]);
+                if number < MOST {
                     send(&self.lines, &Line::Beside(within(&[parent, name].concat())));
                 }
             }
