@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, VERSION,
+    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, TaskReport,
+    TaskRequest, VERSION, Witness,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::allocation::{Simulation, equal_share, largest_share};
@@ -36,6 +37,12 @@ const DESTROY: Duration = Duration::from_secs(40);
 
 /// How much longer than a step's own deadline its answer is waited for.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// How long starting a task may take: its client may have to be mounted first.
+const START_TASK: Duration = Duration::from_secs(35);
+
+/// The longest that an agent waits for the end of a task before it answers.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How large a RAM disk shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +161,10 @@ pub enum BuildError {
     },
 }
 
+fn task_path(id: &RamDiskId, name: &str) -> String {
+    format!("/{VERSION}/ramdisks/{id}/tasks/{name}")
+}
+
 fn leftovers_text(leftovers: &[String]) -> String {
     if leftovers.is_empty() {
         "; everything was undone".into()
@@ -227,6 +238,62 @@ impl Fleet {
         self.client
             .call(&endpoint, "GET", &format!("/{VERSION}/views?path={path}"), None::<&()>, None, LOOK)
             .await
+    }
+
+    /// Whether a RAM disk is whole on this machine.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn witness(&self, id: &RamDiskId) -> Result<Witness, CallError> {
+        let endpoint = Endpoint::Socket(self.socket.clone());
+        let path = format!("/{VERSION}/ramdisks/{id}/witness");
+        self.client.call(&endpoint, "GET", &path, None::<&()>, None, LOOK).await
+    }
+
+    /// Starts a task of a RAM disk on a node; one of this name that is there already is as good.
+    ///
+    /// # Errors
+    /// [`CallError`]. After one that leaves open whether it was started, this can be called again.
+    pub async fn start_task(
+        &self,
+        node: &NodeName,
+        id: &RamDiskId,
+        name: &str,
+        request: &TaskRequest,
+    ) -> Result<TaskReport, CallError> {
+        let endpoint = self.endpoint(node);
+        self.client.call(&endpoint, "POST", &task_path(id, name), Some(request), None, START_TASK).await
+    }
+
+    /// How a task is: when it has ended, or after `wait`, which is at most 30 seconds.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`RefusalCode::NotFound`] if the node does not know it, as after a restart of its agent: then
+    /// nothing of it is left, and it can be started again.
+    pub async fn task(
+        &self,
+        node: &NodeName,
+        id: &RamDiskId,
+        name: &str,
+        wait: Duration,
+    ) -> Result<TaskReport, CallError> {
+        let wait = wait.min(LONGEST_WAIT);
+        let path = format!("{}?wait={}", task_path(id, name), wait.as_millis());
+        self.client.call(&self.endpoint(node), "GET", &path, None::<&()>, None, wait + LOOK).await
+    }
+
+    /// Ends a task, which is then forgotten; returns once nothing of it is left.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`RefusalCode::NotFound`] if the node does not know it: then nothing of it is left either.
+    pub async fn stop_task(
+        &self,
+        node: &NodeName,
+        id: &RamDiskId,
+        name: &str,
+    ) -> Result<TaskReport, CallError> {
+        let endpoint = self.endpoint(node);
+        self.client.call(&endpoint, "DELETE", &task_path(id, name), None::<&()>, None, DESTROY).await
     }
 
     /// Builds a RAM disk. `begins` is called with the name of each step, and of what

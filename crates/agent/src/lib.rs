@@ -13,6 +13,7 @@
 //!   - `ramdisk::covers`: showing it over the directories of a job, and taking it away
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
+//! - [`task`]: staging and users' scripts, in processes of their own
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
 
@@ -22,4 +23,5 @@ pub mod node;
 pub mod ramdisk;
 pub mod record;
 pub mod server;
+pub mod task;
 pub mod watch;

@@ -11,7 +11,7 @@ use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
     Allocated, Destroyed, LocalReport, MemoryReport, NodeReport, PathView, Refusal, RefusalCode, Step,
-    StepDone, StepRequest,
+    StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
 };
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
@@ -20,6 +20,7 @@ use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 use crate::capacity::{Capacity, machine_ram};
 use crate::ramdisk::{self, CoverPolicy, RamDisk};
 use crate::record::{self, Record, Shown};
+use crate::task::{Order, Task};
 
 /// The file with the newest epoch of every name.
 const EPOCHS: &str = "epochs.json";
@@ -30,10 +31,18 @@ const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// The longest that a request may ask for.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// How long mounting may take for a task.
+const MOUNTING: Duration = Duration::from_secs(30);
+
+/// How long a task may take to end once it is killed; what does not end then hangs in the kernel.
+const ENDING: Duration = Duration::from_secs(20);
+
 /// An agent's node.
 pub struct Node {
     name: NodeName,
     state: PathBuf,
+    socket: PathBuf,
+    script_memory: Bytes,
     storage_address: IpAddr,
     ports: std::ops::RangeInclusive<u16>,
     capacity: Capacity,
@@ -171,6 +180,8 @@ impl Node {
         protect_from_oom_killer();
         let node = Node {
             name,
+            socket: agent.socket.clone(),
+            script_memory: agent.script_memory(),
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
             capacity: Capacity::new(agent).map_err(StartError::Device)?,
@@ -403,6 +414,89 @@ impl Node {
             self.save_epochs(&mut known);
         }
         Ok(())
+    }
+
+    /// Starts a task of a RAM disk; one of this name that is there already is as good.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the request is malformed, the RAM disk is not here, not complete or another user's, or it can't be
+    /// mounted.
+    pub fn start_task(&self, id: &RamDiskId, name: &str, request: TaskRequest) -> Result<Arc<Task>, Refusal> {
+        if !is_plain(name) {
+            let message = format!("`{name}` is no name of a task: use letters, digits and `._-`");
+            return Err(refusal(RefusalCode::Malformed, message));
+        }
+        request.check()?;
+        let found = self.find(id)?;
+        let layout = found.record().layout;
+        if !found.record().complete {
+            return Err(refusal(RefusalCode::Conflict, format!("{id} is not complete yet on {}", self.name)));
+        }
+        if layout.owner.uid != request.uid {
+            let message = format!(
+                "{id} is of user {}, and the task would run as user {}",
+                layout.owner.uid, request.uid
+            );
+            return Err(refusal(RefusalCode::Forbidden, message));
+        }
+        let until = Instant::now() + Duration::from_millis(request.deadline_ms).min(MOUNTING);
+        // A script's pages of a RAM disk that is this machine's memory count as its own.
+        let own_pages = if layout.engine == EngineKind::Tmpfs { layout.capacity() } else { Bytes::ZERO };
+        let order = |data: PathBuf| Order {
+            ramdisk: id.clone(),
+            node: self.name.clone(),
+            request,
+            data,
+            state: self.state.clone(),
+            socket: self.socket.clone(),
+            script_memory: self.script_memory.saturating_add(own_pages),
+        };
+        found.start_task(name, &self.name, &self.capacity, until, order).map_err(|error| failed(&error))
+    }
+
+    /// A task that was started.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] if it is not here.
+    pub fn task(&self, id: &RamDiskId, name: &str) -> Result<Arc<Task>, Refusal> {
+        self.find(id)?.tasks().find(name).ok_or_else(|| {
+            refusal(RefusalCode::NotFound, format!("{id} has no task `{name}` on {}", self.name))
+        })
+    }
+
+    /// Ends a task and forgets it. Returns once nothing of it is left.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] if it is not here; [`RefusalCode::Failed`] if it does not end.
+    pub async fn stop_task(&self, id: &RamDiskId, name: &str) -> Result<TaskReport, Refusal> {
+        let task = self.task(id, name)?;
+        task.let_go();
+        let report = task.wait(ENDING).await;
+        if !task.has_ended() {
+            let message = format!(
+                "the task `{name}` of {id} on {} does not end: a process of it hangs in the kernel, probably in a \
+                 filesystem that does not answer",
+                self.name
+            );
+            return Err(refusal(RefusalCode::Failed, message));
+        }
+        if let Ok(found) = self.find(id) {
+            found.tasks().forget(name, &task);
+        }
+        Ok(report)
+    }
+
+    /// Whether a RAM disk is whole here.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`], also for whoever may not see it.
+    pub fn witness(&self, id: &RamDiskId, caller: Caller) -> Result<Witness, Refusal> {
+        let found = self.find(id)?;
+        if !caller.may_see(found.record().layout.owner) {
+            return Err(not_here(id, &self.name));
+        }
+        let (faults, witness) = found.witness(&self.name);
+        Ok(Witness { faults, witness })
     }
 
     /// Begins a new RAM disk here, or a new part in one that is known, and promises what it needs.

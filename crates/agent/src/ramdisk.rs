@@ -22,6 +22,7 @@ use ondeck_ramdisk::{Build, Device, EngineError, Place, Secret, engine, mounts};
 
 use crate::capacity::{Capacity, Promise, device_sizes};
 use crate::record::{self, Record, Shown};
+use crate::task::{Order, Task, Tasks};
 
 mod covers;
 
@@ -67,6 +68,8 @@ pub struct RamDisk {
     aimed: Mutex<Option<Vec<covers::Aimed>>>,
     /// Why this node's client was cut off.
     cut: Mutex<Option<String>>,
+    /// What is done here for its owner.
+    tasks: Tasks,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,6 +91,7 @@ impl RamDisk {
             missed: AtomicU32::new(0),
             aimed: Mutex::new(None),
             cut: Mutex::new(None),
+            tasks: Tasks::default(),
         }
     }
 
@@ -168,6 +172,10 @@ impl RamDisk {
             Step::Cover => self.cover(&build),
             Step::Busy => self.must_not_be_busy(),
             Step::Uncover { force } => self.uncover(&build, *force, policy),
+            Step::Unmount if self.tasks.is_any_running() => Err(EngineError::Refused(format!(
+                "a task of {} runs here; it must end before its client is unmounted",
+                self.id()
+            ))),
             Step::Unmount => self.unmount(),
             Step::Commit => {
                 self.note(|record| record.complete = true)?;
@@ -175,6 +183,39 @@ impl RamDisk {
                 Ok(())
             }
         }
+    }
+
+    /// Its tasks.
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    /// Starts a task, with the client mounted here if it is not yet. One of this name that is there already is as good.
+    ///
+    /// # Errors
+    /// If it can't be mounted, or the task can't be started.
+    pub fn start_task(
+        &self,
+        name: &str,
+        node: &NodeName,
+        capacity: &Capacity,
+        until: Instant,
+        order: impl FnOnce(PathBuf) -> Order,
+    ) -> Result<Arc<Task>, EngineError> {
+        if let Some(found) = self.tasks.find(name) {
+            return Ok(found);
+        }
+        if !self.is_mounted()? {
+            self.step(&Step::Mount, node, capacity, until)?;
+        }
+        let has_filesystem = needs_mount(&self.record().layout);
+        self.tasks.find_or_start(name, &self.place, || {
+            if has_filesystem {
+                Task::start(name, &self.place, &order(self.place.path(CLIENT).join(DATA)))
+            } else {
+                Ok(Task::pretended(name))
+            }
+        })
     }
 
     fn prepare(&self, build: &Build, capacity: &Capacity) -> Result<(), EngineError> {
@@ -202,6 +243,8 @@ impl RamDisk {
             return Ok(());
         }
         let engine = engine(build.layout.engine);
+        // The end of an earlier client is no fault of the next one.
+        self.place.forget_ended("client");
         engine.mount(build, &at)?;
         let view = engine.view(build);
         self.note(|record| record.first_view = Some(view))
@@ -363,6 +406,7 @@ impl RamDisk {
         // Whatever is being done for it ends now, also what hangs in its client.
         self.place.give_up();
         *lock(&self.aimed) = None;
+        self.tasks.let_go();
         cut_off(&self.place).map_err(|error| vec![error])?;
         let work = self.lock_work(Instant::now() + GIVING_UP).map_err(|error| vec![error])?;
         self.destroy_now(capacity, &work)
@@ -378,6 +422,7 @@ impl RamDisk {
             return Ok(Destroyed::default());
         }
         self.place.give_up();
+        self.tasks.let_go();
         self.destroy_now(capacity, &work)
     }
 

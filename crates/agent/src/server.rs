@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ondeck_api::Config;
 use ondeck_api::auth::Administrators;
@@ -24,6 +25,9 @@ const CONNECTIONS: usize = 256;
 
 /// Requests that are worked on at the same time; more wait. Each holds a thread, and most of them wait for a process.
 const WORKERS: usize = 64;
+
+/// The longest that a request waits for the end of a task.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 struct Agent {
     node: Node,
@@ -128,7 +132,24 @@ impl Service for Agent {
     }
 
     async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
-        blocking(move || self.answer(request)).await?
+        let method = request.method.as_str();
+        match request.segments()?.as_slice() {
+            ["ramdisks", id, "tasks", name] if matches!(method, "GET" | "POST" | "DELETE") => {
+                request.caller.must_be_administrator()?;
+                let (id, name) = (parse_id(id)?, (*name).to_owned());
+                let report = match method {
+                    "POST" => {
+                        let wanted = request.json("the task")?;
+                        let started = move || self.node.start_task(&id, &name, wanted);
+                        blocking(started).await??.report()
+                    }
+                    "GET" => self.node.task(&id, &name)?.wait(patience(&request)?).await,
+                    _ => self.node.stop_task(&id, &name).await?,
+                };
+                Reply::json(&report)
+            }
+            _ => blocking(move || self.answer(request)).await?,
+        }
     }
 }
 
@@ -140,6 +161,7 @@ impl Agent {
             ("GET", ["node"]) => Reply::json(&node.report()?),
             ("GET", ["ramdisks"]) => Reply::json(&node.reports(caller)),
             ("GET", ["ramdisks", id]) => Reply::json(&node.report_of(&parse_id(id)?, caller)?),
+            ("GET", ["ramdisks", id, "witness"]) => Reply::json(&node.witness(&parse_id(id)?, caller)?),
             ("POST", ["ramdisks", id, "steps"]) => {
                 caller.must_be_administrator()?;
                 let step = request.json("the step")?;
@@ -159,6 +181,15 @@ impl Agent {
             _ => Err(request.no_such_path()),
         }
     }
+}
+
+/// How long a caller is willing to wait: `?wait=MS`.
+fn patience(request: &Request) -> Result<Duration, Refusal> {
+    let Some(text) = request.field("wait") else { return Ok(Duration::ZERO) };
+    let wait = String::from_utf8_lossy(&text)
+        .parse()
+        .map_err(|_| Refusal::new(RefusalCode::Malformed, "the time to wait is ?wait=MILLISECONDS"))?;
+    Ok(Duration::from_millis(wait).min(LONGEST_WAIT))
 }
 
 fn parse_id(text: &str) -> Result<RamDiskId, Refusal> {

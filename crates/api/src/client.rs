@@ -150,6 +150,29 @@ impl Client {
         Err(CallError::Refused { endpoint: endpoint.clone(), refusal })
     }
 
+    /// Sends a request whose answer is plain text.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn call_text(
+        &self,
+        endpoint: &Endpoint,
+        method: &str,
+        path: &str,
+        limit: Duration,
+    ) -> Result<String, CallError> {
+        let call = self.exchange(endpoint, method, path, Vec::new(), None);
+        let (status, answer) = tokio::time::timeout(limit, call)
+            .await
+            .map_err(|_| CallError::Silent { endpoint: endpoint.clone(), waited: limit })??;
+        if (200..300).contains(&status) {
+            return String::from_utf8(answer).map_err(|error| gibberish(endpoint, &error));
+        }
+        let refusal: Refusal =
+            serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error))?;
+        Err(CallError::Refused { endpoint: endpoint.clone(), refusal })
+    }
+
     async fn exchange(
         &self,
         endpoint: &Endpoint,

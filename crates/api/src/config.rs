@@ -65,6 +65,9 @@ pub struct AgentConfig {
     /// misses nothing, but on its nodes all other users are shown the copy meanwhile, too, can't write there, and have to
     /// believe that the job's user did not change it: for nodes that are not shared between users.
     pub cover_readable: bool,
+    /// The most memory that a user's script may take; by default a quarter of the reserve, or 2 GiB without one.
+    #[serde(deserialize_with = "optional_size")]
+    pub script_memory: Option<Bytes>,
     /// What is lent: RAM under the name `ram`, directories under names of their own.
     pub device: BTreeMap<String, DeviceConfig>,
 }
@@ -105,6 +108,14 @@ impl Default for Config {
     }
 }
 
+impl AgentConfig {
+    /// The most memory that a user's script may take.
+    pub fn script_memory(&self) -> Bytes {
+        const USUAL: Bytes = Bytes(2 << 30);
+        self.script_memory.unwrap_or_else(|| self.reserve.map_or(USUAL, |reserve| Bytes(reserve.0 / 4)))
+    }
+}
+
 impl Default for AgentConfig {
     fn default() -> Self {
         AgentConfig {
@@ -118,6 +129,7 @@ impl Default for AgentConfig {
             mount_prefixes: Vec::new(),
             cover_writable: false,
             cover_readable: false,
+            script_memory: None,
             device: BTreeMap::new(),
         }
     }
@@ -338,6 +350,7 @@ mod tests {
             administrators = ["root@ctl", "1000@10.0.0.1"]
             server_ports = "3000-3010"
             reserve = "2GiB"
+            script_memory = "512MiB"
             [agent.device.ram]
             kind = "ram"
             capacity = "100GiB"
@@ -353,6 +366,7 @@ mod tests {
         assert_eq!(config.agent.listen, Some(Listen::Address("10.77.0.11".parse().unwrap())));
         assert_eq!(config.agent.administrators[0], Administrator { user: "root".into(), host: "ctl".into() });
         assert_eq!(config.agent.reserve, Some(Bytes(2 << 30)));
+        assert_eq!(config.agent.script_memory(), Bytes(512 << 20));
         assert!(matches!(config.agent.device["ram"], DeviceConfig::Ram { preallocate: true, .. }));
         assert!(
             matches!(config.agent.device["nvme"], DeviceConfig::Dir { capacity: Bytes(c), .. } if c == 1 << 40)

@@ -7,13 +7,17 @@
 //! | `GET /v1/ramdisks/NAME@EPOCH` | one of them | the same |
 //! | `POST /v1/ramdisks/NAME@EPOCH/steps` | one [`Step`] of building it | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`] | administrators |
+//! | `GET /v1/ramdisks/NAME@EPOCH/witness` | whether it is whole here: [`Witness`] | administrators, the owner |
+//! | `POST /v1/ramdisks/NAME@EPOCH/tasks/TASK` | starts a task: [`TaskRequest`] to [`TaskReport`] | administrators |
+//! | `GET /v1/ramdisks/NAME@EPOCH/tasks/TASK?wait=MS` | how it is, when it has ended or after MS | administrators |
+//! | `DELETE /v1/ramdisks/NAME@EPOCH/tasks/TASK` | ends it: [`TaskReport`] | administrators |
 //! | `GET /v1/views?path=P` | the RAM disk that is shown at a path, and whether it is whole: [`PathView`] | owners |
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use ondeck_core::{Bytes, EngineKind, Layout, NodeName, RamDiskId};
+use ondeck_core::{Bytes, EngineKind, Layout, NodeName, PackFormat, RamDiskId, Rate};
 use ondeck_ramdisk::View;
 use serde::{Deserialize, Serialize};
 
@@ -217,6 +221,198 @@ pub struct PathView {
     pub faults: Vec<String>,
     /// Two equal ones mean that it was whole all the time in between.
     pub witness: String,
+}
+
+/// Whether a RAM disk is whole on one node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Witness {
+    /// What is wrong with it, in words; empty if it is whole.
+    pub faults: Vec<String>,
+    /// Two equal ones mean that it was whole all the time in between.
+    pub witness: String,
+}
+
+/// Work on a RAM disk, done on one of its nodes as its owner. Asked for again under the same name, nothing new is
+/// started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskRequest {
+    /// What.
+    pub work: Work,
+    /// The RAM disk's owner, who does it, with all groups that the node knows of.
+    pub uid: u32,
+    /// Their group.
+    pub gid: u32,
+    /// The job, as the workload manager calls it: letters, digits and `._-`. Files that are put beside others are called
+    /// `NAME.ondeck-JOB`.
+    pub job: String,
+    /// Where a script runs, if the user can enter it.
+    pub work_dir: PathBuf,
+    /// How long it may take.
+    pub deadline_ms: u64,
+    /// The most that is copied in a second.
+    pub bandwidth: Option<Rate>,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Puts into the RAM disk what the job shall see: of every directory what is in it on disk. What an interrupted one
+    /// has copied already is not copied again.
+    Fill {
+        /// Which directories.
+        directories: Vec<Directory>,
+        /// The user's script that fills the first input directory instead: `SCRIPT RAM_DISK_DIRECTORY DISK_DIRECTORY`.
+        script: Option<PathBuf>,
+    },
+    /// Merges what the job made of the output directories into those on disk, flushed. It may be done again, from any
+    /// node; what is on disk already is not copied again.
+    BringHome {
+        /// Which directories; those of the fill.
+        directories: Vec<Directory>,
+        /// The user's script that saves the first output directory instead: `SCRIPT RAM_DISK_DIRECTORY DISK_DIRECTORY`.
+        script: Option<PathBuf>,
+        /// Makes one archive of each output directory instead: `results-JOB.FORMAT` in the directory on disk.
+        pack: Option<PackFormat>,
+    },
+}
+
+/// A directory of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    /// Its path on disk: absolute.
+    pub path: PathBuf,
+    /// Its directory in the owner's part of the RAM disk: letters, digits, `-` and `_`.
+    pub name: String,
+    /// Whether the job reads it.
+    pub input: bool,
+    /// Whether the job writes it.
+    pub output: bool,
+}
+
+/// How a task is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskReport {
+    /// Its name.
+    pub name: String,
+    /// Whether it has ended, and how.
+    pub state: TaskState,
+    /// Entries found so far that are no directories.
+    pub entries_found: u64,
+    /// Those of them that are done.
+    pub entries_done: u64,
+    /// Bytes of the files found so far.
+    pub bytes_found: u64,
+    /// Those of them that are done.
+    pub bytes_done: u64,
+    /// The first entries that failed, with the reason.
+    pub errors: Vec<String>,
+    /// The first files that were put beside others, because those had changed on disk.
+    pub beside: Vec<String>,
+    /// How long it has run.
+    pub seconds: f64,
+    /// The end of what a script has printed.
+    pub log: String,
+    /// Whether the same again may succeed without a change to the job: there was no room, or it was interrupted.
+    pub retryable: bool,
+}
+
+/// Whether a task has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskState {
+    /// Not yet.
+    Running,
+    /// It has, and nothing of it is left.
+    Done {
+        /// Whether all of it was done.
+        ok: bool,
+        /// What the user should know: if it was not, what, where and what to do.
+        message: Option<String>,
+    },
+}
+
+impl TaskReport {
+    /// A task that begins.
+    pub fn new(name: &str) -> TaskReport {
+        TaskReport {
+            name: name.to_owned(),
+            state: TaskState::Running,
+            entries_found: 0,
+            entries_done: 0,
+            bytes_found: 0,
+            bytes_done: 0,
+            errors: Vec::new(),
+            beside: Vec::new(),
+            seconds: 0.0,
+            log: String::new(),
+            retryable: false,
+        }
+    }
+}
+
+impl Work {
+    /// The directories.
+    pub fn directories(&self) -> &[Directory] {
+        match self {
+            Work::Fill { directories, .. } | Work::BringHome { directories, .. } => directories,
+        }
+    }
+
+    /// The user's script.
+    pub fn script(&self) -> Option<&std::path::Path> {
+        match self {
+            Work::Fill { script, .. } | Work::BringHome { script, .. } => script.as_deref(),
+        }
+    }
+}
+
+impl TaskRequest {
+    /// Refuses what makes no sense, or would become a file name that leads elsewhere.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        let malformed = |message: String| Err(Refusal::new(RefusalCode::Malformed, message));
+        if !is_plain(&self.job) {
+            return malformed(format!("`{}` is no name of a job: use letters, digits and `._-`", self.job));
+        }
+        let directories = self.work.directories();
+        for (index, directory) in directories.iter().enumerate() {
+            if !is_plain(&directory.name) || directory.name.contains('.') {
+                return malformed(format!("`{}` is no name of a directory in a RAM disk", directory.name));
+            }
+            let path = directory.path.display();
+            if !directory.path.is_absolute() {
+                return malformed(format!("the directory {path} is not absolute"));
+            }
+            let before = &directories[..index];
+            if before.iter().any(|other| other.name == directory.name || other.path == directory.path) {
+                return malformed(format!("the directory {path} (`{}`) is there twice", directory.name));
+            }
+        }
+        if let (Work::Fill { script: Some(script), .. }, false) =
+            (&self.work, directories.iter().any(|directory| directory.input))
+        {
+            return malformed(format!("the script {} has no input directory to fill", script.display()));
+        }
+        if let Work::BringHome { script: Some(script), pack, .. } = &self.work {
+            if pack.is_some() {
+                return malformed("a script and packing exclude each other; let the script pack".into());
+            }
+            if !directories.iter().any(|directory| directory.output) {
+                return malformed(format!("the script {} has no output directory to save", script.display()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a text can be a part of a file name: 1 to 64 letters, digits and `._-`, none of the two signs in front.
+pub fn is_plain(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
+        && !text.starts_with(['.', '-'])
 }
 
 /// Why a request was not done. The code is for programs, the message for people.

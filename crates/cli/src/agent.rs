@@ -28,7 +28,8 @@ pub struct AgentArgs {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
+/// How a log is written.
+pub enum LogFormat {
     Human,
     Json,
 }
@@ -87,7 +88,8 @@ fn check(config: &Config) -> ExitCode {
     }
 }
 
-fn log_to_stderr(format: LogFormat) {
+/// Sets up the log of a daemon.
+pub fn log_to_stderr(format: LogFormat) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("ONDECK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -5,6 +5,8 @@
 //! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
+//! - `task`: what the agent runs as the user: staging, and users' scripts
+//! - `cluster`: the scheduler, `ondeck serve`, and the commands that ask it
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
 //! - `display`: progress bars, plain lines and JSON events
@@ -12,6 +14,7 @@
 
 mod agent;
 mod archive;
+mod cluster;
 mod display;
 mod doctor;
 mod gate;
@@ -19,6 +22,7 @@ mod ramdisk;
 mod run;
 mod stage;
 mod state;
+mod task;
 
 use std::process::ExitCode;
 
@@ -48,7 +52,17 @@ enum Command {
     Stage(Box<stage::StageArgs>),
     Ramdisk(Box<ramdisk::RamdiskArgs>),
     Agent(agent::AgentArgs),
+    Serve(cluster::serve::ServeArgs),
+    Status(cluster::status::StatusArgs),
+    Job(cluster::job::JobArgs),
+    Wait(cluster::job::WaitArgs),
+    Node(cluster::node::NodeArgs),
+    Prolog(cluster::hook::PrologArgs),
+    Epilog(cluster::hook::EpilogArgs),
     Doctor(doctor::DoctorArgs),
+    /// For the agent only
+    #[command(hide = true)]
+    TaskRunner,
 }
 
 fn main() -> ExitCode {
@@ -67,6 +81,14 @@ fn main() -> ExitCode {
         Command::Stage(args) => stage::stage(&args),
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
         Command::Agent(args) => agent::agent(&args),
+        Command::Serve(args) => cluster::serve::serve(&args),
+        Command::Status(args) => cluster::status::status(&args),
+        Command::Job(args) => cluster::job::job(&args),
+        Command::Wait(args) => cluster::job::wait(&args),
+        Command::Node(args) => cluster::node::node(&args),
+        Command::Prolog(args) => cluster::hook::prolog(&args),
+        Command::Epilog(args) => cluster::hook::epilog(&args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::TaskRunner => task::run(),
     }
 }

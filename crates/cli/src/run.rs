@@ -18,7 +18,7 @@
 mod deadline;
 mod front;
 mod held;
-mod homecoming;
+pub mod homecoming;
 mod keeper;
 mod message;
 mod plan;

@@ -120,7 +120,8 @@ fn parse_bytes(text: &str) -> Result<u64, &'static str> {
 /// use ondeck_core::{Bytes, Rate};
 /// assert_eq!("500MB/s".parse(), Ok(Rate(Bytes(500_000_000))));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
 pub struct Rate(pub Bytes);
 
 impl fmt::Display for Rate {

@@ -31,6 +31,12 @@ const SCOPE: &str = "ONDECK_SCOPE";
 /// The environment variable with what the process is to the RAM disk.
 const ROLE: &str = "ONDECK_ROLE";
 
+/// How the role of a task's processes begins. A task does not outlive its agent.
+pub const TASK: &str = "task-";
+
+/// How long [`Place::adopt`] waits for the end of an earlier agent's tasks.
+const ENDING: Duration = Duration::from_secs(5);
+
 /// Servers are given up after everything else when memory runs out, but before the agent: killed, they take the data
 /// of a job along; without the agent nobody would clear up.
 const SERVER_OOM_SCORE: &str = "-900";
@@ -196,13 +202,8 @@ impl Place {
         let open = || OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
         let out = open().map_err(|error| EngineError::io("open", &log, error))?;
         let err = out.try_clone().map_err(|error| EngineError::io("open", &log, error))?;
-        command
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err)
-            .env(MARK, self.id.to_string())
-            .env(SCOPE, scope_mark(&self.scope))
-            .env(ROLE, role);
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        self.mark(role, command);
         // SAFETY: only system calls between fork and exec, on nothing that another thread could hold.
         unsafe {
             command.pre_exec(|| {
@@ -218,6 +219,11 @@ impl Place {
             });
         }
         Ok(())
+    }
+
+    /// Marks a process that is not started here as one of the RAM disk's: it is ended with it.
+    pub fn mark(&self, role: &str, command: &mut Command) {
+        command.env(MARK, self.id.to_string()).env(SCOPE, scope_mark(&self.scope)).env(ROLE, role);
     }
 
     /// Where the output of `role` goes.
@@ -281,6 +287,11 @@ impl Place {
         self.table().values().cloned().collect()
     }
 
+    /// Forgets the processes of a role that have ended, as they were meant to.
+    pub fn forget_ended(&self, role: &str) {
+        self.table().retain(|_, process| process.role != role || process.ended.is_none());
+    }
+
     /// The running process of a role.
     pub fn running(&self, role: &str) -> Option<i32> {
         self.table().values().find(|process| process.role == role && process.ended.is_none()).map(|p| p.pid)
@@ -303,11 +314,24 @@ impl Place {
         Err(EngineError::Exited { role: role.to_owned(), how, log: tail(&self.log(role), 0) })
     }
 
-    /// Finds the processes that an earlier agent started for this incarnation, and watches them.
+    /// Finds the processes that an earlier agent started for this incarnation, and watches them. Its tasks are ended:
+    /// nobody waits for them any more.
     pub fn adopt(&self) {
+        let mut tasks = Vec::new();
         for found in marked(&self.scope) {
-            if found.id == self.id.to_string() && !self.table().contains_key(&found.pid) {
+            if found.id != self.id.to_string() || self.table().contains_key(&found.pid) {
+                continue;
+            }
+            if found.role.starts_with(TASK) {
+                tasks.extend(kill_if_marked(found.pid, &self.scope, self.id.name.as_str()));
+            } else {
                 watch_adopted(&self.processes, found.role, found.pid);
+            }
+        }
+        let until = Instant::now() + ENDING;
+        for (pid, handle) in tasks {
+            if !ends(&handle, until) {
+                tracing::error!(ramdisk = %self.id, pid, "a task of an earlier agent does not end");
             }
         }
     }

@@ -11,7 +11,7 @@ use ondeck_api::scheduler::{
 };
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
-use ondeck_core::schedule::{Event, Job, Prolog, Refused, RsaState};
+use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
 use ondeck_core::{Incarnation, NodeName, Owner, Standing};
 
 use crate::daemon::{Daemon, now};
@@ -265,14 +265,22 @@ impl Daemon {
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
         let mut changed = self.watch();
-        let Some(job) = self.job(hook.job) else { return Ok(unmounted(String::new())) };
-        if !job.io_nodes.contains(&hook.node) && self.config.scheduler.io_nodes.is_empty() {
+        // A requeue counts before the Epilogs of the former life run, and they are told the new count.
+        let former = {
+            let brain = self.brain();
+            let lives = brain.schedule.jobs().values().filter(|job| {
+                job.id.job == hook.job.job && job.id <= hook.job && job.job_state == JobState::Running
+            });
+            lives.max_by_key(|job| job.id).map(|job| (job.id, job.io_nodes.contains(&hook.node)))
+        };
+        let Some((id, here)) = former else { return Ok(unmounted(String::new())) };
+        if !here && self.config.scheduler.io_nodes.is_empty() {
             return Ok(unmounted(String::new()));
         }
-        self.event(Event::Ending(hook.job)).await.map_err(refused)?;
+        self.event(Event::Ending(id)).await.map_err(refused)?;
         self.queue.hurry();
         loop {
-            let Some(job) = self.job(hook.job) else { return Ok(unmounted(String::new())) };
+            let Some(job) = self.job(id) else { return Ok(unmounted(String::new())) };
             if !job.rsa_state.is_shown() {
                 return Ok(unmounted(job.message));
             }

@@ -8,6 +8,8 @@ use std::process::Command;
 /// A user's numeric identity with all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
+    /// The login name.
+    pub name: String,
     /// User id.
     pub uid: u32,
     /// Primary group id.
@@ -93,7 +95,13 @@ impl User {
         };
         let number = |text: &str| text.parse().map_err(|_| unknown(&format!("`{text}` is no number")));
         let groups = ask("id", ["-G", login])?.split_whitespace().map(number).collect::<Result<_, _>>()?;
-        Ok(User { uid: number(uid)?, gid: number(gid)?, groups, home: PathBuf::from(home) })
+        Ok(User {
+            name: login.to_owned(),
+            uid: number(uid)?,
+            gid: number(gid)?,
+            groups,
+            home: PathBuf::from(home),
+        })
     }
 
     /// Does work on a thread of its own that reaches files as this user does, with all groups, and ends afterwards.

@@ -1033,6 +1033,13 @@ impl Engine<'_> {
         }
         let found = self.found_in_target(at)?;
         let Some(placement) = self.placement(at, &stat, found.as_ref())? else { return Ok(()) };
+        if placement.beside && found.as_ref().is_some_and(|found| is_same_other(at, &stat, found)) {
+            if stat.st_nlink > 1 {
+                self.meet_unchanged(at, &stat);
+            }
+            self.unchanged(at, &stat, false);
+            return Ok(());
+        }
         if stat.st_nlink > 1 && self.join_links(at, &stat, &placement, worker)? {
             return Ok(());
         }
@@ -1130,7 +1137,8 @@ impl Engine<'_> {
                 name: at.name,
                 source_dir: at.fds.source.as_fd(),
                 source: stat,
-                target: found,
+                // Nobody else knows of a directory that an interrupted copy left under its temporary name.
+                target: found.filter(|_| at.node.kind != Kind::Resumed),
             }),
         };
         if found.is_some_and(is_directory) && action == Action::Copy {
@@ -1350,6 +1358,22 @@ pub(crate) struct Placement {
     pub name: CString,
     /// Not its own name, because the target's own entry is kept.
     pub beside: bool,
+}
+
+/// Whether the target has the same symlink, FIFO, socket or device.
+fn is_same_other(at: &At<'_>, stat: &Stat, found: &Stat) -> bool {
+    let file_type = FileType::from_raw_mode(stat.st_mode);
+    if file_type != FileType::from_raw_mode(found.st_mode) {
+        return false;
+    }
+    match file_type {
+        FileType::Symlink => {
+            let theirs = at.fds.target().ok().and_then(|dir| fs::readlinkat(dir, at.name, Vec::new()).ok());
+            theirs.is_some() && theirs == fs::readlinkat(&at.fds.source, at.name, Vec::new()).ok()
+        }
+        FileType::CharacterDevice | FileType::BlockDevice => stat.st_rdev == found.st_rdev,
+        _ => true,
+    }
 }
 
 /// A descriptor to read the entries of a directory that was just opened. It shares its offset with the node's own,

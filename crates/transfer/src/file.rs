@@ -102,6 +102,17 @@ impl Engine<'_> {
                     return Err(fault);
                 }
             };
+            if placement.beside
+                && attempt == 0
+                && let Some(found) = &found
+                && self.holds_the_same(at, source.as_fd(), &stat, found, worker)
+            {
+                if linked {
+                    self.meet_unchanged(at, &stat);
+                }
+                self.unchanged(at, &stat, false);
+                return Ok(());
+            }
             if linked
                 && self.policy.is_some()
                 && attempt == 0
@@ -400,6 +411,31 @@ impl Engine<'_> {
         }
         // Attributes that the target can't hold are reported, but the file is there with its data.
         applied.map(|()| Progressed::Done)
+    }
+
+    /// Whether the target's own version holds the same bytes: an earlier copy's, perhaps, which left no record. Asked
+    /// before anything is written, as there may be no room for it.
+    fn holds_the_same(
+        &self,
+        at: &At<'_>,
+        source: BorrowedFd<'_>,
+        stat: &Stat,
+        found: &Stat,
+        worker: &mut Worker,
+    ) -> bool {
+        if self.options.checksum == Checksum::None || !is_regular(found) || found.st_size != stat.st_size {
+            return false;
+        }
+        let mut digest = |file: BorrowedFd<'_>| {
+            digest_of(file, stat.st_size as u64, self.options.checksum, &mut worker.buffer).ok()
+        };
+        let theirs =
+            at.fds.target().ok().and_then(|dir| fs::openat(dir, at.name, READ_FLAGS, Mode::empty()).ok());
+        // What can't be read is not the same, and will be told by the copy.
+        theirs.is_some_and(|theirs| {
+            let theirs = digest(theirs.as_fd());
+            theirs.is_some() && theirs == digest(source)
+        })
     }
 
     /// Whether the target's own version, beside which a copy would be put, holds the same bytes.

@@ -482,6 +482,7 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let user = ondeck_transfer::credentials::User {
+            name: "somebody".into(),
             uid: 20_001,
             gid: 20_001,
             groups: vec![20_001],

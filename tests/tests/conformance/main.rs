@@ -10,6 +10,7 @@
 //! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
 //! - [`health`]: a lost server is seen
 //! - [`guard`]: copies from what is not whole; what others do
+//! - [`tasks`]: staging and users' scripts, as the user
 //! - [`orders`]: what can't be built is refused, what was ordered is what is built
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -22,5 +23,6 @@ mod guard;
 mod health;
 mod orders;
 mod site;
+mod tasks;
 mod undo;
 mod walls;

@@ -424,7 +424,7 @@ fn a_gluster_client_without_the_secret_or_with_an_earlier_one_is_refused() {
 }
 
 /// The status and the body of an answer to `ondeck-probe call`.
-fn call(site: &Site, from: &Host, to: &str, method: &str, path: &str, more: &[&str]) -> (u16, String) {
+pub fn call(site: &Site, from: &Host, to: &str, method: &str, path: &str, more: &[&str]) -> (u16, String) {
     let agent = format!("{}:{PORT}", site.host(to).address());
     let (probe, munge) = (site.probe.display().to_string(), site.munge.display().to_string());
     let mut line = vec![

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
-use std::io;
+use std::io::{self, BufRead, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Mutex;
@@ -123,6 +123,63 @@ impl Baseline {
         }
         Ok(Baseline(entries))
     }
+}
+
+/// The first line of a baseline that is kept in a file.
+const BASELINE: &str = "# ondeck baseline 1";
+
+impl Baseline {
+    /// Keeps it in a file, for whoever brings the results home.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let partial = path.with_extension("partial");
+        let mut file = io::BufWriter::new(std::fs::File::create(&partial)?);
+        writeln!(file, "{BASELINE}")?;
+        for (path, entry) in &self.0 {
+            let Staged { inode, changed, mode, owner, digest } = entry;
+            let digest = digest.map_or("-".to_owned(), |(kind, digest)| format!("{}:{digest}", kind.name()));
+            writeln!(
+                file,
+                "{path:032x} {inode} {} {} {mode:o} {} {} {digest}",
+                changed.0, changed.1, owner.0, owner.1
+            )?;
+        }
+        file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        std::fs::rename(&partial, path)
+    }
+
+    /// Reads one that was kept.
+    pub fn read(path: &Path) -> io::Result<Baseline> {
+        let malformed = || io::Error::other(format!("{} is no baseline, or a damaged one", path.display()));
+        let mut lines = io::BufReader::new(std::fs::File::open(path)?).lines();
+        if lines.next().transpose()?.as_deref() != Some(BASELINE) {
+            return Err(malformed());
+        }
+        let mut entries = HashMap::new();
+        for line in lines {
+            let (path, entry) = parse_entry(&line?).ok_or_else(malformed)?;
+            entries.insert(path, entry);
+        }
+        Ok(Baseline(entries))
+    }
+}
+
+fn parse_entry(line: &str) -> Option<(u128, Staged)> {
+    let mut fields = line.split(' ');
+    let path = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let inode = fields.next()?.parse().ok()?;
+    let changed = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
+    let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let digest = match fields.next()? {
+        "-" => None,
+        text => {
+            let (kind, digest) = text.split_once(':')?;
+            let kinds = [Checksum::Xxh3, Checksum::Blake3, Checksum::None];
+            let kind = kinds.into_iter().find(|known| known.name() == kind)?;
+            Some((kind, Digest::from_hex(digest)?))
+        }
+    };
+    fields.next().is_none().then_some((path, Staged { inode, changed, mode, owner, digest }))
 }
 
 fn key(path: &[u8]) -> u128 {
@@ -334,5 +391,36 @@ fn is_open_for_writing(place: &Place<'_>) -> bool {
             libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
         }
         !leased
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_baseline_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let staged = |inode, digest| Staged {
+            inode,
+            changed: (1_700_000_000, 999_999_999),
+            mode: 0o100_644,
+            owner: (20_001, 7),
+            digest,
+        };
+        let digest = Some((Checksum::Xxh3, Checksum::Xxh3.of(b"content")));
+        let entries = HashMap::from([(key(b""), staged(1, None)), (key(b"a\nb"), staged(u64::MAX, digest))]);
+        let path = dir.path().join("0.baseline");
+        Baseline(entries).write(&path).unwrap();
+        let found = Baseline::read(&path).unwrap().0;
+        assert_eq!(found.len(), 2);
+        let entry = &found[&key(b"a\nb")];
+        assert_eq!(
+            (entry.inode, entry.changed, entry.mode),
+            (u64::MAX, (1_700_000_000, 999_999_999), 0o100_644)
+        );
+        assert_eq!((entry.owner, entry.digest), ((20_001, 7), digest));
+        std::fs::write(&path, "# ondeck baseline 1\n12 34").unwrap();
+        assert!(Baseline::read(&path).is_err());
     }
 }

@@ -1,0 +1,309 @@
+//! Tasks: staging and users' scripts, each in a process of its own that the agent holds on a leash.
+//!
+//! The agent starts its own program as a *runner* and tells it, on its standard input, what to do ([`Order`]). The runner
+//! makes namespaces for it, becomes the user there and does the work; it says how far it is, line by line, on its standard
+//! output ([`Line`]). The input stays open for as long as the task may live: when the agent closes it, or dies, the runner
+//! ends, and with its process-id namespace everything that the work has started. The output ends when nothing of it is
+//! left.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_api::wire::{TaskReport, TaskRequest, TaskState};
+use ondeck_core::{Bytes, NodeName, RamDiskId};
+use ondeck_ramdisk::{EngineError, Place, place};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// The argument that makes the agent's program a runner.
+pub const RUNNER: &str = "task-runner";
+
+/// Tasks of one RAM disk whose reports are kept; a job has a handful.
+const MOST: usize = 32;
+
+/// The longest line of a runner.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// What a runner is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// The RAM disk.
+    pub ramdisk: RamDiskId,
+    /// The node, for messages.
+    pub node: NodeName,
+    /// What to do.
+    pub request: TaskRequest,
+    /// The owner's directory of the RAM disk, where only root can reach it.
+    pub data: PathBuf,
+    /// The agent's directory.
+    pub state: PathBuf,
+    /// The agent's socket.
+    pub socket: PathBuf,
+    /// The most memory that a script may take.
+    pub script_memory: Bytes,
+}
+
+/// What a runner says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    /// How far it is.
+    Progress {
+        /// Entries found.
+        entries_found: u64,
+        /// Entries done.
+        entries_done: u64,
+        /// Bytes found.
+        bytes_found: u64,
+        /// Bytes done.
+        bytes_done: u64,
+    },
+    /// An entry failed.
+    Error(String),
+    /// A file was put beside another.
+    Beside(String),
+    /// The end of a script's output.
+    Log(String),
+    /// It ends.
+    Done {
+        /// Whether all was done.
+        ok: bool,
+        /// What the user should know.
+        message: Option<String>,
+        /// Whether the same again may succeed.
+        retryable: bool,
+    },
+}
+
+/// The tasks of one RAM disk.
+#[derive(Default)]
+pub struct Tasks(Mutex<BTreeMap<String, Arc<Task>>>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these protect is whole after every statement.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Tasks {
+    /// The task of this name.
+    pub fn find(&self, name: &str) -> Option<Arc<Task>> {
+        lock(&self.0).get(name).cloned()
+    }
+
+    /// The task of this name; it is started if there is none.
+    ///
+    /// # Errors
+    /// If it can't be started, there are too many, or the RAM disk is being destroyed.
+    pub fn find_or_start(
+        &self,
+        name: &str,
+        place: &Place,
+        start: impl FnOnce() -> Result<Arc<Task>, EngineError>,
+    ) -> Result<Arc<Task>, EngineError> {
+        let mut known = lock(&self.0);
+        if let Some(found) = known.get(name) {
+            return Ok(Arc::clone(found));
+        }
+        // Asked for under the lock that whoever destroys it takes afterwards: so no task is started unseen.
+        if place.is_given_up() {
+            return Err(EngineError::GivenUp);
+        }
+        if known.len() >= MOST {
+            let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
+            return Err(EngineError::Refused(text));
+        }
+        let task = start()?;
+        known.insert(name.to_owned(), Arc::clone(&task));
+        Ok(task)
+    }
+
+    /// Whether one has not ended.
+    pub fn is_any_running(&self) -> bool {
+        lock(&self.0).values().any(|task| !task.has_ended())
+    }
+
+    /// Forgets a task; its name can be used again.
+    pub fn forget(&self, name: &str, task: &Arc<Task>) {
+        let mut known = lock(&self.0);
+        if known.get(name).is_some_and(|found| Arc::ptr_eq(found, task)) {
+            known.remove(name);
+        }
+    }
+
+    /// Lets go of all of them: they end now.
+    pub fn let_go(&self) {
+        lock(&self.0).values().for_each(|task| task.let_go());
+    }
+}
+
+/// A task.
+pub struct Task {
+    report: Mutex<TaskReport>,
+    began: Instant,
+    /// Says when it has ended.
+    ended: watch::Sender<bool>,
+    /// The runner's standard input.
+    leash: Mutex<Option<ChildStdin>>,
+}
+
+impl Task {
+    /// A task of a RAM disk that has no filesystem: it is done.
+    pub fn pretended(name: &str) -> Arc<Task> {
+        let report =
+            TaskReport { state: TaskState::Done { ok: true, message: None }, ..TaskReport::new(name) };
+        Arc::new(Task {
+            report: Mutex::new(report),
+            began: Instant::now(),
+            ended: watch::Sender::new(true),
+            leash: Mutex::default(),
+        })
+    }
+
+    /// Starts a runner.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start(name: &str, place: &Place, order: &Order) -> Result<Arc<Task>, EngineError> {
+        let failed = |source| EngineError::Program { program: format!("ondeck {RUNNER}"), source };
+        let log = place.log("tasks");
+        let stderr = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
+        let stderr = stderr.map_err(|error| EngineError::io("open", &log, error))?;
+        // This very program, also if another version has been installed since.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(RUNNER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        place.mark(&format!("{}{name}", place::TASK), &mut command);
+        // SAFETY: one system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                // Signals from a terminal of the agent are not for it.
+                rustix::process::setsid()?;
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        let (Some(mut leash), Some(said)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed(std::io::Error::other("it has no pipes")));
+        };
+        let mut text = serde_json::to_vec(order).map_err(|error| EngineError::Refused(error.to_string()))?;
+        text.push(b'\n');
+        if let Err(error) = leash.write_all(&text) {
+            // It is our child and not reaped, so the number is still its own.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed(error));
+        }
+        let task = Arc::new(Task {
+            report: Mutex::new(TaskReport::new(name)),
+            began: Instant::now(),
+            ended: watch::Sender::new(false),
+            leash: Mutex::new(Some(leash)),
+        });
+        let (listening, id) = (Arc::clone(&task), order.ramdisk.clone());
+        // A thread for each task that runs: there are a few of them, and each is listened to until nothing is left.
+        let thread = std::thread::Builder::new().name("task".into());
+        let thread = thread.spawn(move || {
+            let name = lock(&listening.report).name.clone();
+            listening.listen(child, said);
+            let state = lock(&listening.report).state.clone();
+            tracing::info!(ramdisk = %id, task = name, ?state, "task ended");
+        });
+        // Without the thread the leash is dropped with the task, and the runner ends.
+        thread.map_err(failed)?;
+        tracing::info!(ramdisk = %order.ramdisk, task = name, "task started");
+        Ok(task)
+    }
+
+    /// Takes what the runner says, until nothing of it is left.
+    fn listen(&self, mut child: Child, said: ChildStdout) {
+        let mut said = BufReader::new(said);
+        let mut text = Vec::new();
+        loop {
+            text.clear();
+            match said.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            match serde_json::from_slice(&text) {
+                Ok(line) => self.take(line),
+                Err(error) => tracing::error!(%error, "a task's runner said what can't be understood"),
+            }
+        }
+        // Its end comes after that of everything in its namespace.
+        let how = match child.wait() {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("its runner exited with code {code}"),
+                (None, Some(signal)) => format!("signal {signal} ended its runner"),
+                (None, None) => "its runner ended".to_owned(),
+            },
+            Err(error) => format!("its runner can't be waited for: {error}"),
+        };
+        let was_let_go = lock(&self.leash).take().is_none();
+        {
+            let mut report = lock(&self.report);
+            report.seconds = self.began.elapsed().as_secs_f64();
+            if report.state == TaskState::Running {
+                let message = if was_let_go {
+                    "it was stopped before it was done".to_owned()
+                } else {
+                    format!("it ended before it was done: {how}")
+                };
+                report.retryable = true;
+                report.state = TaskState::Done { ok: false, message: Some(message) };
+            }
+        }
+        self.ended.send_replace(true);
+    }
+
+    fn take(&self, line: Line) {
+        let mut report = lock(&self.report);
+        match line {
+            Line::Progress { entries_found, entries_done, bytes_found, bytes_done } => {
+                (report.entries_found, report.entries_done) = (entries_found, entries_done);
+                (report.bytes_found, report.bytes_done) = (bytes_found, bytes_done);
+            }
+            Line::Error(error) => report.errors.push(error),
+            Line::Beside(path) => report.beside.push(path),
+            Line::Log(log) => report.log = log,
+            Line::Done { ok, message, retryable } => {
+                report.retryable = retryable;
+                report.state = TaskState::Done { ok, message };
+            }
+        }
+    }
+
+    /// Whether nothing of it is left.
+    pub fn has_ended(&self) -> bool {
+        *self.ended.borrow()
+    }
+
+    /// How it is.
+    pub fn report(&self) -> TaskReport {
+        let ended = self.has_ended();
+        let mut report = lock(&self.report).clone();
+        if !ended {
+            // It has said how it will end, and something of it is still there.
+            report.state = TaskState::Running;
+            report.seconds = self.began.elapsed().as_secs_f64();
+        }
+        report
+    }
+
+    /// Waits until nothing of it is left, or the time is over.
+    pub async fn wait(&self, longest: Duration) -> TaskReport {
+        let mut ended = self.ended.subscribe();
+        // Its sender lives in this very task.
+        let _ = tokio::time::timeout(longest, ended.wait_for(|ended| *ended)).await;
+        self.report()
+    }
+
+    /// Ends it: its runner sees that its input is closed.
+    pub fn let_go(&self) {
+        lock(&self.leash).take();
+    }
+}

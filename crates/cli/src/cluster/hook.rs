@@ -1,0 +1,115 @@
+//! `ondeck prolog` and `ondeck epilog`: what Slurm calls on a node of a job. They end within a bound, and with 0: a job
+//! never fails because of them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use ondeck_agent::fleet::Fleet;
+use ondeck_agent::node::host_name;
+use ondeck_api::Config;
+use ondeck_api::scheduler::{Hook, HookAnswer};
+use ondeck_core::{Incarnation, JobId, NodeName, exit};
+
+use super::{Scheduler, explain};
+
+/// What a hook's own work takes beside the waiting.
+const MARGIN: Duration = Duration::from_secs(2);
+
+/// What Slurm's Prolog calls on each node of a job: returns when the job's RAM disk is mounted, or will not be
+///
+/// It reads the job from Slurm's environment (SLURM_JOB_ID, SLURM_RESTART_COUNT). It ends within the configuration's
+/// limits.prolog and always with 0: whatever goes wrong, the job starts, on disk.
+#[derive(Args)]
+pub struct PrologArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// What Slurm's Epilog calls on each node of a job: returns when the job's RAM disk is unmounted
+///
+/// If the scheduler does not answer, the RAM disk is unmounted from this node all the same. It ends within the
+/// configuration's limits.epilog and always with 0.
+#[derive(Args)]
+pub struct EpilogArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+pub fn prolog(args: &PrologArgs) -> ExitCode {
+    match try_prolog(args) {
+        Ok(answer) if answer.message.is_empty() => {}
+        Ok(answer) => eprintln!("ondeck prolog: {}", answer.message),
+        Err(error) => eprintln!("ondeck prolog: {error:#}; the job works on disk"),
+    }
+    ExitCode::from(exit::OK)
+}
+
+fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
+    let config = Config::load(args.config.as_deref())?;
+    ask(&config, "prolog", config.scheduler.limits.prolog)
+}
+
+pub fn epilog(args: &EpilogArgs) -> ExitCode {
+    if let Err(error) = try_epilog(args) {
+        eprintln!("ondeck epilog: {error:#}");
+    }
+    ExitCode::from(exit::OK)
+}
+
+fn try_epilog(args: &EpilogArgs) -> Result<()> {
+    let config = Config::load(args.config.as_deref())?;
+    let limit = config.scheduler.limits.epilog;
+    let began = Instant::now();
+    let asked = ask(&config, "epilog", limit / 2);
+    match &asked {
+        Ok(answer) if !answer.mounted => return Ok(()),
+        Ok(answer) => eprintln!("ondeck epilog: {}", answer.message),
+        Err(error) => eprintln!("ondeck epilog: {error:#}; unmounting on this node"),
+    }
+    unmount_here(&config, (limit / 2).max(MARGIN), began + limit)
+}
+
+fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
+    let waits = limit.saturating_sub(MARGIN).max(Duration::from_millis(500));
+    let question = Hook { job: job()?, node: node()?, nodes: String::new(), patience_ms: waits.as_millis() as u64 };
+    let scheduler = Scheduler::find(config)?;
+    let answer = scheduler.ask("POST", &format!("hooks/{hook}"), Some(&question), Some(limit));
+    answer.map_err(|error| anyhow::anyhow!("{}", explain(&error)))
+}
+
+/// The job, as Slurm names it to Prolog and Epilog.
+fn job() -> Result<Incarnation> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    let job = number("SLURM_JOB_ID").context("there is no SLURM_JOB_ID; this is for Slurm's Prolog and Epilog")?;
+    let restarts = number("SLURM_JOB_RESTART_COUNT").or(number("SLURM_RESTART_COUNT")).unwrap_or(0);
+    Ok(Incarnation { job: JobId(job), restarts })
+}
+
+fn node() -> Result<NodeName> {
+    Ok(host_name()?)
+}
+
+/// The scheduler does not answer: nothing of the job's RAM disk may stay on this node, where the next job comes.
+fn unmount_here(config: &Config, limit: Duration, until: Instant) -> Result<()> {
+    let (job, node) = (job()?, node()?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let fleet = Fleet::new(config);
+    let work = async {
+        let prefix = format!("job-{}-", job.job);
+        for local in fleet.ramdisks_of(&node).await.map_err(|error| anyhow::anyhow!("{error}"))? {
+            if !local.layout.id.name.as_str().starts_with(&prefix) {
+                continue;
+            }
+            for fault in fleet.uncover(&local.layout.id, std::slice::from_ref(&node), true, until).await {
+                eprintln!("ondeck epilog: {fault}");
+            }
+        }
+        Ok(())
+    };
+    runtime.block_on(async { tokio::time::timeout(limit, work).await.context("this node's agent does not answer")? })
+}

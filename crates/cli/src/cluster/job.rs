@@ -1,0 +1,198 @@
+//! `ondeck job` and `ondeck wait`: one job.
+
+use std::io::{BufRead, IsTerminal, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use ondeck_api::scheduler::JobStory;
+use ondeck_core::schedule::RsaState;
+use ondeck_core::{Incarnation, NodeName, duration, exit};
+
+use super::{Scheduler, end, load, status};
+
+/// How long one question after a job waits.
+const ONE_WAIT: Duration = Duration::from_secs(20);
+
+/// Look at a job, and decide about results that could not be staged out
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct JobArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: JobCommand,
+}
+
+const EXAMPLES: &str = "Examples:
+  ondeck job show 42           the whole story, with the seconds of each phase; 42.1 is its life after a requeue
+  ondeck job retry 42          stage its results out once more, after the reason for the failure is mended
+  ondeck job abandon 42        give its results up: they are lost, and its RSA nodes are free
+  ondeck job log               all jobs, in the form of the thesis (administrators)";
+
+#[derive(Subcommand)]
+enum JobCommand {
+    /// All that is known of a job, also after its end
+    Show {
+        /// Its number
+        job: Incarnation,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try again to stage its results out
+    Retry {
+        /// Its number
+        job: Incarnation,
+    },
+    /// Give up its results: they are lost
+    Abandon {
+        /// Its number
+        job: Incarnation,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+    /// The log of all jobs, one event a line: seconds since 1970 and a sentence (administrators)
+    Log,
+}
+
+/// Wait until a job's results are on disk
+///
+/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over.
+#[derive(Args)]
+pub struct WaitArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// How long to wait, like 30m [default: for ever]
+    #[arg(long, value_parser = parse_time, value_name = "TIME")]
+    timeout: Option<Duration>,
+
+    /// Its number
+    job: Incarnation,
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    duration::parse(text, 1).map_err(|error| error.to_string())
+}
+
+pub fn job(args: &JobArgs) -> ExitCode {
+    end("job", try_job(args))
+}
+
+fn try_job(args: &JobArgs) -> Result<u8> {
+    let scheduler = Scheduler::find(&load(args.config.as_deref())?)?;
+    match &args.command {
+        JobCommand::Show { job, json } => {
+            let story: JobStory = scheduler.ask("GET", &format!("jobs/{job}"), None::<&()>, None)?;
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&story)?);
+            } else {
+                show(&story);
+            }
+        }
+        JobCommand::Retry { job } => {
+            let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/retry"), None::<&()>, None)?;
+            println!("job {job}: staging out is tried again; `ondeck wait {job}` waits for its end");
+        }
+        JobCommand::Abandon { job, yes } => {
+            if !yes && !confirmed(*job)? {
+                bail!("nothing was changed");
+            }
+            let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
+            println!("job {job}: its results are given up");
+        }
+        JobCommand::Log => print!("{}", scheduler.ask_text("log")?),
+    }
+    Ok(exit::OK)
+}
+
+fn confirmed(job: Incarnation) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        bail!("this loses the results of job {job} for good; say so with --yes");
+    }
+    print!("This loses the results of job {job} for good. Write its number to go on: ");
+    std::io::stdout().flush()?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim() == job.to_string())
+}
+
+fn show(story: &JobStory) {
+    let job = &story.job;
+    let done = if story.done { ", all done" } else { "" };
+    println!("job {} of user {}: {}, {}{done}", job.id, job.owner.uid, job.job_state, job.rsa_state);
+    for path in &job.request.data_in {
+        println!("  input   {}", path.display());
+    }
+    for path in &job.request.data_out {
+        println!("  output  {}", path.display());
+    }
+    if let Some(allocation) = &job.allocation {
+        let nodes: Vec<&str> = allocation.nodes.iter().map(NodeName::as_str).collect();
+        println!("  RSA     {} of {}", allocation.promise, nodes.join(", "));
+    }
+    if !job.io_nodes.is_empty() {
+        let nodes: Vec<&str> = job.io_nodes.iter().map(NodeName::as_str).collect();
+        println!("  nodes   {}", nodes.join(", "));
+    }
+    if let Some(transfer) = &story.transfer {
+        println!("  copying {}", status::transfer(transfer));
+    }
+    if !job.waits_for.is_empty() {
+        println!("  waits   {}", job.waits_for);
+    }
+    if !job.message.is_empty() {
+        println!("  note    {}", job.message);
+    }
+    println!("\n{:>20}  SECONDS", "RSA_STATE");
+    for (state, seconds) in &story.phases {
+        println!("{:>20}  {seconds:.3}", state);
+    }
+    println!("\n{:>12}  {:<10} {:<20} WHAT", "SECOND", "JOB_STATE", "RSA_STATE");
+    let began = story.log.first().map_or(0, |line| line.at_ms);
+    for line in &story.log {
+        let (job_state, rsa_state) =
+            line.states.map(|(job, rsa)| (job.word(), rsa.word())).unwrap_or_default();
+        let second = line.at_ms.saturating_sub(began) as f64 / 1000.0;
+        println!("{second:>12.3}  {job_state:<10} {rsa_state:<20} {}", line.text);
+    }
+}
+
+pub fn wait(args: &WaitArgs) -> ExitCode {
+    end("wait", try_wait(args))
+}
+
+fn try_wait(args: &WaitArgs) -> Result<u8> {
+    let scheduler = Scheduler::find(&load(args.config.as_deref())?)?;
+    let until = args.timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let wait = left.map_or(ONE_WAIT, |left| left.min(ONE_WAIT));
+        let path = format!("jobs/{}/wait?ms={}", args.job, wait.as_millis());
+        let patience = Some(wait + Duration::from_secs(10));
+        let story: JobStory = scheduler.ask("GET", &path, None::<&()>, patience)?;
+        if story.done {
+            if story.job.abandoned {
+                bail!("the results of job {} were abandoned", args.job);
+            }
+            return Ok(exit::OK);
+        }
+        if matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost) && story.job.not_before.is_none() {
+            bail!("job {}: {}", args.job, story.job.message);
+        }
+        if left.is_some_and(|left| left.is_zero()) {
+            bail!("job {} is {}: the time is over", args.job, story.job.rsa_state);
+        }
+        if matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost) {
+            // It is tried again by itself.
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `ondeck serve`: the scheduler.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use ondeck_api::Config;
+use ondeck_core::exit;
+
+use crate::agent::{LogFormat, log_to_stderr};
+
+/// Run the scheduler: it watches the workload manager's queue and lends RSA nodes to jobs
+///
+/// It runs as root beside the workload manager's controller, on one machine of the cluster. Everything it decides is kept
+/// in its journal first: one that is started again goes on where the former one ended, however that was.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// How its log is written to standard error; ONDECK_LOG sets what is logged (error, warn, info, debug)
+    #[arg(long, value_enum, default_value = "human")]
+    log: LogFormat,
+
+    /// Read the configuration, say what it means, and end
+    #[arg(long)]
+    check: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  ondeck serve                     with /etc/ondeck/ondeck.toml
+  ondeck serve --check             is the configuration right?
+
+With simulate = \"2s\" in the part [scheduler] it decides and logs, but lends nothing.
+docs/admin.md sets a site up.";
+
+pub fn serve(args: &ServeArgs) -> ExitCode {
+    let config = match Config::load(args.config.as_deref()) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("ondeck serve: {error}");
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    let site = match config.scheduler.site(&config.nodes) {
+        Ok(site) => site,
+        Err(error) => {
+            eprintln!("ondeck serve: the configuration: {error}");
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    if args.check {
+        for (name, pool) in config.scheduler.pools(&config.nodes) {
+            let nodes: Vec<&str> = pool.nodes.iter().map(ondeck_core::NodeName::as_str).collect();
+            let default = if name == site.pool { " (the default)" } else { "" };
+            println!("pool {name}{default}: {} of {}", pool.device, nodes.join(", "));
+        }
+        println!(
+            "engine {}; one RSA node for {} compute nodes; switch from input to output after {} s",
+            site.engine,
+            site.proportion,
+            site.delay.as_secs()
+        );
+        return ExitCode::from(exit::OK);
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("ondeck serve: agents take orders from root of this machine only; run it as root");
+        return ExitCode::from(exit::USAGE);
+    }
+    log_to_stderr(args.log);
+    match ondeck_scheduler::serve(&config) {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(error) => {
+            eprintln!("ondeck serve: {error}");
+            ExitCode::from(exit::FAILED)
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! `ondeck status`: the thesis's rsa-status, and more.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use ondeck_api::scheduler::{Status, Transfer};
+use ondeck_core::{Bytes, NodeName, exit};
+
+use super::{Scheduler, end, load};
+
+/// Show what is done for each job, and the RSA nodes
+///
+/// Users see their own jobs, administrators all.
+#[derive(Args)]
+pub struct StatusArgs {
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Show it again every so many seconds
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
+    watch: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn status(args: &StatusArgs) -> ExitCode {
+    end("status", try_status(args))
+}
+
+fn try_status(args: &StatusArgs) -> Result<u8> {
+    let scheduler = Scheduler::find(&load(args.config.as_deref())?)?;
+    loop {
+        let status: Status = scheduler.ask("GET", "jobs", None::<&()>, None)?;
+        let text = if args.json {
+            serde_json::to_string_pretty(&status)? + "\n"
+        } else {
+            jobs(&status) + "\n" + &nodes(&status)
+        };
+        let Some(seconds) = args.watch else {
+            print!("{text}");
+            return Ok(exit::OK);
+        };
+        // Home, and clear what was there.
+        print!("\x1b[H\x1b[2J{text}");
+        use std::io::Write as _;
+        std::io::stdout().flush()?;
+        std::thread::sleep(Duration::from_secs(seconds.max(1)));
+    }
+}
+
+/// One line a job.
+pub fn jobs(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    if status.simulated {
+        let _ = writeln!(out, "simulated: nothing is lent");
+    }
+    if let Some(fault) = &status.workload_manager {
+        let _ = writeln!(out, "! {fault}");
+    }
+    let _ = writeln!(
+        out,
+        "{:>9} {:>10} {:>20} {:>9}  {:<20} MESSAGE",
+        "JOB", "JOB_STATE", "RSA_STATE", "TIME", "RSA_NODES"
+    );
+    for job in &status.jobs {
+        let nodes = list(&job.rsa_nodes);
+        let transfer = job.transfer.as_ref().map(transfer).unwrap_or_default();
+        let message = if transfer.is_empty() { job.message.clone() } else { transfer };
+        let _ = writeln!(
+            out,
+            "{:>9} {:>10} {:>20} {:>9}  {:<20} {message}",
+            job.id,
+            job.job_state,
+            job.rsa_state,
+            time(job.seconds),
+            nodes
+        );
+    }
+    if status.jobs.is_empty() {
+        out.push_str("no jobs with #RSA_ lines are waiting, running or staging\n");
+    }
+    out
+}
+
+/// One line a node.
+pub fn nodes(status: &Status) -> String {
+    let mut out = String::new();
+    let width = status.nodes.iter().map(|node| node.node.as_str().len()).max().unwrap_or(4).max(8);
+    let _ = writeln!(
+        out,
+        "{:<width$} {:<10} {:<9} {:>10} {:>10}  JOBS",
+        "RSA_NODE", "POOL", "STATE", "CAPACITY", "FREE"
+    );
+    for node in &status.nodes {
+        let jobs: Vec<String> = node.jobs.iter().map(ToString::to_string).collect();
+        let why = if node.why.is_empty() { String::new() } else { format!("  ({})", node.why) };
+        let _ = writeln!(
+            out,
+            "{:<width$} {:<10} {:<9} {:>10} {:>10}  {}{why}",
+            node.node,
+            node.pool,
+            node.state,
+            node.capacity.to_string(),
+            node.free.to_string(),
+            jobs.join(",")
+        );
+    }
+    out
+}
+
+/// A transfer in a few words.
+pub fn transfer(transfer: &Transfer) -> String {
+    let percent = if transfer.bytes > 0 { transfer.bytes_done * 100 / transfer.bytes } else { 0 };
+    let mut text = format!(
+        "{} of {} ({percent} %), {} of {} files, {}/s",
+        Bytes(transfer.bytes_done),
+        Bytes(transfer.bytes),
+        transfer.entries_done,
+        transfer.entries,
+        Bytes(transfer.rate as u64)
+    );
+    if let Some(left) = transfer.seconds_left {
+        let _ = write!(text, ", {} left", time(left));
+    }
+    text
+}
+
+/// `7s`, `2m05s`, `3h07m`.
+pub fn time(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0 if seconds > 0.0 => format!("{seconds:.1}s"),
+        0..60 => format!("{whole}s"),
+        60..3600 => format!("{}m{:02}s", whole / 60, whole % 60),
+        _ => format!("{}h{:02}m", whole / 3600, whole / 60 % 60),
+    }
+}
+
+fn list(nodes: &[NodeName]) -> String {
+    const SHOWN: usize = 3;
+    let names: Vec<&str> = nodes.iter().take(SHOWN).map(NodeName::as_str).collect();
+    let more = nodes.len().saturating_sub(SHOWN);
+    if more > 0 { format!("{},+{more}", names.join(",")) } else { names.join(",") }
+}

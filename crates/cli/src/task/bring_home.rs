@@ -1,0 +1,236 @@
+//! Bringing results home from a RAM disk: the directories on disk become what the job made of them, without losing what
+//! others wrote there.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use ondeck_api::wire::Directory;
+use ondeck_core::PackFormat;
+use ondeck_transfer::pack::{self, PackError, PackOptions};
+use ondeck_transfer::survey::{Descend, survey};
+use ondeck_transfer::{Event, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
+use rustix::fs::FileType;
+
+use super::fill::entries;
+use super::work::{Opened, Worker, failed_for_room, is_no_room};
+use super::{Failure, kept};
+use crate::run::homecoming::{Homecoming, Mechanism};
+
+impl Worker<'_> {
+    /// Merges every output directory into the one on disk. A failure of one does not keep the others from it.
+    pub fn bring_home(
+        &self,
+        directories: &[Directory],
+        script: Option<&Path>,
+        pack: Option<PackFormat>,
+    ) -> Result<Option<String>, Failure> {
+        // Inputs are opened too, as they may lie inside of outputs; but they may have gone since.
+        let opened =
+            self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
+        let scripted = script.and_then(|_| directories.iter().find(|directory| directory.output));
+        let is_scripted =
+            |directory: &Opened<'_>| scripted.is_some_and(|scripted| scripted.name == directory.wanted.name);
+        let mut failures: Vec<Failure> = Vec::new();
+        for directory in opened.iter().filter(|directory| directory.wanted.output && !is_scripted(directory))
+        {
+            failures.extend(self.one_home(directory, pack).err());
+        }
+        // Last, because its processes live until the end of the task, and once the others are safe.
+        if let (true, Some(script)) = (failures.is_empty(), script)
+            && let Some(directory) = opened.iter().find(|directory| is_scripted(directory))
+        {
+            failures.extend(self.home_by_script(directory, script).err());
+        }
+        if failures.is_empty() {
+            self.check_gate()?;
+            return Ok(self.summary());
+        }
+        Err(Failure {
+            // Only if nothing stands in the way that does not pass by itself.
+            retryable: failures.iter().all(|failure| failure.retryable),
+            message: failures.into_iter().map(|failure| failure.message).collect::<Vec<_>>().join("\n"),
+        })
+    }
+
+    /// What the user should know of a success.
+    fn summary(&self) -> Option<String> {
+        let (beside, kept) = (self.put_beside(), self.findings.kept.load(Relaxed));
+        let mut notes = Vec::new();
+        if beside > 0 {
+            notes.push(format!(
+                "{} had been changed on disk by somebody else; theirs is kept, the job's is beside it as NAME.ondeck-{}",
+                entries(beside),
+                self.order.request.job
+            ));
+        }
+        if kept > 0 {
+            notes.push(format!(
+                "{} that the job had deleted is kept, because somebody else had changed it on disk",
+                entries(kept)
+            ));
+        }
+        (!notes.is_empty()).then(|| notes.join("; "))
+    }
+
+    fn one_home(&self, directory: &Opened<'_>, pack: Option<PackFormat>) -> Result<(), Failure> {
+        let path = directory.path.display();
+        let slot = match kept::open_slot(&self.ram, &directory.wanted.name) {
+            Ok(slot) => slot,
+            // Nothing was ever shown to the job.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // A job may have shut itself out.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let slot = kept::make_slot(&self.ram, &directory.wanted.name);
+                slot.map_err(|error| Failure::passing(format!("the results of {path}: {error}")))?
+            }
+            Err(error) => return Err(Failure::passing(format!("the results of {path}: {error}"))),
+        };
+        match pack {
+            Some(format) => self.pack_home(directory, &slot, format),
+            None => self.copy_home(directory, slot),
+        }
+    }
+
+    fn copy_home(&self, directory: &Opened<'_>, slot: OwnedFd) -> Result<(), Failure> {
+        let path = directory.path.display();
+        let name = &directory.wanted.name;
+        let filled = kept::recall(name).map_err(|error| {
+            Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
+        })?;
+        if filled.mechanism == Mechanism::Bind && is_empty(&slot) {
+            return Ok(());
+        }
+        let homecoming = Homecoming {
+            mechanism: filled.mechanism,
+            since: filled.since,
+            baseline: filled.baseline,
+            id: self.order.request.job.clone(),
+            nested: directory.nested.clone(),
+            interim: AtomicBool::new(false),
+            ours: Mutex::new(HashMap::new()),
+            made: Mutex::new(HashSet::new()),
+        };
+        let options = Options {
+            // What the policy allows is removed, and nothing else.
+            delete: true,
+            recheck: true,
+            ownership: if rustix::process::geteuid().is_root() {
+                Ownership::Preserve
+            } else {
+                Ownership::Inherit
+            },
+            manifest: Some(kept::manifest_out(name)),
+            ..self.options()
+        };
+        let failed_before = self.failures().0;
+        let event = |event: Event<'_>| {
+            if let Event::Kept(path) = &event
+                && homecoming.was_there(path)
+            {
+                self.findings.kept.fetch_add(1, Relaxed);
+            }
+            self.note(&directory.path, &event);
+        };
+        let target = rustix::io::fcntl_dupfd_cloexec(&directory.disk, 0);
+        let target = target.map_err(|error| Failure::passing(format!("{path}: {error}")))?;
+        let roots = Roots {
+            source: slot,
+            target: TargetRoot::Existing(target),
+            source_path: self.slot_path(directory.wanted),
+            target_path: directory.path.clone(),
+        };
+        self.findings.full.store(false, Relaxed);
+        let monitor = Monitor { progress: &self.shared.progress, event: &event };
+        let copied = stage_roots(roots, &options, Some(&homecoming), &monitor);
+        let failed = self.failures().0 - failed_before;
+        if self.findings.full.load(Relaxed) || copied.as_ref().is_err_and(failed_for_room) {
+            return Err(self.no_room(directory, failed));
+        }
+        match copied {
+            Ok(_) if failed == 0 => Ok(()),
+            Ok(_) => Err(Failure::lasting(format!(
+                "{path}: {} of the results could not be written: {}; mend it, then `ondeck job retry {}`",
+                entries(failed),
+                self.failures().1,
+                self.order.request.job
+            ))),
+            Err(error) => Err(Failure::passing(format!("bringing home {path}: {error}"))),
+        }
+    }
+
+    /// Words for a disk that is full.
+    fn no_room(&self, directory: &Opened<'_>, failed: u64) -> Failure {
+        let how_many = if failed > 0 {
+            format!("; {} of the results wait in RAM", entries(failed))
+        } else {
+            String::new()
+        };
+        Failure::passing(format!(
+            "{}: there is no room left on disk{how_many}; make room, then `ondeck job retry {}` goes on",
+            directory.path.display(),
+            self.order.request.job
+        ))
+    }
+
+    /// Packs a directory's results into an archive in the directory on disk: `results-JOB.tar` or `results-JOB.tar.zst`.
+    fn pack_home(&self, directory: &Opened<'_>, slot: &OwnedFd, format: PackFormat) -> Result<(), Failure> {
+        let path = directory.path.display();
+        if is_empty(slot) {
+            return Ok(());
+        }
+        // An archive can't hold sockets, and nobody listens on them any more.
+        let cleared = survey(slot.as_fd(), &mut |visit| {
+            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
+                rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
+            }
+            Ok(Descend::Yes)
+        });
+        cleared.map_err(|(_, error)| Failure::passing(format!("the results of {path}: {error}")))?;
+        let name = CString::new(format!("results-{}.{format}", self.order.request.job));
+        let name = name.map_err(|error| Failure::lasting(error.to_string()))?;
+        let failed_before = self.failures().0;
+        let event = |event: Event<'_>| self.note(&directory.path, &event);
+        let monitor = Monitor { progress: &self.shared.progress, event: &event };
+        let options = PackOptions::default();
+        let packed = pack::pack(slot.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor);
+        let failed = self.failures().0 - failed_before;
+        match packed {
+            Ok(_) if failed == 0 => self.check_gate(),
+            Ok(_) => Err(Failure::lasting(format!(
+                "{path}: {} of the results could not be packed: {}",
+                entries(failed),
+                self.failures().1
+            ))),
+            Err(PackError::Write { source, .. } | PackError::Sync { source, .. }) if is_no_room(&source) => {
+                Err(self.no_room(directory, 0))
+            }
+            Err(error) => Err(Failure::passing(format!("packing the results of {path}: {error}"))),
+        }
+    }
+
+    fn home_by_script(&self, directory: &Opened<'_>, script: &Path) -> Result<(), Failure> {
+        let ram = self.slot_path(directory.wanted);
+        self.run_script("stage-out", script, &ram, &directory.path)?;
+        rustix::fs::syncfs(&directory.disk).map_err(|error| {
+            let error: io::Error = error.into();
+            if is_no_room(&error) {
+                return self.no_room(directory, 0);
+            }
+            Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
+        })
+    }
+}
+
+fn is_empty(directory: &OwnedFd) -> bool {
+    let mut is_empty = true;
+    let seen = survey(directory.as_fd(), &mut |_| {
+        is_empty = false;
+        Err(io::ErrorKind::Interrupted.into())
+    });
+    seen.is_ok() && is_empty
+}

@@ -1,0 +1,169 @@
+//! The walls around a task: its namespaces, what can be seen in them, and its limits.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ondeck_agent::task::Order;
+use ondeck_core::Bytes;
+use ondeck_ramdisk::mounts::{self, Target};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::Failure;
+
+/// Where a task finds the owner's part of the RAM disk. For others it is an empty directory.
+pub const RAM_DISK: &str = "/run/ondeck/ramdisk";
+
+/// Room in memory for notes that a full RAM disk can't take.
+pub const SCRATCH: &str = "/run/ondeck/scratch";
+
+/// More processes and threads than a user's staging needs.
+const PROCESSES: u64 = 4096;
+
+/// Namespaces for what this process will start, and in them the RAM disk at [`RAM_DISK`] and no other one anywhere. The
+/// next child is the init of the process-id namespace.
+pub fn enter(order: &Order) -> Result<(), Failure> {
+    let failed = |what: &str, error: io::Error| {
+        Failure::passing(format!("{}: can't {what} for the task: {error}", order.node))
+    };
+    // The agent is spared when memory runs out; what it starts for a user is not.
+    let _ = fs::write("/proc/self/oom_score_adj", "0");
+    // SAFETY: this process has one thread and shares nothing that is unshared with another one.
+    let unshared =
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWPID | UnshareFlags::NEWIPC) };
+    unshared.map_err(|error| failed("make namespaces", error.into()))?;
+    // Disks that the machine mounts on demand still come in; ours never go out.
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(|error| failed("make namespaces", error.into()))?;
+    let show = || -> io::Result<()> {
+        for path in [RAM_DISK, SCRATCH] {
+            match fs::DirBuilder::new().recursive(true).mode(0o755).create(path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        mounts::bind(&order.data, &Target::open(Path::new(RAM_DISK), None)?)
+    };
+    show().map_err(|error| failed(&format!("show {} at {RAM_DISK}", order.ramdisk), error))?;
+    hide_ram_disks(order).map_err(|error| failed("hide the other RAM disks", error))?;
+    let options = std::ffi::CString::new(format!(
+        "mode=700,uid={},gid={},size={}",
+        order.request.uid, order.request.gid, order.script_memory.0
+    ));
+    let options = options.map_err(|error| failed("make room", error.into()))?;
+    mount("ondeck-scratch", SCRATCH, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
+        .map_err(|error| failed("make room for notes", error.into()))?;
+    Ok(())
+}
+
+/// Takes every RAM disk of the agent's out of this mount namespace: also this one where it is shown over the disk, as what
+/// is copied from and to is the disk. It also keeps a RAM disk that is destroyed meanwhile from being held by this task.
+fn hide_ram_disks(order: &Order) -> io::Result<()> {
+    let all = mounts::mounted()?;
+    let inside: Vec<_> = all.iter().filter(|mount| mount.at.starts_with(&order.state)).collect();
+    let is_ours = |mount: &mounts::Mount| {
+        mount.at != Path::new(RAM_DISK)
+            && (mount.at.starts_with(&order.state)
+                || mount.source.starts_with("ondeck:")
+                || inside.iter().any(|own| own.device == mount.device))
+    };
+    // The latest first: they may lie on one another.
+    all.iter().rev().filter(|mount| is_ours(mount)).try_for_each(|mount| {
+        match mounts::detach(&mount.at) {
+            // Below one that has gone already.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    })
+}
+
+/// Shows the processes of this namespace alone. Where that is not allowed, the names of others can be seen.
+pub fn mount_own_proc() {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let _ = mount("proc", "/proc", "proc", flags, None);
+}
+
+/// The limits of whatever runs as the user.
+pub fn limit() {
+    let core = Rlimit { current: Some(0), maximum: Some(0) };
+    // Lowering can't fail.
+    let _ = setrlimit(Resource::Core, core);
+    let most =
+        rustix::process::getrlimit(Resource::Nproc).maximum.map_or(PROCESSES, |old| old.min(PROCESSES));
+    let _ = setrlimit(Resource::Nproc, Rlimit { current: Some(most), maximum: Some(most) });
+}
+
+/// A memory cgroup for a script.
+pub struct MemoryGroup {
+    dir: PathBuf,
+    /// Whoever writes `0` to it is in the group. Opened by root, whose right counts.
+    pub members: OwnedFd,
+}
+
+impl MemoryGroup {
+    /// A group with a limit; nothing where none can be made (then the script's address space is limited instead).
+    pub fn make(limit: Bytes) -> Option<MemoryGroup> {
+        let name = format!("ondeck-task-{}", std::process::id());
+        let (dir, file) = match Self::parent_of_version_2() {
+            Some(parent) => (parent.join(name), "memory.max"),
+            None => (Self::parent_of_version_1()?.join(name), "memory.limit_in_bytes"),
+        };
+        fs::create_dir(&dir).ok()?;
+        let limited = fs::write(dir.join(file), limit.0.to_string());
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let members = rustix::fs::open(dir.join("cgroup.procs"), flags, Mode::empty());
+        match (limited, members) {
+            (Ok(()), Ok(members)) => Some(MemoryGroup { dir, members }),
+            _ => {
+                let _ = fs::remove_dir(&dir);
+                None
+            }
+        }
+    }
+
+    /// Below the agent's own group.
+    fn parent_of_version_1() -> Option<PathBuf> {
+        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            fields.next()?.split(',').any(|controller| controller == "memory").then(|| fields.next())?
+        })?;
+        let parent = Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/'));
+        parent.is_dir().then_some(parent)
+    }
+
+    /// Of its own below the root: a group that has processes, as the agent's, can't limit the groups in it.
+    fn parent_of_version_2() -> Option<PathBuf> {
+        let root = Path::new("/sys/fs/cgroup");
+        let controllers = fs::read_to_string(root.join("cgroup.controllers")).ok()?;
+        if !controllers.split_whitespace().any(|controller| controller == "memory") {
+            return None;
+        }
+        let parent = root.join("ondeck");
+        match fs::create_dir(&parent) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return None,
+            _ => {}
+        }
+        fs::write(parent.join("cgroup.subtree_control"), "+memory").ok()?;
+        (fs::metadata(&parent).ok()?.uid() == 0).then_some(parent)
+    }
+
+    /// Removes it, once its members have ended.
+    pub fn remove(self) {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let until = Instant::now() + PATIENCE;
+        // The kernel counts a process out of its group a moment after it has ended.
+        while let Err(error) = fs::remove_dir(&self.dir)
+            && error.kind() != io::ErrorKind::NotFound
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}

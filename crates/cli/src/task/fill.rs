@@ -1,0 +1,240 @@
+//! Filling a RAM disk with what the job shall see.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+use ondeck_api::wire::Directory;
+use ondeck_core::Bytes;
+use ondeck_transfer::survey::{Descend, survey};
+use ondeck_transfer::{Event, Exclude, Monitor, Options, Roots, StageError, TargetRoot, stage_roots};
+use rustix::fs::{Mode, OFlags};
+
+use super::work::{Opened, Worker, failed_for_room, is_no_room};
+use super::{Failure, kept};
+use crate::run::homecoming::clock_of;
+
+impl Worker<'_> {
+    /// Puts every directory's content into the RAM disk.
+    pub fn fill(&self, directories: &[Directory], script: Option<&Path>) -> Result<Option<String>, Failure> {
+        let opened = self.open_all(directories)?;
+        let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
+        kept::prepare().map_err(no_notes)?;
+        let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
+        let mut since = Vec::new();
+        for directory in &opened {
+            kept::forget(&directory.wanted.name).map_err(no_notes)?;
+            since.push(if directory.wanted.output { Some(self.clock(directory)?) } else { None });
+        }
+        for (index, directory) in opened.iter().enumerate() {
+            if Some(index) != scripted {
+                self.copy_in(&opened, directory)?;
+            }
+        }
+        // Last, because its processes live until the end of the task.
+        if let (Some(index), Some(script)) = (scripted, script) {
+            self.fill_by_script(&opened, &opened[index], script)?;
+        }
+        for (index, directory) in opened.iter().enumerate() {
+            let name = &directory.wanted.name;
+            let slot = kept::open_slot(&self.ram, name);
+            let slot = slot.map_err(|error| self.ram_failure(&opened, name, &error))?;
+            for nested in &directory.nested {
+                make_mount_point(&slot, nested).map_err(|error| self.ram_failure(&opened, name, &error))?;
+            }
+            // The job sees the directory's own mode, times and ACL; what the user may not give away stays theirs.
+            let _ = ondeck_transfer::copy_directory_attributes(directory.disk.as_fd(), slot.as_fd());
+            if let Some(since) = since[index] {
+                let mirror = Some(index) != scripted;
+                kept::remember(name, &slot, since, mirror).map_err(no_notes)?;
+            }
+        }
+        self.check_gate()?;
+        Ok(None)
+    }
+
+    /// The time by the clock of a directory's filesystem: what changes there later is somebody else's doing.
+    fn clock(&self, directory: &Opened<'_>) -> Result<(i64, i64), Failure> {
+        clock_of(directory.disk.as_fd()).map_err(|error| {
+            let path = directory.path.display();
+            if is_no_room(&error) {
+                return Failure::passing(format!("{path}: there is no room left for results: {error}"));
+            }
+            Failure::lasting(format!(
+                "{path}: {} can't write there: {error}; change its mode, or correct #RSA_DATA_OUT",
+                self.user.name
+            ))
+        })
+    }
+
+    fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
+        let name = &directory.wanted.name;
+        let slot = kept::make_slot(&self.ram, name).map_err(|error| self.ram_failure(all, name, &error))?;
+        let options = Options {
+            // It becomes a copy: what an earlier attempt has found, and is gone by now, goes.
+            delete: true,
+            // The copies in RAM are the user's alone.
+            attributes_best_effort: true,
+            // RAM needs no sync. The manifest tells later what the job left as it was.
+            sync: false,
+            manifest: Some(kept::manifest_in(name)),
+            exclude: Exclude::exactly(directory.nested.iter().cloned()),
+            ..self.options()
+        };
+        let progress = &self.shared.progress;
+        let event = |event: Event<'_>| {
+            self.note(&directory.path, &event);
+            if self.findings.full.load(Relaxed) {
+                // The rest would not fit either.
+                progress.cancel.store(true, Relaxed);
+            }
+        };
+        let source = rustix::io::fcntl_dupfd_cloexec(&directory.disk, 0);
+        let source =
+            source.map_err(|error| Failure::passing(format!("{}: {error}", directory.path.display())))?;
+        let roots = Roots {
+            source,
+            target: TargetRoot::Existing(slot),
+            source_path: directory.path.clone(),
+            target_path: self.slot_path(directory.wanted),
+        };
+        let copied = stage_roots(roots, &options, None, &Monitor { progress, event: &event });
+        let full = self.findings.full.load(Relaxed) || copied.as_ref().is_err_and(failed_for_room);
+        if full {
+            return Err(self.too_small(all));
+        }
+        let path = directory.path.display();
+        match copied {
+            Ok(_) if self.failures().0 == 0 => Ok(()),
+            Ok(_) => {
+                let (number, first) = self.failures();
+                Err(Failure::lasting(format!(
+                    "{path}: {} could not be staged in: {first}; {} must be able to read all of it",
+                    entries(number),
+                    self.user.name
+                )))
+            }
+            Err(error @ (StageError::Source { .. } | StageError::Mismatch(_))) => {
+                Err(Failure::lasting(format!("staging in {path}: {error}")))
+            }
+            Err(error) => Err(Failure::passing(format!("staging in {path}: {error}"))),
+        }
+    }
+
+    fn fill_by_script(
+        &self,
+        all: &[Opened<'_>],
+        directory: &Opened<'_>,
+        script: &Path,
+    ) -> Result<(), Failure> {
+        let name = &directory.wanted.name;
+        let ram = self.slot_path(directory.wanted);
+        // It begins with an empty directory each time.
+        let emptied = kept::make_slot(&self.ram, name).and_then(|_| empty(&ram));
+        emptied.map_err(|error| self.ram_failure(all, name, &error))?;
+        self.run_script("stage-in", script, &ram, &directory.path).map_err(|mut failure| {
+            if let Ok(stat) = rustix::fs::fstatvfs(&self.ram)
+                && stat.f_bavail * stat.f_frsize < 1 << 20
+            {
+                failure.message += &format!(
+                    "; the RAM disk of {} is full: ask for more with #RSA_CAPACITY",
+                    self.capacity()
+                );
+            }
+            failure
+        })
+    }
+
+    /// Words for the RAM disk's own failures.
+    fn ram_failure(&self, all: &[Opened<'_>], what: &str, error: &io::Error) -> Failure {
+        if is_no_room(error) {
+            return self.too_small(all);
+        }
+        Failure::passing(format!(
+            "{}: can't write `{what}` in the RAM disk {}: {error}",
+            self.order.node, self.order.ramdisk
+        ))
+    }
+
+    /// Words for a RAM disk that has no room for the directories.
+    fn too_small(&self, all: &[Opened<'_>]) -> Failure {
+        let mut needed = Bytes::ZERO;
+        for directory in all {
+            // As far as it can be read.
+            let _ = survey(directory.disk.as_fd(), &mut |visit| {
+                if directory.nested.iter().any(|nested| nested == visit.path) {
+                    return Ok(Descend::No);
+                }
+                if visit.stat.st_mode & 0o170_000 == 0o100_000 {
+                    needed = needed.saturating_add(Bytes(visit.stat.st_size as u64));
+                }
+                Ok(Descend::Yes)
+            });
+        }
+        Failure::lasting(format!(
+            "the RAM disk of {} is too small: the job's directories hold {needed}; ask for more with #RSA_CAPACITY",
+            self.capacity()
+        ))
+    }
+}
+
+/// A number of entries in words.
+pub fn entries(number: u64) -> String {
+    if number == 1 { "1 entry".to_owned() } else { format!("{number} entries") }
+}
+
+/// Removes what is in a directory of ours.
+fn empty(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path: PathBuf = entry?.path();
+        if !fs::symlink_metadata(&path)?.is_dir() {
+            fs::remove_file(&path)?;
+        } else if fs::remove_dir_all(&path).is_err() {
+            open_up(&path)?;
+            fs::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes all directories of a tree of ours writable.
+fn open_up(directory: &Path) -> io::Result<()> {
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes an empty directory in a copy, for another of the job's directories to be mounted on.
+fn make_mount_point(slot: &OwnedFd, path: &[u8]) -> io::Result<()> {
+    let mut dir = rustix::io::fcntl_dupfd_cloexec(slot, 0)?;
+    for name in path.split(|byte| *byte == b'/') {
+        let name = CString::new(name)?;
+        let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;
+        let made = match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
+            // A copy of a directory that its owner may not write to.
+            Err(rustix::io::Errno::ACCESS) => {
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode | 0o700))?;
+                let made = rustix::fs::mkdirat(&dir, &*name, Mode::RWXU);
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
+                made
+            }
+            other => other,
+        };
+        match made {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        dir = rustix::fs::openat(&dir, &*name, flags, Mode::empty())?;
+    }
+    Ok(())
+}

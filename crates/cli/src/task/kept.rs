@@ -1,0 +1,135 @@
+//! What a RAM disk keeps from the fill to the end, beside the job's data: whichever node brings the results home finds it
+//! there.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use super::confine::{RAM_DISK, SCRATCH};
+use crate::run::homecoming::{Baseline, Mechanism};
+
+/// Its directory, the user's alone. Jobs are shown directories beside it.
+const KEPT: &str = ".ondeck";
+
+/// A RAM disk with less room than this takes no more notes of ours.
+const ROOM: u64 = 64 << 20;
+
+const VERSION: u32 = 1;
+
+/// What is kept of one directory, beside its baseline.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    version: u32,
+    /// When the job was shown it, by the clock of the disk's filesystem.
+    since: (i64, i64),
+    /// Whether what was on disk was copied into the RAM disk.
+    mirror: bool,
+}
+
+/// An output directory as it was when the fill was done.
+pub struct Filled {
+    /// When that was, by the clock of the disk's filesystem.
+    pub since: (i64, i64),
+    /// How its results come home.
+    pub mechanism: Mechanism,
+    /// What the fill has put there.
+    pub baseline: Baseline,
+}
+
+fn path(name: &str, kind: &str) -> PathBuf {
+    Path::new(RAM_DISK).join(KEPT).join(format!("{name}.{kind}"))
+}
+
+/// Makes the directory.
+pub fn prepare() -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(Path::new(RAM_DISK).join(KEPT)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The manifest of the fill of a directory.
+pub fn manifest_in(name: &str) -> PathBuf {
+    path(name, "in.manifest")
+}
+
+/// The manifest of bringing a directory home: in memory if the job has filled the RAM disk.
+pub fn manifest_out(name: &str) -> PathBuf {
+    let room = rustix::fs::statvfs(RAM_DISK).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+    if room >= ROOM && prepare().is_ok() {
+        path(name, "out.manifest")
+    } else {
+        Path::new(SCRATCH).join(format!("{name}.out.manifest"))
+    }
+}
+
+/// Forgets that a directory was filled: it is about to be, again.
+pub fn forget(name: &str) -> io::Result<()> {
+    match fs::remove_file(path(name, "json")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Remembers an output directory as it is now.
+pub fn remember(name: &str, slot: &OwnedFd, since: (i64, i64), mirror: bool) -> io::Result<()> {
+    let manifest = manifest_in(name);
+    let baseline = Baseline::of(slot.as_fd(), mirror.then_some(manifest.as_path()))?;
+    baseline.write(&path(name, "baseline"))?;
+    // The last of them: with it the others are complete.
+    let note = Note { version: VERSION, since, mirror };
+    let partial = path(name, "json.partial");
+    fs::write(&partial, serde_json::to_vec(&note)?)?;
+    fs::rename(&partial, path(name, "json"))
+}
+
+/// What was remembered. If nothing was, everything on disk counts as changed by somebody else: so nothing of it is
+/// replaced or deleted.
+pub fn recall(name: &str) -> io::Result<Filled> {
+    let text = match fs::read(path(name, "json")) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let baseline = Baseline::default();
+            return Ok(Filled { since: (i64::MIN, 0), mechanism: Mechanism::Bind, baseline });
+        }
+        Err(error) => return Err(error),
+    };
+    let note: Note = serde_json::from_slice(&text)?;
+    if note.version != VERSION {
+        let text = format!("its format is {}, not {VERSION}: use the version that filled it", note.version);
+        return Err(io::Error::other(text));
+    }
+    let baseline = Baseline::read(&path(name, "baseline"))?;
+    let mechanism = if note.mirror { Mechanism::Mirror } else { Mechanism::Bind };
+    Ok(Filled { since: note.since, mechanism, baseline })
+}
+
+/// Opens the owner's part of the RAM disk.
+pub fn open() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(RAM_DISK, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Opens a job's directory in the RAM disk.
+pub fn open_slot(ram: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(ram, CString::new(name)?, flags, Mode::empty())?)
+}
+
+/// Makes a job's directory in the RAM disk, or makes one that is there ours to fill.
+pub fn make_slot(ram: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let text = CString::new(name)?;
+    match rustix::fs::mkdirat(ram, &*text, Mode::RWXU) {
+        // It may have the mode of the directory on disk already.
+        Err(rustix::io::Errno::EXIST) => {
+            rustix::fs::chmodat(ram, &*text, Mode::RWXU, rustix::fs::AtFlags::empty())?;
+        }
+        made => made?,
+    }
+    open_slot(ram, name)
+}

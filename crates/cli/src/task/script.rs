@@ -1,0 +1,123 @@
+//! Running a user's script: as the user, with an environment of ours, and with limits.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+
+use ondeck_core::Bytes;
+
+use super::Failure;
+use super::work::Worker;
+
+/// What scripts find in their path.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Open files at first, as a login would have it; some programs try all numbers up to the limit.
+const FILES: u64 = 1024;
+
+/// When memory runs out the kernel takes a script before it takes others.
+const OOM_SCORE: &[u8] = b"500";
+
+impl Worker<'_> {
+    /// Runs `script` with a directory of the RAM disk and the one on disk. `kind` is what it is called in messages.
+    pub fn run_script(&self, kind: &str, script: &Path, ram: &Path, disk: &Path) -> Result<(), Failure> {
+        let script = self.order.request.work_dir.join(script);
+        let name = script.display();
+        let mut command = Command::new(&script);
+        command.args([ram, disk]).env_clear().envs(self.environment(ram)).stdin(Stdio::null());
+        let streams = self.log.try_clone().and_then(|out| Ok((out, self.log.try_clone()?)));
+        let (out, err) =
+            streams.map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
+        command.stdout(out).stderr(err);
+        let memory = self.order.script_memory;
+        confine(&mut command, self.group, memory);
+        self.shared.in_script.store(true, Relaxed);
+        let status = command.spawn().and_then(|mut child| child.wait());
+        self.shared.in_script.store(false, Relaxed);
+        let status = status.map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    "; make it executable with chmod +x, for you on this node"
+                }
+                std::io::ErrorKind::NotFound => "; is it there, and the interpreter of its first line?",
+                _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
+                    "; its first line must name an interpreter, as in #!/bin/sh"
+                }
+                _ => "",
+            };
+            Failure::lasting(format!(
+                "the {kind} script {name} can't be executed on {}: {error}{hint}",
+                self.order.node
+            ))
+        })?;
+        match (status.code(), status.signal()) {
+            (Some(0), _) => Ok(()),
+            (Some(code), _) => {
+                Err(Failure::lasting(format!("the {kind} script {name} failed with exit code {code}")))
+            }
+            (None, Some(libc::SIGKILL)) => Err(Failure::lasting(format!(
+                "the {kind} script {name} was killed (signal 9); it may take {memory} of memory (script_memory in the \
+                 agent's configuration)"
+            ))),
+            (None, signal) => Err(Failure::lasting(format!(
+                "the {kind} script {name} was ended by signal {}",
+                signal.unwrap_or_default()
+            ))),
+        }
+    }
+
+    /// What a script finds in its environment (the thesis, section 3.2.1 and appendix U), and nothing else.
+    fn environment(&self, ram: &Path) -> Vec<(&'static str, std::ffi::OsString)> {
+        let directories = self.order.request.work.directories();
+        let joined = |input: bool| {
+            let chosen =
+                directories.iter().filter(|directory| if input { directory.input } else { directory.output });
+            let paths: Vec<&std::ffi::OsStr> = chosen.map(|directory| directory.path.as_os_str()).collect();
+            paths.join(std::ffi::OsStr::new(":"))
+        };
+        vec![
+            ("RSA_RAMDISK", ram.into()),
+            ("RSA_DATA_IN", joined(true)),
+            ("RSA_DATA_OUT", joined(false)),
+            ("RSA_JOB_ID", self.order.request.job.clone().into()),
+            ("HOME", self.user.home.clone().into()),
+            ("USER", self.user.name.clone().into()),
+            ("LOGNAME", self.user.name.clone().into()),
+            ("PATH", PATH.into()),
+        ]
+    }
+}
+
+fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
+    let group = group.map(AsRawFd::as_raw_fd);
+    let set = |resource, value: u64| {
+        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+        // SAFETY: a system call with a struct that lives until it has returned.
+        unsafe { libc::setrlimit(resource, &limit) }
+    };
+    // SAFETY: the closure makes system calls only, in a child between fork and exec; the descriptor lives in the parent
+    // until the exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            libc::umask(0o022);
+            let mut files: libc::rlimit = std::mem::zeroed();
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) == 0 {
+                files.rlim_cur = files.rlim_max.min(FILES);
+                libc::setrlimit(libc::RLIMIT_NOFILE, &files);
+            }
+            let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if score >= 0 {
+                libc::write(score, OOM_SCORE.as_ptr().cast(), OOM_SCORE.len());
+                libc::close(score);
+            }
+            let is_grouped = group.is_some_and(|group| libc::write(group, c"0".as_ptr().cast(), 1) == 1);
+            if !is_grouped {
+                set(libc::RLIMIT_AS, memory.0);
+            }
+            Ok(())
+        });
+    }
+}

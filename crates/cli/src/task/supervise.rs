@@ -1,0 +1,276 @@
+//! The init of a task's process-id namespace: it watches, tells the agent, and takes everything with it when it ends.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use ondeck_agent::task::{Line, Order};
+use ondeck_api::wire::Work;
+use ondeck_core::duration;
+use ondeck_transfer::Progress;
+use ondeck_transfer::credentials::User;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::confine::{self, MemoryGroup};
+use super::{Failure, say, work};
+
+/// How often the agent is told of progress.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How much of a script's output is kept.
+const LOG: usize = 4 << 10;
+
+/// The longest line of the worker's that is believed.
+const LONGEST_LINE: usize = 1 << 20;
+
+/// What the worker and the init see at the same time.
+#[repr(C)]
+pub struct Shared {
+    /// The counters of the copies.
+    pub progress: Progress,
+    /// Whether a script runs.
+    pub in_script: AtomicBool,
+}
+
+/// The worker's ends of its pipes.
+pub struct Pipes {
+    /// For [`Line`]s.
+    pub lines: OwnedFd,
+    /// For what a script prints.
+    pub log: OwnedFd,
+}
+
+/// Starts the init and waits until nothing of the namespace is left.
+pub fn start(order: &Order, user: &User, group: Option<&MemoryGroup>) -> Result<(), Failure> {
+    let began = Instant::now();
+    let failed =
+        |error: io::Error| Failure::passing(format!("{}: can't start the task: {error}", order.node));
+    // Closed by the kernel when this process ends, however.
+    let (alive, held) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+    // SAFETY: this process has one thread, so the child's copy is complete and consistent.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed(io::Error::last_os_error())),
+        0 => {
+            drop(held);
+            let result = supervise(order, user, group, &alive, began);
+            if let Err(error) = result {
+                let message = format!("{}: the task can't be watched: {error}", order.node);
+                say(&Line::Done { ok: false, message: Some(message), retryable: true });
+            }
+            // SAFETY: ends the init at once, and with it all that is in its namespace.
+            unsafe { libc::_exit(0) }
+        }
+        init => {
+            drop(alive);
+            let mut status = 0;
+            // SAFETY: waits for our child.
+            while unsafe { libc::waitpid(init, &mut status, 0) } < 0
+                && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+            {}
+            if let Some(signal) = ExitStatus::from_raw(status).signal() {
+                // Such as the kernel's, for want of memory.
+                return Err(Failure::passing(format!("{}: signal {signal} ended the task", order.node)));
+            }
+            Ok(())
+        }
+    }
+}
+
+fn supervise(
+    order: &Order,
+    user: &User,
+    group: Option<&MemoryGroup>,
+    alive: &OwnedFd,
+    began: Instant,
+) -> io::Result<()> {
+    confine::mount_own_proc();
+    let shared = share()?;
+    let (lines, said) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (log, printed) = pipe_with(PipeFlags::CLOEXEC)?;
+    for end in [&lines, &log] {
+        rustix::io::ioctl_fionbio(end, true)?;
+    }
+    // SAFETY: this process has one thread, so the child's copy is complete and consistent.
+    let worker = match unsafe { libc::fork() } {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => {
+            drop((lines, log));
+            let pipes = Pipes { lines: said, log: printed };
+            let code = work::work(order, user, group, shared, pipes);
+            // SAFETY: ends the worker without running its parents' exit handlers.
+            unsafe { libc::_exit(code) }
+        }
+        worker => worker,
+    };
+    drop((said, printed));
+    let mut watch =
+        Watch { shared, lines, log, text: Vec::new(), tail: Vec::new(), told: [0; 4], done: None };
+    let deadline = began + Duration::from_millis(order.request.deadline_ms);
+    let handle = rustix::process::Pid::from_raw(worker)
+        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+    // SAFETY: the standard input is open for as long as this process lives.
+    let leash = unsafe { BorrowedFd::borrow_raw(0) };
+    let status = loop {
+        if let Some(status) = reap(worker) {
+            break Some(status);
+        }
+        if Instant::now() >= deadline {
+            break None;
+        }
+        let wait = deadline.saturating_duration_since(Instant::now()).min(TICK);
+        let time = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos().max(1_000_000) as i64 % 1_000_000_000 };
+        let hang_up = PollFlags::HUP | PollFlags::ERR;
+        let mut polled = vec![
+            PollFd::from_borrowed_fd(leash, PollFlags::empty()),
+            PollFd::new(alive, PollFlags::empty()),
+            PollFd::new(&watch.log, PollFlags::IN),
+            PollFd::new(&watch.lines, PollFlags::IN),
+        ];
+        polled.extend(handle.as_ref().map(|handle| PollFd::new(handle, PollFlags::IN)));
+        match poll(&mut polled, Some(&time)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if polled[..2].iter().any(|end| end.revents().intersects(hang_up)) {
+            // The agent or the runner is gone, or has let go: nobody is told.
+            return Ok(());
+        }
+        drop(polled);
+        watch.read();
+        watch.tell();
+    };
+    watch.read();
+    watch.tell();
+    let end = match (status, watch.done.take()) {
+        (Some(_), Some(done)) => done,
+        (Some(status), None) => Line::Done {
+            ok: false,
+            message: Some(format!("{}: the task's worker ended before it was done ({status})", order.node)),
+            retryable: true,
+        },
+        (None, _) => {
+            let message = late(order, shared);
+            Line::Done { ok: false, message: Some(message), retryable: true }
+        }
+    };
+    if !watch.tail.is_empty() {
+        say(&Line::Log(String::from_utf8_lossy(&watch.tail).into_owned()));
+    }
+    say(&end);
+    Ok(())
+}
+
+/// Words for a task that took too long.
+fn late(order: &Order, shared: &Shared) -> String {
+    let work = match order.request.work {
+        Work::Fill { .. } => "stage-in",
+        Work::BringHome { .. } => "stage-out",
+    };
+    let time = duration::display(Duration::from_millis(order.request.deadline_ms));
+    match order.request.work.script() {
+        Some(script) if shared.in_script.load(Relaxed) => {
+            format!("the {work} script {} did not end within {time} and was killed", script.display())
+        }
+        _ => format!("the {work} was not done within {time} and was stopped; what was copied is kept"),
+    }
+}
+
+/// Memory that the worker shares.
+fn share() -> io::Result<&'static Shared> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let (length, access) = (size_of::<Shared>(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping at a place of the kernel's choice, which is never unmapped. Zeros are a valid `Shared`: it
+    // consists of atomics.
+    unsafe {
+        let memory = mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::SHARED)?;
+        Ok(&*memory.cast::<Shared>())
+    }
+}
+
+/// Takes the ended: the worker, and orphans of a script. Gives the worker's status.
+fn reap(worker: i32) -> Option<ExitStatus> {
+    loop {
+        let mut status = 0;
+        // SAFETY: collects a child, if one has ended.
+        match unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) } {
+            pid if pid == worker => return Some(ExitStatus::from_raw(status)),
+            pid if pid > 0 => {}
+            _ => return None,
+        }
+    }
+}
+
+struct Watch {
+    shared: &'static Shared,
+    lines: OwnedFd,
+    log: OwnedFd,
+    /// The beginning of a line.
+    text: Vec<u8>,
+    /// The end of a script's output.
+    tail: Vec<u8>,
+    told: [u64; 4],
+    done: Option<Line>,
+}
+
+impl Watch {
+    /// Takes what the worker and the script have said so far.
+    fn read(&mut self) {
+        let mut buffer = vec![0; 64 << 10];
+        // As much as fits into the pipe: a script that prints without end must not keep us from watching.
+        if let Ok(length) = rustix::io::read(&self.log, &mut buffer) {
+            self.tail.extend_from_slice(&buffer[..length]);
+            self.tail.drain(..self.tail.len().saturating_sub(LOG));
+        }
+        while let Ok(length @ 1..) = rustix::io::read(&self.lines, &mut buffer) {
+            self.text.extend_from_slice(&buffer[..length]);
+            while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.text.drain(..=end).collect();
+                self.take(&line);
+            }
+            if self.text.len() > LONGEST_LINE {
+                self.text.clear();
+            }
+        }
+    }
+
+    fn take(&mut self, line: &[u8]) {
+        match serde_json::from_slice(line) {
+            Ok(done @ Line::Done { .. }) => self.done = Some(done),
+            Ok(line @ (Line::Error(_) | Line::Beside(_))) => say(&line),
+            // Nothing else is the worker's to say.
+            _ => {}
+        }
+    }
+
+    /// Tells the agent how far it is.
+    fn tell(&mut self) {
+        let progress = &self.shared.progress;
+        let now =
+            [&progress.entries_found, &progress.entries_done, &progress.bytes_found, &progress.bytes_done]
+                .map(|counter| counter.load(Relaxed));
+        if now != self.told {
+            self.told = now;
+            let [entries_found, entries_done, bytes_found, bytes_done] = now;
+            say(&Line::Progress { entries_found, entries_done, bytes_found, bytes_done });
+        }
+    }
+}
+
+/// Points the standard streams of the worker away from the agent's pipes.
+pub fn let_go_of_streams(log: BorrowedFd<'_>) -> io::Result<()> {
+    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    let mut streams: Vec<OwnedFd> = (0..3)
+        // SAFETY: the three numbers are open and nobody else's in this process; they are given back below.
+        .map(|number| unsafe { OwnedFd::from_raw_fd(number) })
+        .collect();
+    let pointed = [null.as_fd(), log, log]
+        .into_iter()
+        .zip(&mut streams)
+        .try_for_each(|(to, stream)| rustix::io::dup2(to, stream));
+    streams.into_iter().for_each(std::mem::forget);
+    Ok(pointed?)
+}

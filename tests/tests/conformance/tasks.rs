@@ -1,0 +1,691 @@
+//! Staging and users' scripts on an RSA node: done as the user, seen by nobody else, and nothing is left of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ondeck_testbed::{Host, Process, wait_until};
+use serde_json::{Value, json};
+
+use crate::site::{
+    self, Case, DEADLINE, GLUSTER, OWNER, STRANGER, Setup, Site, TMPFS, View, difference, write_pattern,
+};
+use crate::walls::call;
+
+crate::for_engines! {
+    tmpfs = TMPFS: [
+        a_fill_and_a_homecoming_lose_nothing_of_anybodys,
+        a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
+        a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
+        a_task_sees_no_other_ramdisk,
+    ]
+    gluster = GLUSTER: [
+        a_fill_and_a_homecoming_lose_nothing_of_anybodys,
+        a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
+        a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
+        a_task_sees_no_other_ramdisk,
+    ]
+}
+
+/// A group of the owner's beside the primary one.
+const GROUP: u32 = 30_001;
+
+/// A job of the owner's, with a RAM disk.
+struct Job<'a> {
+    site: &'a Site,
+    id: String,
+    /// The job's files on disk.
+    dir: PathBuf,
+    /// Where a compute node sees the RAM disk.
+    view: Option<View>,
+}
+
+/// A site whose nodes know the users of these tests.
+fn site() -> Site {
+    site_with("")
+}
+
+fn site_with(agent: &str) -> Site {
+    let setup = Setup { fake_path: &site::NODES, agent: agent.to_owned(), ..Setup::default() };
+    let site = Site::with(setup);
+    for host in site::NODES {
+        let program = |name: &str, text: &str| {
+            let path = site.fake(host).join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        program("getent", "#!/bin/sh\necho \"user$2:x:$2:$2:somebody:/home/user$2:/bin/sh\"\n");
+        program("id", &format!("#!/bin/sh\necho ${{2#user}} {GROUP}\n"));
+    }
+    site
+}
+
+fn give(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    chown(path, Some(OWNER), Some(OWNER)).unwrap();
+}
+
+/// A directory of the owner's.
+fn make(path: &Path) {
+    fs::create_dir(path).unwrap();
+    give(path, 0o755);
+}
+
+fn put(path: &Path, content: &str) {
+    fs::write(path, content).unwrap();
+    give(path, 0o644);
+}
+
+impl<'a> Job<'a> {
+    fn new(site: &'a Site, case: &Case, name: &str, size: &str, views: usize) -> Job<'a> {
+        let built = site.build_with(case, name, size, views, &[]);
+        let dir = site.bed.dir().join(format!("job-{name}"));
+        make(&dir);
+        let view = site.views(case, name, views).into_iter().next();
+        Job { site, id: format!("{name}@{}", built["layout"]["id"]["epoch"]), dir, view }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A directory as requests name it.
+    fn directory(&self, path: &str, name: &str, kind: &str) -> Value {
+        let (input, output) = (kind.contains("in"), kind.contains("out"));
+        json!({"path": self.path(path), "name": name, "input": input, "output": output})
+    }
+
+    fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        put(&path, &format!("#!/bin/sh\n{text}\n"));
+        give(&path, 0o755);
+        path
+    }
+
+    fn request(&self, work: Value) -> Value {
+        json!({
+            "work": work, "uid": OWNER, "gid": OWNER, "job": "4711", "work_dir": self.dir,
+            "deadline_ms": 60_000, "bandwidth": null,
+        })
+    }
+
+    fn fill(&self, directories: &[Value]) -> Value {
+        self.request(json!({"fill": {"directories": directories, "script": null}}))
+    }
+
+    fn home(&self, directories: &[Value]) -> Value {
+        self.request(json!({"bring_home": {"directories": directories, "script": null, "pack": null}}))
+    }
+
+    fn ask(&self, node: &str, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let file = self.site.bed.dir().join("request.json");
+        let mut more = Vec::new();
+        let text = file.display().to_string();
+        if let Some(body) = body {
+            fs::write(&file, body.to_string()).unwrap();
+            more = vec!["--body", &text];
+        }
+        let path = format!("/v1/ramdisks/{}/{path}", self.id);
+        let (status, said) = call(self.site, self.site.host("ctl"), node, method, &path, &more);
+        (status, serde_json::from_str(&said).unwrap_or(Value::String(said)))
+    }
+
+    #[track_caller]
+    fn start(&self, node: &str, task: &str, request: &Value) -> Value {
+        let (status, report) = self.ask(node, "POST", &format!("tasks/{task}"), Some(request));
+        assert_eq!(status, 200, "{report}");
+        report
+    }
+
+    #[track_caller]
+    fn report(&self, node: &str, task: &str, wait: u64) -> Value {
+        let (status, report) = self.ask(node, "GET", &format!("tasks/{task}?wait={wait}"), None);
+        assert_eq!(status, 200, "{report}");
+        report
+    }
+
+    /// Starts a task, waits until it has ended and lets it be forgotten.
+    #[track_caller]
+    fn run(&self, node: &str, request: &Value) -> Value {
+        self.start(node, "work", request);
+        let report = self.report(node, "work", 25_000);
+        assert_ne!(report["state"], "running", "{report}");
+        let (status, last) = self.ask(node, "DELETE", "tasks/work", None);
+        assert_eq!((status, &last), (200, &report));
+        assert_eq!(runners(self.site, node), []);
+        report
+    }
+
+    #[track_caller]
+    fn succeeds(&self, node: &str, request: &Value) -> Value {
+        let report = self.run(node, request);
+        assert_eq!(report["state"]["done"]["ok"], true, "{report:#}");
+        report
+    }
+
+    /// Runs a task that must fail, with these words.
+    #[track_caller]
+    fn fails(&self, node: &str, request: &Value, retryable: bool, words: &[&str]) -> Value {
+        let report = self.run(node, request);
+        assert_eq!(report["state"]["done"]["ok"], false, "{report:#}");
+        assert_eq!(report["retryable"], retryable, "{report:#}");
+        let message = report["state"]["done"]["message"].as_str().unwrap();
+        for word in words {
+            assert!(message.contains(word), "no `{word}` in: {message}");
+        }
+        report
+    }
+
+    /// What the job sees under a name.
+    fn shown(&self, name: &str) -> PathBuf {
+        self.view.as_ref().unwrap().outside.join(name)
+    }
+
+    /// Runs a script as the job would, in a directory of the RAM disk.
+    #[track_caller]
+    fn works(&self, name: &str, script: &str) {
+        let view = self.view.as_ref().unwrap();
+        let user = view.host.as_user(OWNER, OWNER);
+        user.shell(&format!("cd {}/{name} && {script}", view.text())).assert_success();
+    }
+}
+
+/// The processes of tasks on a node.
+fn runners(site: &Site, node: &str) -> Vec<Process> {
+    let mut found = site.host(node).processes();
+    found.retain(|process| {
+        let line = &process.command_line;
+        line.get(1).is_some_and(|word| word == "task-runner")
+            || line.get(1).is_some_and(|word| word == "4711")
+    });
+    found
+}
+
+/// What a tree holds: for each path its kind, mode, content or target, and with `identity` which file it is and when it
+/// was changed.
+fn tree(root: &Path, identity: bool) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = fs::symlink_metadata(&path).unwrap();
+            let kind = meta.file_type();
+            let mut text = format!("{:o} {}", meta.mode(), meta.uid());
+            if kind.is_symlink() {
+                text += &format!(" {}", fs::read_link(&path).unwrap().display());
+            } else if kind.is_file() {
+                text += &format!(" {} {}", meta.len(), meta.mtime());
+                text += &format!(
+                    " {}",
+                    String::from_utf8_lossy(&fs::read(&path).unwrap()[..meta.len().min(64) as usize])
+                );
+            } else if kind.is_dir() {
+                left.push(path.clone());
+            }
+            if identity && !kind.is_dir() {
+                text += &format!(" {} {}.{}", meta.ino(), meta.ctime(), meta.ctime_nsec());
+            }
+            found.insert(path.strip_prefix(root).unwrap().to_owned(), text);
+        }
+    }
+    found
+}
+
+fn names(root: &Path) -> Vec<String> {
+    tree(root, false).into_keys().map(|path| path.display().to_string()).collect()
+}
+
+fn a_fill_and_a_homecoming_lose_nothing_of_anybodys(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "192MiB", 1);
+    let other_node = case.servers.last().unwrap();
+    // An input with all kinds of entries, and an output that lies in it.
+    make(&job.path("in"));
+    make(&job.path("in/deep"));
+    for (name, length) in [("empty", 0), ("small", 777), ("deep/large", 20 << 20)] {
+        write_pattern(&job.path("in").join(name), length, length);
+        give(&job.path("in").join(name), 0o640);
+    }
+    symlink("small", job.path("in/link")).unwrap();
+    fs::hard_link(job.path("in/small"), job.path("in/small2")).unwrap();
+    // Which the owner may read by a further group alone.
+    fs::write(job.path("in/of-the-group"), "shared").unwrap();
+    chown(job.path("in/of-the-group"), Some(0), Some(GROUP)).unwrap();
+    fs::set_permissions(job.path("in/of-the-group"), fs::Permissions::from_mode(0o640)).unwrap();
+    make(&job.path("in/inner"));
+    put(&job.path("in/inner/before"), "of before");
+    make(&job.path("out"));
+    for name in ["kept", "changed", "deleted", "changed-by-both", "deleted-here-changed-there"] {
+        put(&job.path("out").join(name), "of before");
+    }
+    let directories = [
+        job.directory("in", "0", "in"),
+        job.directory("out", "1", "out"),
+        job.directory("in/inner", "2", "out"),
+        // Not there yet.
+        job.directory("new", "3", "out"),
+    ];
+    let report = job.succeeds("n1", &job.fill(&directories));
+    let bytes = report["bytes_done"].as_u64().unwrap();
+    assert!(bytes >= (20 << 20) + 777 && report["bytes_found"] == bytes, "{report:#}");
+    assert_eq!((report["errors"].clone(), report["beside"].clone()), (json!([]), json!([])));
+
+    assert_eq!(difference(&job.shown("0/deep/large"), 20 << 20, 20 << 20), None);
+    assert_eq!(difference(&job.shown("0/small2"), 777, 777), None);
+    assert_eq!(fs::read_to_string(job.shown("0/of-the-group")).unwrap(), "shared");
+    assert_eq!(fs::read_link(job.shown("0/link")).unwrap(), Path::new("small"));
+    assert_eq!(fs::read_dir(job.shown("0/inner")).unwrap().count(), 0);
+    assert_eq!(names(&job.shown("2")), ["before"]);
+    assert_eq!(names(&job.shown("3")), [""; 0]);
+    let (small, small2) =
+        (fs::metadata(job.shown("0/small")).unwrap(), fs::metadata(job.shown("0/small2")).unwrap());
+    assert_eq!((small.ino(), small.mode() & 0o7777, small.uid()), (small2.ino(), 0o640, OWNER));
+    assert_eq!(fs::metadata(job.shown("0")).unwrap().mode() & 0o7777, 0o755);
+    assert_eq!(fs::metadata(job.path("new")).unwrap().uid(), OWNER);
+    // A second time nothing has to be copied.
+    let before = tree(&job.shown("0"), true);
+    job.succeeds("n1", &job.fill(&directories));
+    let mut after = tree(&job.shown("0"), true);
+    // Links are cheap to make again.
+    for link in ["link", "small", "small2"] {
+        after.insert(link.into(), before[Path::new(link)].clone());
+    }
+    assert_eq!(after, before);
+
+    job.works("1", "echo of the job > changed && rm deleted deleted-here-changed-there && mkdir dir");
+    job.works(
+        "1",
+        "echo job > changed-by-both && echo new > dir/new && ln dir/new dir/again && ln -s x dir/sym",
+    );
+    job.works("1", "mkfifo dir/pipe; chmod 500 dir");
+    job.works("2", "echo more > result");
+    job.works("3", "seq 100000 > numbers");
+    put(&job.path("out/changed-by-both"), "of somebody else");
+    put(&job.path("out/deleted-here-changed-there"), "of somebody else");
+    put(&job.path("out/new-there"), "of somebody else");
+
+    let report = job.succeeds(other_node, &job.home(&directories));
+    let out = tree(&job.path("out"), false);
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    assert_eq!((read("out/kept"), read("out/changed")), ("of before".into(), "of the job\n".into()));
+    assert_eq!(read("out/changed-by-both"), "of somebody else");
+    assert_eq!(read("out/changed-by-both.ondeck-4711"), "job\n");
+    assert_eq!(read("out/deleted-here-changed-there"), "of somebody else");
+    assert!(!job.path("out/deleted").exists() && read("out/new-there") == "of somebody else");
+    assert_eq!(fs::metadata(job.path("out/dir/again")).unwrap().nlink(), 2);
+    assert_eq!((read("in/inner/before"), read("in/inner/result")), ("of before".into(), "more\n".into()));
+    assert_eq!(read("new/numbers").lines().count(), 100_000);
+    assert_eq!(report["beside"], json!([job.path("out/changed-by-both.ondeck-4711")]));
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    assert!(message.contains("beside it") && message.contains("had deleted"), "{message}");
+    assert_eq!(out.len(), 11, "{out:#?}");
+
+    // Once more, by another node: nothing is copied again, and nothing is put beside its own copy.
+    let before = tree(&job.dir, true);
+    job.succeeds("n1", &job.home(&directories));
+    let mut after = tree(&job.dir, true);
+    for changed in ["out/changed-by-both.ondeck-4711"] {
+        assert_eq!(read(changed), "job\n");
+        after.insert(changed.into(), before[Path::new(changed)].clone());
+    }
+    assert_eq!(after, before);
+    site.destroy("job");
+    site.host("ctl").ok(&["chmod", "-R", "u+w", &job.dir.display().to_string()]);
+    site.assert_nothing_is_left();
+}
+
+fn a_script_unpacks_and_packs_and_what_it_leaves_behind_ends(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    make(&job.path("in"));
+    make(&job.path("out"));
+    job.site
+        .host("ctl")
+        .as_user(OWNER, OWNER)
+        .shell(&format!(
+            "cd {} && mkdir t && seq 5000 > t/numbers && tar cf in/input.tar -C t . && rm -r t",
+            job.dir.display()
+        ))
+        .assert_success();
+    let both = [job.directory("in", "0", "in"), job.directory("out", "1", "out")];
+    let with = |kind: &str, text: &str| {
+        let script = job.script("script", text);
+        match kind {
+            "fill" => job.request(json!({"fill": {"directories": both, "script": script}})),
+            _ => job.request(json!({"bring_home": {"directories": both, "script": script, "pack": null}})),
+        }
+    };
+    let unpack = "tar xf $2/input.tar -C $1; env | sort; id -u; pwd; umask; (setsid sleep 4711 > /dev/null 2>&1 &); \
+                  exec 1>&2; echo told";
+    let report = job.succeeds("n1", &with("fill", unpack));
+    let log = report["log"].as_str().unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    let ram = "/run/ondeck/ramdisk/0";
+    let (input, output) = (job.path("in").display().to_string(), job.path("out").display().to_string());
+    let wanted = [
+        format!("HOME=/home/user{OWNER}"),
+        format!("LOGNAME=user{OWNER}"),
+        "PATH=/usr/local/bin:/usr/bin:/bin".into(),
+        format!("PWD={}", job.dir.display()),
+        format!("RSA_DATA_IN={input}"),
+        format!("RSA_DATA_OUT={output}"),
+        "RSA_JOB_ID=4711".into(),
+        format!("RSA_RAMDISK={ram}"),
+        format!("USER=user{OWNER}"),
+        OWNER.to_string(),
+        job.dir.display().to_string(),
+        "0022".into(),
+        "told".into(),
+    ];
+    let found: Vec<&str> = lines
+        .iter()
+        .copied()
+        .filter(|line| {
+            !["SHLVL", "_="].iter().any(|own| line.starts_with(own)) && !line.starts_with("OLDPWD")
+        })
+        .collect();
+    assert_eq!(found, wanted, "{log}");
+    assert_eq!(fs::read_to_string(job.shown("0/numbers")).unwrap().lines().count(), 5000);
+    assert!(!job.shown("0/input.tar").exists());
+
+    job.works("1", "mkdir d && cp ../0/numbers d/result");
+    job.succeeds("n1", &with("home", "tar cf $2/all.tar -C $1 d"));
+    assert_eq!(names(&job.path("out")), ["all.tar"]);
+    let listed = site.host("ctl").ok(&["tar", "tf", &job.path("out/all.tar").display().to_string()]);
+    assert_eq!(listed, "d/\nd/result\n");
+    // Without a script, packed.
+    let packed = job.request(json!({"bring_home": {"directories": both, "script": null, "pack": "tar.zst"}}));
+    job.succeeds("n1", &packed);
+    assert_eq!(names(&job.path("out")), ["all.tar", "results-4711.tar.zst"]);
+
+    let name = job.path("script").display().to_string();
+    let report = job.fails("n1", &with("fill", "echo before; exit 3"), false, &[&name, "exit code 3"]);
+    assert_eq!(report["log"], "before\n");
+    job.fails("n1", &with("fill", "kill -TERM $$"), false, &[&name, "signal 15"]);
+    let mut late = with("fill", "sleep 4711 & sleep 4711");
+    late["deadline_ms"] = json!(1500);
+    let began = Instant::now();
+    job.fails("n1", &late, true, &[&name, "did not end within 1.50 s"]);
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let closed = with("fill", "true");
+    give(&job.path("script"), 0o644);
+    job.fails("n1", &closed, false, &[&name, "chmod +x"]);
+    // What it prints is not kept without end, and it can't take all memory.
+    let report = job.succeeds("n1", &with("fill", "seq 1000000; tar xf $2/input.tar -C $1"));
+    let log = report["log"].as_str().unwrap();
+    assert!(log.len() <= 4096 && log.ends_with("999999\n1000000\n"), "{log}");
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn a_script_gets_no_more_memory_than_it_may_take() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = site_with("script_memory = \"64MiB\"");
+    let job = Job::new(&site, &GLUSTER, "job", "64MiB", 0);
+    make(&job.path("in"));
+    let with = |text: &str| {
+        let script = job.script("script", text);
+        job.request(json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": script}}))
+    };
+    job.succeeds("n1", &with("head -c 8000000 /dev/zero | tail -c 8000000 | wc -c"));
+    let report =
+        job.run("n1", &with("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c | grep 300000000"));
+    assert_eq!(report["state"]["done"]["ok"], false, "{report:#}");
+    site.destroy("job");
+    let groups = fs::read_dir("/sys/fs/cgroup/memory").into_iter().flatten().flatten();
+    assert!(groups.into_iter().all(|group| !group.file_name().to_string_lossy().starts_with("ondeck-task")));
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn what_the_user_may_not_do_is_refused_and_named() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    put(&job.path("in/file"), "content");
+    let fill = |path: &str, kind: &str| job.fill(&[job.directory(path, "0", kind)]);
+    job.fails("n1", &fill("nowhere", "in"), false, &["nowhere", "No such file", "#RSA_DATA_IN"]);
+    fs::create_dir(job.path("closed")).unwrap();
+    fs::set_permissions(job.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    job.fails("n1", &fill("closed", "in"), false, &["closed", "Permission denied", "user20001"]);
+    fs::set_permissions(job.path("closed"), fs::Permissions::from_mode(0o755)).unwrap();
+    job.fails("n1", &fill("closed", "out"), false, &["closed", "can't write there", "#RSA_DATA_OUT"]);
+    job.fails("n1", &fill("closed/new", "out"), false, &["closed/new", "can't be made"]);
+    fs::write(job.path("in/secret"), "of root").unwrap();
+    fs::set_permissions(job.path("in/secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let report = job.fails("n1", &fill("in", "in"), false, &["in/secret", "Permission denied"]);
+    assert_eq!(report["errors"].as_array().unwrap().len(), 1);
+    fs::remove_file(job.path("in/secret")).unwrap();
+    // What does not fit.
+    write_pattern(&job.path("in/large"), 40 << 20, 1);
+    give(&job.path("in/large"), 0o644);
+    job.fails("n1", &fill("in", "in"), false, &["16 MiB is too small", "hold 40 MiB", "#RSA_CAPACITY"]);
+    fs::remove_file(job.path("in/large")).unwrap();
+    job.succeeds("n1", &fill("in", "in"));
+    assert_eq!(names(&job.shown("0")), ["file"]);
+
+    // Requests that no agent takes.
+    let good = fill("in", "in");
+    let change = |field: &str, value: Value| {
+        let mut bad = good.clone();
+        bad[field] = value;
+        bad
+    };
+    for (bad, wanted) in [
+        (change("uid", json!(STRANGER)), 403),
+        (change("job", json!("../x")), 400),
+        (
+            change(
+                "work",
+                json!({"fill": {"directories": [job.directory("in", "../1", "in")], "script": null}}),
+            ),
+            400,
+        ),
+        (
+            change(
+                "work",
+                json!({"fill": {"directories": [job.directory("in", ".ondeck", "in")], "script": null}}),
+            ),
+            400,
+        ),
+        (change("work", json!({"fill": {"directories": [], "script": "/bin/true"}})), 400),
+        (change("work", json!("rest")), 400),
+    ] {
+        let (status, said) = job.ask("n1", "POST", "tasks/bad", Some(&bad));
+        assert_eq!(status, wanted, "{bad}: {said}");
+    }
+    for (method, path, wanted) in [
+        ("POST", "tasks/..", 400),
+        ("GET", "tasks/none", 404),
+        ("DELETE", "tasks/none", 404),
+        ("GET", "tasks/none?wait=long", 404),
+    ] {
+        let (status, said) = job.ask("n1", method, path, Some(&good));
+        assert_eq!(status, wanted, "{method} {path}: {said}");
+    }
+    // The owner may ask whether it is whole, and no more.
+    let owner = site.host("ctl").as_user(OWNER, OWNER);
+    let ask = |host: &Host, method: &str, path: &str| {
+        call(&site, host, "n1", method, &format!("/v1/ramdisks/{}/{path}", job.id), &[])
+    };
+    let (status, witness) = ask(&owner, "GET", "witness");
+    assert_eq!(status, 200, "{witness}");
+    assert_eq!(serde_json::from_str::<Value>(&witness).unwrap()["faults"], json!([]));
+    let stranger = site.host("ctl").as_user(STRANGER, STRANGER);
+    assert_eq!(ask(&stranger, "GET", "witness").0, 404);
+    for method in ["GET", "POST", "DELETE"] {
+        assert_eq!(ask(&owner, method, "tasks/work").0, 403);
+    }
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn a_full_disk_keeps_results_waiting_until_there_is_room() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &GLUSTER, "job", "96MiB", 1);
+    make(&job.path("out"));
+    let out = job.path("out").display().to_string();
+    // A small disk that two nodes see.
+    let image = site.bed.dir().join("small.img");
+    fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+    site.host("ctl").ok(&["mkfs.ext4", "-q", "-m", "0", &image.display().to_string()]);
+    site.host("n1").ok(&["mount", "-o", "loop", &image.display().to_string(), &out]);
+    let disk = site.host("n1").path_from_outside(&out);
+    fs::remove_dir(disk.join("lost+found")).unwrap();
+    give(&disk, 0o755);
+    write_pattern(&disk.join("ballast"), 8 << 20, 1);
+    give(&disk.join("ballast"), 0o644);
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    job.works("0", "mkdir new && for i in $(seq 1 80); do head -c 250000 /dev/urandom > new/$i; done");
+    job.works("0", "ln new/1 new/hard; ln -s 1 new/soft; cp new/2 top; rm ballast");
+    let home = job.home(&directories);
+    // The ballast is the job's to delete, but what is on disk goes last.
+    write_pattern(&disk.join("foreign"), 6 << 20, 1);
+    let words = [out.as_str(), "no room left", "ondeck job retry 4711"];
+    let report = job.fails("n1", &home, true, &words);
+    assert!(!report["errors"].as_array().unwrap().is_empty(), "{report:#}");
+    job.fails("n1", &home, true, &words);
+    fs::remove_file(disk.join("foreign")).unwrap();
+    let _ = fs::remove_file(disk.join("ballast"));
+    let report = job.succeeds("n1", &home);
+    assert_eq!(report["beside"], json!([]));
+    let (wanted, found) = (names(&job.shown("0")), names(&disk));
+    assert_eq!(wanted, found);
+    for name in wanted.iter().filter(|name| job.shown("0").join(name).is_file()) {
+        let same = fs::read(job.shown("0").join(name)).unwrap() == fs::read(disk.join(name)).unwrap();
+        assert!(same, "{name}");
+    }
+    let before = tree(&disk, true);
+    job.succeeds("n1", &home);
+    assert_eq!(tree(&disk, true), before);
+    site.host("n1").ok(&["umount", &out]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+fn a_task_that_is_stopped_leaves_no_process_and_can_be_started_again(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "128MiB", 1);
+    make(&job.path("in"));
+    for name in ["a", "b", "c", "d"] {
+        write_pattern(&job.path("in").join(name), 12 << 20, 9);
+        give(&job.path("in").join(name), 0o644);
+    }
+    let quick = job.fill(&[job.directory("in", "0", "in out")]);
+    let mut slow = quick.clone();
+    slow["bandwidth"] = json!(4 << 20);
+    let under_way = |name: &str| {
+        job.start("n1", name, &slow);
+        wait_until(DEADLINE, "some bytes were copied", || {
+            let report = job.report("n1", name, 0);
+            assert_eq!(report["state"], "running", "{report}");
+            report["bytes_done"].as_u64().unwrap() > 1 << 20
+        });
+        assert_eq!(runners(&site, "n1").len(), 3);
+    };
+    // Stopped.
+    under_way("first");
+    // Once more the same: it is there.
+    assert!(job.start("n1", "first", &quick)["bytes_done"].as_u64().unwrap() > 0);
+    let (status, report) = job.ask("n1", "DELETE", "tasks/first", None);
+    assert_eq!((status, report["state"]["done"]["ok"].clone()), (200, json!(false)), "{report}");
+    assert_eq!(runners(&site, "n1"), []);
+    assert_eq!(job.ask("n1", "GET", "tasks/first", None).0, 404);
+
+    // The agent is killed.
+    under_way("second");
+    site.kill_agent("n1");
+    wait_until(Duration::from_secs(3), "nothing is left of the task", || runners(&site, "n1").is_empty());
+    site.start_agent("n1");
+    assert_eq!(job.ask("n1", "GET", "tasks/second", None).0, 404);
+    // So is the runner: its init does not outlive it.
+    under_way("third");
+    let oldest = runners(&site, "n1").into_iter().min_by_key(|process| process.pid.as_raw_nonzero()).unwrap();
+    site::signal(&oldest, ondeck_testbed::Signal::KILL);
+    let report = job.report("n1", "third", 10_000);
+    assert_eq!(report["state"]["done"]["ok"], false, "{report}");
+    wait_until(Duration::from_secs(3), "nothing is left of the task", || runners(&site, "n1").is_empty());
+
+    job.succeeds("n1", &quick);
+    assert_eq!(names(&job.shown("0")), ["a", "b", "c", "d"]);
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(difference(&job.shown("0").join(name), 12 << 20, 9), None);
+    }
+    // And on the way home, within a new directory and a large file.
+    job.works("0", "mkdir -p x/y && for i in a b c d; do mv $i x/y/; done; echo e > x/e");
+    let home = job.home(&[job.directory("in", "0", "in out")]);
+    let mut slow = home.clone();
+    slow["bandwidth"] = json!(4 << 20);
+    for (name, limit) in [("home-1", 1 << 20), ("home-2", 5 << 20)] {
+        job.start("n1", name, &slow);
+        wait_until(DEADLINE, "some bytes were copied", || {
+            job.report("n1", name, 0)["bytes_done"].as_u64().unwrap() > limit
+        });
+        assert_eq!(job.ask("n1", "DELETE", &format!("tasks/{name}"), None).0, 200);
+    }
+    let report = job.succeeds("n1", &home);
+    assert_eq!(report["beside"], json!([]));
+    assert_eq!(names(&job.path("in")), ["x", "x/e", "x/y", "x/y/a", "x/y/b", "x/y/c", "x/y/d"]);
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(difference(&job.path("in/x/y").join(name), 12 << 20, 9), None);
+    }
+
+    // Destroyed, with a task in it.
+    let mut slow = job.fill(&[job.directory("in", "1", "in")]);
+    slow["bandwidth"] = json!(4 << 20);
+    job.start("n1", "last", &slow);
+    assert_eq!(job.report("n1", "last", 300)["state"], "running");
+    let began = Instant::now();
+    site.destroy("job");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    site.assert_nothing_is_left();
+}
+
+fn a_task_sees_no_other_ramdisk(case: &Case) {
+    let site = site();
+    let other = site.build(case, "other", "32MiB", case.views.len());
+    let theirs = &other[0];
+    theirs
+        .host
+        .as_user(OWNER, OWNER)
+        .shell(&format!("echo treasure > {}/of-the-other", theirs.text()))
+        .assert_success();
+    let job = Job::new(&site, case, "job", "32MiB", 1);
+    make(&job.path("in"));
+    let places = site.places("n1").parent().unwrap().parent().unwrap().to_owned();
+    assert!(places.exists());
+    // Even where the same user owns both.
+    let shown: Vec<String> = other.iter().map(View::text).collect();
+    let text = format!(
+        "ls -A {}; ls -A {}-n1 2>&1; find / -xdev -name of-the-other 2>/dev/null; find /run -name of-the-other 2>/dev/null; \
+         grep -c ondeck: /proc/self/mounts; ls /proc | grep -c '^[0-9]'; echo end",
+        shown.join(" "),
+        site::STATE
+    );
+    let script = job.script("script", &text);
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": script}});
+    let report = job.succeeds("n1", &job.request(work));
+    let log = report["log"].as_str().unwrap();
+    assert!(log.contains("Permission denied") && log.contains("end"), "{log}");
+    assert!(!log.contains("of-the-other\n"), "{log}");
+    // The place of another RAM disk is not even mounted for root there; this is the only one.
+    let numbers: Vec<u32> = log.lines().filter_map(|line| line.parse().ok()).collect();
+    assert!(numbers[0] <= 1 && numbers[1] < 10, "{log}");
+    site.destroy("job");
+    site.destroy("other");
+    site.assert_nothing_is_left();
+}
