@@ -461,6 +461,10 @@ fn print_status(id: &RamDiskId, whole: &Whole) {
             let free = report.filesystem.map(|(_, free)| format!(" ({free} free)")).unwrap_or_default();
             parts.push(format!("shows it at {}{free}", path.display()));
         }
+        for cover in &report.covers {
+            let how = if cover.read_only { ", read-only" } else { "" };
+            parts.push(format!("covers {} with {}{how}", cover.path.display(), cover.from));
+        }
         for process in &report.processes {
             let state = if process.running { process.memory.to_string() } else { "ended".into() };
             parts.push(format!("{} {} ({state})", process.role, process.pid));

@@ -624,6 +624,39 @@ fn a_path_that_is_swapped_while_it_is_uncovered_has_nothing_else_taken_away() {
 }
 
 #[test]
+fn a_covered_directory_that_is_renamed_or_removed_from_another_namespace_takes_nothing_along() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let cluster = Cluster::new(&TMPFS);
+    cluster.stage("job", "0", OWNER, "ram");
+    let path = cluster.home.join("in");
+    let home = cluster.home.display();
+    for change in ["mv in moved && ln -s /proc in", "rmdir in", "mv in moved && mkdir in"] {
+        directory(&path, OWNER, 0o755);
+        // A namespace from before the cover does not have it, so there the directory is no mount point.
+        let script = format!("cd {home} && echo ready && until [ -e go ]; do sleep 0.01; done; {change}");
+        let mut command = cluster.owner("n1").command("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "--propagation", "private", "sh", "-c"]);
+        let mut child = command.arg(script).stdout(Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 5]).unwrap();
+        cluster.cover("job", &[over(&path, "0", false)], &["n1"]).assert_success();
+        let before = cluster.site.host("n1").mounts().len();
+        fs::write(cluster.home.join("go"), "").unwrap();
+        assert!(child.wait().unwrap().success(), "{change}");
+        cluster.uncover("job", &["n1"], &[]).assert_success();
+        assert!(cluster.shown("n1").is_empty(), "{change}: {:?}", cluster.shown("n1"));
+        assert_eq!(cluster.site.host("n1").mounts().len(), before - 1, "{change}");
+        for entry in fs::read_dir(&cluster.home).unwrap().flatten() {
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
+                .unwrap();
+        }
+    }
+    cluster.end();
+}
+
+#[test]
 fn all_nodes_are_covered_or_none() {
     if !site::ready(&GLUSTER) {
         return;
