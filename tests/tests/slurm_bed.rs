@@ -15,7 +15,7 @@ use ondeck_testbed::{Builder, Slurm, SlurmSetup, Testbed, available, wait_until}
 #[path = "shared/leftovers.rs"]
 mod leftovers;
 
-use leftovers::{interfaces, leftovers, namespaces};
+use leftovers::{Traces, interfaces};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 /// A job that goes on until a test ends it.
@@ -277,20 +277,22 @@ fn users_are_known_everywhere_and_cannot_read_each_others_files() {
     assert!(!passwd.contains("20001"), "{passwd}");
 }
 
-/// A cluster with a job on both nodes, with what identifies its namespaces.
-fn busy_cluster() -> (Testbed, Slurm, Vec<String>) {
+/// A cluster with a job on both nodes.
+fn busy_cluster() -> (Testbed, Slurm, Traces) {
     let (bed, slurm) = cluster(2);
     let job = slurm.submit(bed.user("alice"), "#!/bin/sh\nsrun sleep 1000\n", &["--nodes=2"]);
     slurm.wait_state(job, "RUNNING", DEADLINE);
     wait_until(DEADLINE, "the steps run", || {
         let sleeping = |name| {
             let processes = bed.host(name).processes();
-            processes.iter().any(|process| process.command_line == ["sleep", "1000"])
+            // srun looks the program up; a process that is about to end has no command line.
+            let mut programs = processes.iter().filter_map(|process| process.command_line.first());
+            programs.any(|program| program.ends_with("/sleep"))
         };
         ["c1", "c2"].iter().all(|name| sleeping(name))
     });
-    let namespaces = bed.hosts().iter().flat_map(namespaces).collect();
-    (bed, slurm, namespaces)
+    let traces = Traces::of(bed.dir());
+    (bed, slurm, traces)
 }
 
 #[test]
@@ -301,9 +303,9 @@ fn a_busy_cluster_is_quickly_gone_and_leaves_nothing() {
     let before = interfaces();
     // One after the other, in either order of dropping.
     for bed_first in [true, false, true] {
-        let (bed, slurm, namespaces) = busy_cluster();
+        let (bed, slurm, traces) = busy_cluster();
         let dir = bed.dir().to_owned();
-        assert!(leftovers(&namespaces, dir.to_str().unwrap()).len() > 5);
+        assert!(traces.left().len() > 10);
         let start = Instant::now();
         if bed_first {
             drop(bed);
@@ -313,7 +315,7 @@ fn a_busy_cluster_is_quickly_gone_and_leaves_nothing() {
             drop(bed);
         }
         let gone = start.elapsed();
-        assert_eq!(leftovers(&namespaces, dir.to_str().unwrap()), Vec::<PathBuf>::new());
+        assert_eq!(traces.left(), Vec::<PathBuf>::new());
         assert!(!dir.exists());
         assert_eq!(interfaces(), before);
         println!("gone in {gone:?}");
@@ -328,13 +330,13 @@ fn a_panic_leaves_nothing_of_a_cluster() {
     }
     let mut left = None;
     let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let (bed, _slurm, namespaces) = busy_cluster();
-        left = Some((bed.dir().to_owned(), namespaces));
+        let (bed, _slurm, traces) = busy_cluster();
+        left = Some((bed.dir().to_owned(), traces));
         panic!("as a failing test does");
     }));
     assert!(panicked.is_err());
-    let (dir, namespaces) = left.unwrap();
-    assert_eq!(leftovers(&namespaces, dir.to_str().unwrap()), Vec::<PathBuf>::new());
+    let (dir, traces) = left.unwrap();
+    assert_eq!(traces.left(), Vec::<PathBuf>::new());
     assert!(!dir.exists());
 }
 

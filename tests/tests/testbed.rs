@@ -16,7 +16,7 @@ use ondeck_testbed::{Host, Signal, Testbed, available, wait_until};
 #[path = "shared/leftovers.rs"]
 mod leftovers;
 
-use leftovers::{interfaces, leftovers, namespaces};
+use leftovers::{Traces, interfaces};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
@@ -43,13 +43,13 @@ fn is_asleep(host: &Host) -> bool {
 }
 
 /// Fills a host with what a careless test leaves: a mount and a process that nobody waits for.
-fn litter(bed: &Testbed, host: &str) -> Vec<String> {
+fn litter(bed: &Testbed, host: &str) -> Traces {
     let place = bed.dir().join("litter");
     fs::create_dir_all(&place).unwrap();
     let script = format!("mount -t tmpfs tmpfs {}; setsid sleep 1000 >/dev/null 2>&1 &", place.display());
     bed.host(host).shell(&script).assert_success();
     wait_until(DEADLINE, "the litter is there", || bed.host(host).processes().len() == 1);
-    namespaces(bed.host(host))
+    Traces::of(bed.dir())
 }
 
 #[test]
@@ -362,10 +362,10 @@ fn dropping_a_bed_leaves_nothing() {
     }
     let before = interfaces();
     let bed = bed(1);
-    let (dir, namespaces) = (bed.dir().to_owned(), litter(&bed, "n1"));
-    assert!(!leftovers(&namespaces, dir.to_str().unwrap()).is_empty());
+    let (dir, traces) = (bed.dir().to_owned(), litter(&bed, "n1"));
+    assert!(traces.left().len() > 3);
     drop(bed);
-    assert_eq!(leftovers(&namespaces, dir.to_str().unwrap()), Vec::<PathBuf>::new());
+    assert_eq!(traces.left(), Vec::<PathBuf>::new());
     assert!(!dir.exists());
     assert_eq!(interfaces(), before);
 }
@@ -382,8 +382,8 @@ fn a_panic_leaves_nothing() {
         panic!("as a failing test does");
     }));
     assert!(panicked.is_err());
-    let (dir, namespaces) = left.unwrap();
-    assert_eq!(leftovers(&namespaces, dir.to_str().unwrap()), Vec::<PathBuf>::new());
+    let (dir, traces) = left.unwrap();
+    assert_eq!(traces.left(), Vec::<PathBuf>::new());
     assert!(!dir.exists());
 }
 
@@ -401,20 +401,20 @@ fn end_a_process_with_a_bed(signal: Signal) -> PathBuf {
     let script = b"echo $BED; mkdir $BED/a; for host in ctl n1; do\n\
         on $host mount -t tmpfs tmpfs $BED/a\n\
         on $host sh -c 'setsid sleep 1000 >/dev/null 2>&1 &'\n\
-        on $host sh -c 'for kind in pid net mnt uts; do readlink /proc/self/ns/$kind; done'\n\
         done\n\
         echo ready; on n1 sleep 1000\n";
     stdin.write_all(script).unwrap();
     let lines = BufReader::new(shell.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut lines: Vec<String> = lines.take_while(|line| line != "ready").collect();
     let dir = PathBuf::from(lines.remove(0));
-    assert_eq!(lines.len(), 8, "{lines:?}");
-    assert!(leftovers(&lines, dir.to_str().unwrap()).len() > 5);
+    assert!(lines.is_empty(), "{lines:?}");
+    let traces = Traces::of(&dir);
+    assert!(traces.left().len() > 5);
 
     let pid = ondeck_testbed::Pid::from_child(&shell);
     rustix::process::kill_process(pid, signal).unwrap();
     assert!(!shell.wait().unwrap().success());
-    wait_until(DEADLINE, "nothing is left", || leftovers(&lines, dir.to_str().unwrap()).is_empty());
+    wait_until(DEADLINE, "nothing is left", || traces.left().is_empty());
     assert_eq!(interfaces(), before);
     dir
 }
