@@ -206,7 +206,8 @@ impl RamDisk {
             return Ok(found);
         }
         if !self.is_mounted()? {
-            self.step(&Step::Mount, node, capacity, until)?;
+            // Mounting the client covers nothing.
+            self.step(&Step::Mount, node, capacity, &CoverPolicy::default(), until)?;
         }
         let has_filesystem = needs_mount(&self.record().layout);
         self.tasks.find_or_start(name, &self.place, || {

@@ -135,7 +135,13 @@ pub(super) struct Aimed {
 pub(super) fn user_of(owner: Owner) -> User {
     let mut user = User::look_up(&owner.uid.to_string()).unwrap_or_else(|error| {
         tracing::warn!(%error, "goes on without the user's groups");
-        User { uid: owner.uid, gid: owner.gid, groups: Vec::new(), home: PathBuf::from("/") }
+        User {
+            name: owner.uid.to_string(),
+            uid: owner.uid,
+            gid: owner.gid,
+            groups: Vec::new(),
+            home: PathBuf::from("/"),
+        }
     });
     (user.uid, user.gid) = (owner.uid, owner.gid);
     if !user.groups.contains(&owner.gid) {
