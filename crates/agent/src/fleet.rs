@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest, TaskReport,
-    TaskRequest, VERSION, Witness,
+    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest,
+    TaskReport, TaskRequest, VERSION, Witness,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::allocation::{Simulation, equal_share, largest_share};

@@ -190,8 +190,7 @@ impl Daemon {
         loop {
             let before = Time(now().0.saturating_sub(self.config.scheduler.keep.as_millis() as u64));
             let daemon = Arc::clone(&self);
-            let done =
-                tokio::task::spawn_blocking(move || daemon.brain().store.forget_before(before)).await;
+            let done = tokio::task::spawn_blocking(move || daemon.brain().store.forget_before(before)).await;
             match done {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(jobs)) => tracing::info!(jobs, "forgot jobs that ended long ago"),
@@ -298,4 +297,3 @@ async fn run(daemon: Arc<Daemon>, listening: Listening, resume: Vec<Action>) -> 
     tracing::info!(seconds = began.elapsed().as_secs(), "ends; RAM disks and transfers go on");
     Ok(())
 }
-

@@ -150,7 +150,9 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
         Err(error) => {
             let blame = match &error {
                 BuildError::Step { faults, .. } => faults.iter().map(|fault| fault.node.clone()).collect(),
-                BuildError::Call(CallError::Unreachable { endpoint, .. } | CallError::Silent { endpoint, .. }) => {
+                BuildError::Call(
+                    CallError::Unreachable { endpoint, .. } | CallError::Silent { endpoint, .. },
+                ) => {
                     let name = endpoint.to_string();
                     allocation.nodes.iter().filter(|node| node.as_str() == name).cloned().collect()
                 }
@@ -210,7 +212,8 @@ async fn run_task(
         job: job.id.to_string(),
         work_dir: job.work_dir.clone(),
         deadline_ms: until.saturating_duration_since(Instant::now()).as_millis() as u64,
-        bandwidth: bandwidth.map(|(Rate(Bytes(all)), jobs)| Rate(Bytes((all / u64::from(jobs.max(1))).max(1)))),
+        bandwidth: bandwidth
+            .map(|(Rate(Bytes(all)), jobs)| Rate(Bytes((all / u64::from(jobs.max(1))).max(1)))),
     };
     let node = &nodes[0];
     let mut silent_since: Option<Instant> = None;
@@ -235,7 +238,11 @@ async fn run_task(
             // The agent was started anew, and has ended what the former one had begun.
             Err(error) if started && error.code() == Some(RefusalCode::NotFound) => started = false,
             Err(error) if error.code().is_some() => {
-                return Outcome::Failed { why: error.to_string(), blame: vec![node.clone()], fault: Fault::Again };
+                return Outcome::Failed {
+                    why: error.to_string(),
+                    blame: vec![node.clone()],
+                    fault: Fault::Again,
+                };
             }
             Err(error) => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
@@ -246,7 +253,10 @@ async fn run_task(
                 tokio::time::sleep(AGENT_PAUSE).await;
             }
         }
-        if daemon.job(job.id).is_none_or(|now| now.task.map(|task| task.number) != job.task.map(|task| task.number)) {
+        if daemon
+            .job(job.id)
+            .is_none_or(|now| now.task.map(|task| task.number) != job.task.map(|task| task.number))
+        {
             // Somebody has decided otherwise.
             return failed("given up", Fault::Again);
         }
@@ -406,7 +416,8 @@ async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> 
         (LockIn::Priority, _) => {
             // Before all that wait now.
             let greatest = daemon.queue.sight().jobs.iter().map(|job| job.priority).max().unwrap_or(0);
-            let priority = u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
+            let priority =
+                u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
             daemon.workload_manager.set_priority(id.job, priority).await
         }
         _ => Ok(()),
@@ -423,4 +434,3 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         LockIn::Off => Ok(()),
     }
 }
-

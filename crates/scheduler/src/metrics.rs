@@ -42,7 +42,11 @@ pub(crate) fn text(schedule: &Schedule, sight: &Sight) -> String {
     let plain = [
         ("ondeck_queue_jobs", "Jobs in the workload manager's queue", sight.jobs.len() as f64),
         ("ondeck_queue_seconds", "How long the last look at the queue took", sight.took.as_secs_f64()),
-        ("ondeck_queue_up", "Whether the workload manager answers", f64::from(u8::from(sight.fault.is_none()))),
+        (
+            "ondeck_queue_up",
+            "Whether the workload manager answers",
+            f64::from(u8::from(sight.fault.is_none())),
+        ),
     ];
     for (name, help, value) in plain {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");

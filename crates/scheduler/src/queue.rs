@@ -42,11 +42,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub fn new() -> Queue {
-        Queue {
-            asked: Mutex::default(),
-            wanted: Notify::new(),
-            sight: watch::channel(Sight::default()).0,
-        }
+        Queue { asked: Mutex::default(), wanted: Notify::new(), sight: watch::channel(Sight::default()).0 }
     }
 
     fn asked(&self) -> MutexGuard<'_, BTreeMap<JobId, Asked>> {
@@ -222,7 +218,11 @@ async fn map_nodes(command: &[String], job: &QueuedJob) -> Result<Vec<NodeName>,
         .map_err(|_| format!("{program} took longer than {} s", PATIENCE.as_secs()))?
         .map_err(|error| format!("can't run {program}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+        return Err(format!(
+            "{program}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     text.split_whitespace().map(|name| name.parse().map_err(|error| format!("{program}: {error}"))).collect()

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
-use ondeck_api::scheduler::{
-    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status,
-};
+use ondeck_api::scheduler::{Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status};
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
@@ -54,8 +52,7 @@ impl Service for Daemon {
                     None => format!("user {}", caller.uid),
                     Some(address) => format!("user {} at {address}", caller.uid),
                 };
-                let event =
-                    if *order == "retry" { Event::Retry(id) } else { Event::Abandon { job: id, by } };
+                let event = if *order == "retry" { Event::Retry(id) } else { Event::Abandon { job: id, by } };
                 self.event(event).await.map_err(refused)?;
                 Reply::json(&self.story(id, caller).await?)
             }
@@ -203,7 +200,8 @@ impl Daemon {
     /// Whether a hook comes from root of the node that it speaks of.
     async fn believe(&self, hook: &Hook, caller: Caller) -> Result<(), Refusal> {
         let stranger = || {
-            let message = format!("only root of {} may say what happens there, from a port below 1024", hook.node);
+            let message =
+                format!("only root of {} may say what happens there, from a port below 1024", hook.node);
             Refusal::new(RefusalCode::Forbidden, message)
         };
         if caller.uid != 0 {
@@ -219,7 +217,11 @@ impl Daemon {
             found.into_iter().flatten().map(|found| found.ip().to_canonical()).collect()
         });
         let known = known.await.unwrap_or_default();
-        if caller.privileged_port && known.contains(&address.to_canonical()) { Ok(()) } else { Err(stranger()) }
+        if caller.privileged_port && known.contains(&address.to_canonical()) {
+            Ok(())
+        } else {
+            Err(stranger())
+        }
     }
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
@@ -255,7 +257,9 @@ impl Daemon {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return Ok(on_disk("its RAM disk is not mounted yet; it will be on all of its nodes or on none"));
+                return Ok(on_disk(
+                    "its RAM disk is not mounted yet; it will be on all of its nodes or on none",
+                ));
             }
         }
     }

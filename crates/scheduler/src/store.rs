@@ -123,8 +123,7 @@ impl Store {
         // A transaction is on disk when it is said to be; readers do not wait for writers.
         let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
         connection.execute_batch(pragmas).map_err(sqlite)?;
-        let found: i64 =
-            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
+        let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
         match found {
             0 => {
                 let transaction = connection.transaction().map_err(sqlite)?;
@@ -210,8 +209,7 @@ impl Store {
                 }
             }
             for change in &effects.changes {
-                let statement =
-                    "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) VALUES (?1, ?2, ?3, ?4, ?5)";
+                let statement = "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) VALUES (?1, ?2, ?3, ?4, ?5)";
                 transaction.prepare_cached(statement)?.execute(params![
                     now.0 as i64,
                     change.job.map(|job| job.to_string()),
@@ -278,7 +276,8 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn knows(&self, id: &RamDiskId) -> Result<bool, StoreError> {
-        let query = "SELECT count(*) FROM jobs WHERE id = ?1 UNION ALL SELECT count(*) FROM past_jobs WHERE id = ?1";
+        let query =
+            "SELECT count(*) FROM jobs WHERE id = ?1 UNION ALL SELECT count(*) FROM past_jobs WHERE id = ?1";
         let read = || -> rusqlite::Result<i64> {
             let mut statement = self.connection.prepare_cached(query)?;
             let job = job_of(id).map(|job| job.to_string()).unwrap_or_default();

@@ -15,6 +15,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../shared/binary.rs"]
+mod binary;
 mod capacity;
 mod covers;
 mod data;

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use ondeck_testbed::{Daemon, Host, Process, Ran, Signal, Testbed, wait_until};
 use serde_json::Value;
 
+use crate::binary::ondeck_binary;
+
 /// For states that are reached at once on a machine that is not out of breath.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 /// The owner of most RAM disks here.
@@ -114,30 +116,6 @@ impl Drop for Turn {
         *BEDS_IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) -= 1;
         BED_GIVEN_BACK.notify_one();
     }
-}
-
-/// The `ondeck` binary of this build. Cargo hands a test only the binaries of its own package, so it is asked to build
-/// this one too: a matter of a moment if it is up to date.
-fn ondeck_binary() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        // TARGET_DIR/TRIPLE/PROFILE/deps/conformance-HASH
-        let this = std::env::current_exe().unwrap();
-        let profile_dir = this.ancestors().nth(2).unwrap();
-        let target_dir = profile_dir.ancestors().nth(2).unwrap();
-        let profile = match profile_dir.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut build = Command::new(cargo);
-        build.args(["build", "--locked", "--quiet", "-p", "ondeck", "--profile", profile, "--target-dir"]);
-        let output = build.arg(target_dir).current_dir(workspace).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "can't build ondeck: {}", last_lines(&said, 30));
-        profile_dir.join("ondeck")
-    })
 }
 
 /// What a site's configuration has beside the usual.

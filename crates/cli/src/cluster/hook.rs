@@ -76,7 +76,8 @@ fn try_epilog(args: &EpilogArgs) -> Result<()> {
 
 fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
     let waits = limit.saturating_sub(MARGIN).max(Duration::from_millis(500));
-    let question = Hook { job: job()?, node: node()?, nodes: String::new(), patience_ms: waits.as_millis() as u64 };
+    let question =
+        Hook { job: job()?, node: node()?, nodes: String::new(), patience_ms: waits.as_millis() as u64 };
     let scheduler = Scheduler::find(config)?;
     let answer = scheduler.ask("POST", &format!("hooks/{hook}"), Some(&question), Some(limit));
     answer.map_err(|error| anyhow::anyhow!("{}", explain(&error)))
@@ -85,7 +86,8 @@ fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
 /// The job, as Slurm names it to Prolog and Epilog.
 fn job() -> Result<Incarnation> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    let job = number("SLURM_JOB_ID").context("there is no SLURM_JOB_ID; this is for Slurm's Prolog and Epilog")?;
+    let job =
+        number("SLURM_JOB_ID").context("there is no SLURM_JOB_ID; this is for Slurm's Prolog and Epilog")?;
     let restarts = number("SLURM_JOB_RESTART_COUNT").or(number("SLURM_RESTART_COUNT")).unwrap_or(0);
     Ok(Incarnation { job: JobId(job), restarts })
 }
@@ -111,5 +113,7 @@ fn unmount_here(config: &Config, limit: Duration, until: Instant) -> Result<()> 
         }
         Ok(())
     };
-    runtime.block_on(async { tokio::time::timeout(limit, work).await.context("this node's agent does not answer")? })
+    runtime.block_on(async {
+        tokio::time::timeout(limit, work).await.context("this node's agent does not answer")?
+    })
 }

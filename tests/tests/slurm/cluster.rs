@@ -1,0 +1,338 @@
+//! A cluster with a scheduler, and what the tests do there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use ondeck_testbed::{Daemon, Host, Ran, Signal, Slurm, SlurmSetup, Testbed, User, wait_until};
+use serde_json::Value;
+
+use crate::binary::ondeck_binary;
+
+/// For states that are reached at once on a machine that is not out of breath.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+const CLUSTERS: usize = 2;
+static IN_USE: Mutex<usize> = Mutex::new(0);
+static GIVEN_BACK: Condvar = Condvar::new();
+
+/// A turn at having a cluster: the machine has two cores.
+struct Turn;
+
+impl Turn {
+    fn wait() -> Turn {
+        let mut used = IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while *used >= CLUSTERS {
+            used = GIVEN_BACK.wait(used).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        *used += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) -= 1;
+        GIVEN_BACK.notify_one();
+    }
+}
+
+/// What differs from the usual cluster.
+pub struct Setup {
+    pub rsa_nodes: usize,
+    pub compute_nodes: usize,
+    /// Lines for the part `[scheduler]`.
+    pub scheduler: String,
+    /// Lines for the part `[agent]`.
+    pub agent: String,
+    /// What each RSA node lends.
+    pub lends: &'static str,
+    /// Lines of slurm.conf.
+    pub slurm: String,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            rsa_nodes: 4,
+            compute_nodes: 4,
+            scheduler: String::new(),
+            agent: String::new(),
+            lends: "256MiB",
+            slurm: String::new(),
+        }
+    }
+}
+
+/// ctl with the scheduler and slurmctld, r1 to r4 that lend RAM, c1 to c4 that compute.
+pub struct Cluster {
+    daemons: Mutex<BTreeMap<String, Daemon>>,
+    pub slurm: Slurm,
+    pub bed: Testbed,
+    pub ondeck: PathBuf,
+    rsa: Vec<String>,
+    _turn: Turn,
+}
+
+impl Cluster {
+    pub fn new() -> Cluster {
+        Cluster::with(Setup::default())
+    }
+
+    pub fn with(setup: Setup) -> Cluster {
+        let binary = ondeck_binary();
+        let turn = Turn::wait();
+        let bed = Testbed::builder()
+            .host("ctl")
+            .hosts("r", setup.rsa_nodes)
+            .hosts("c", setup.compute_nodes)
+            .binary(env!("CARGO_BIN_EXE_ondeck-testbed"))
+            .build()
+            .unwrap();
+        let dir = bed.dir().to_owned();
+        let ondeck = dir.join("ondeck");
+        fs::copy(binary, &ondeck).unwrap();
+        let names = |prefix: &str, count| (1..=count).map(|n| format!("{prefix}{n}")).collect::<Vec<_>>();
+        let (rsa, compute) = (names("r", setup.rsa_nodes), names("c", setup.compute_nodes));
+        let munge = bed.munge().unwrap();
+        let quoted: Vec<String> = rsa.iter().map(|name| format!("\"{name}\"")).collect();
+        let text = format!(
+            "munge_socket = \"{munge}\"\n\
+             [agent]\nlisten = \"auto\"\nSTATE\nadministrators = [\"root@ctl\"]\n\
+             mount_prefixes = [\"{scratch}\"]\n{agent}\n\
+             [agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n\
+             [scheduler]\nhost = \"ctl\"\nlisten = \"auto\"\nstate = \"{dir}/scheduler\"\n\
+             debounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
+             [scheduler.pool.default]\nnodes = [{nodes}]\n\
+             [slurm]\ninterval = \"500ms\"\n",
+            munge = munge.display(),
+            scratch = dir.join("scratch").display(),
+            agent = setup.agent,
+            lends = setup.lends,
+            dir = dir.display(),
+            scheduler = setup.scheduler,
+            nodes = quoted.join(", "),
+        );
+        fs::write(dir.join("ondeck.toml"), text.replace("STATE\n", "")).unwrap();
+        for host in rsa.iter().chain(&compute) {
+            // The hosts have one process-id namespace: an agent that looks for what it left must not find another's.
+            let state = format!("state = \"/run/ondeck/agent-{host}\"\n");
+            fs::write(dir.join(format!("{host}.toml")), text.replace("STATE\n", &state)).unwrap();
+        }
+        let hook = |name: &str| {
+            let path = dir.join(format!("slurm-{name}"));
+            let line = format!(
+                "#!/bin/sh\nexec {} {name} --config {}/ondeck.toml >> {}/log/{name}.log 2>&1\n",
+                ondeck.display(),
+                dir.display(),
+                dir.display()
+            );
+            fs::write(&path, line).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        let (prolog, epilog) = (hook("prolog"), hook("epilog"));
+        let lua = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("slurm/job_submit.lua");
+        let slurm = bed
+            .slurm(SlurmSetup {
+                prolog: Some(prolog),
+                epilog: Some(epilog),
+                job_submit: Some(lua),
+                conf: setup.slurm,
+                ..SlurmSetup::new("ctl", compute.clone())
+            })
+            .unwrap();
+        let cluster = Cluster { daemons: Mutex::default(), slurm, bed, ondeck, rsa, _turn: turn };
+        for host in cluster.rsa.iter().chain(&compute) {
+            cluster.start_agent(host);
+        }
+        cluster.start_scheduler();
+        for host in cluster.rsa.iter().chain(&compute) {
+            let address = std::net::SocketAddr::new(cluster.host(host).address().into(), 7272);
+            wait_until(DEADLINE, "an agent listens", || cluster.host(host).listening().contains(&address));
+        }
+        let nodes = cluster.rsa.len();
+        wait_until(DEADLINE, "the scheduler knows the nodes", || {
+            let status = cluster.status();
+            let up = status["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "up").count();
+            up == nodes
+        });
+        cluster
+    }
+
+    pub fn host(&self, name: &str) -> &Host {
+        self.bed.host(name)
+    }
+
+    pub fn user(&self, name: &str) -> &User {
+        self.bed.user(name)
+    }
+
+    fn daemons(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Daemon>> {
+        self.daemons.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.bed.dir().join("log").join(format!("{name}.log"))
+    }
+
+    pub fn start_agent(&self, name: &str) {
+        let mut command = self.host(name).command(&self.ondeck);
+        command.arg("agent").arg("--config").arg(self.bed.dir().join(format!("{name}.toml")));
+        let daemon = self.host(name).spawn_daemon(command, &self.log(&format!("agent-{name}"))).unwrap();
+        self.daemons().insert(name.to_owned(), daemon);
+    }
+
+    pub fn start_scheduler(&self) {
+        let mut command = self.host("ctl").command(&self.ondeck);
+        command.arg("serve").arg("--config").arg(self.bed.dir().join("ondeck.toml"));
+        let daemon = self.host("ctl").spawn_daemon(command, &self.log("scheduler")).unwrap();
+        self.daemons().insert("scheduler".to_owned(), daemon);
+        wait_until(DEADLINE, "the scheduler answers", || {
+            let daemons = self.daemons();
+            assert!(daemons["scheduler"].is_running(), "{}", daemons["scheduler"].log());
+            drop(daemons);
+            self.ondeck(&["status", "--json"]).success()
+        });
+    }
+
+    /// Kills a daemon with SIGKILL: an agent by its host's name, or `scheduler`.
+    pub fn kill(&self, name: &str) {
+        let mut daemon = self.daemons().remove(name).expect("it runs");
+        daemon.kill(Signal::KILL);
+        daemon.wait(DEADLINE).expect("SIGKILL ends it");
+    }
+
+    /// Forgets a daemon whose host has crashed.
+    pub fn forget(&self, name: &str) {
+        self.daemons().remove(name);
+    }
+
+    /// Runs `ondeck` on ctl as root.
+    pub fn ondeck(&self, arguments: &[&str]) -> Ran {
+        self.ondeck_on(self.host("ctl"), arguments)
+    }
+
+    /// Runs `ondeck` on a host as its user.
+    pub fn ondeck_on(&self, host: &Host, arguments: &[&str]) -> Ran {
+        let ondeck = self.ondeck.to_string_lossy();
+        let config = self.bed.dir().join("ondeck.toml");
+        let mut line = vec![&*ondeck];
+        line.extend(arguments);
+        let config = config.to_string_lossy();
+        line.extend(["--config", &config]);
+        host.run(&line)
+    }
+
+    pub fn status(&self) -> Value {
+        let ran = self.ondeck(&["status", "--json"]);
+        ran.assert_success();
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
+    /// A job's line of the status.
+    pub fn job(&self, id: u32) -> Option<Value> {
+        let status = self.status();
+        status["jobs"].as_array().unwrap().iter().find(|job| job["id"] == id.to_string()).cloned()
+    }
+
+    pub fn story(&self, id: u32) -> Value {
+        let ran = self.ondeck(&["job", "show", &id.to_string(), "--json"]);
+        ran.assert_success();
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
+    /// The RSA states that a job has been through.
+    pub fn states(&self, id: u32) -> Vec<String> {
+        let story = self.story(id);
+        let mut states: Vec<String> = Vec::new();
+        for line in story["log"].as_array().unwrap() {
+            if let Some(state) = line["states"][1].as_str()
+                && states.last().is_none_or(|last| last != state)
+            {
+                states.push(state.to_owned());
+            }
+        }
+        states
+    }
+
+    #[track_caller]
+    pub fn wait_rsa(&self, id: u32, state: &str) {
+        wait_until(DEADLINE, &format!("job {id} becomes {state}"), || {
+            let Some(job) = self.job(id) else { return false };
+            assert!(
+                state == "INELIGIBLE" || job["rsa_state"] != "INELIGIBLE",
+                "job {id} has become ineligible: {}",
+                self.ondeck(&["job", "show", &id.to_string()]).stdout
+            );
+            job["rsa_state"] == state
+        });
+    }
+
+    /// Waits until nothing of a job is to be done any more.
+    #[track_caller]
+    pub fn wait_done(&self, id: u32) {
+        let ran = self.ondeck(&["wait", &id.to_string(), "--timeout", "60s"]);
+        assert!(ran.success(), "{}{}", ran.stderr, self.ondeck(&["job", "show", &id.to_string()]).stdout);
+    }
+
+    /// Occupies all compute nodes, so that the next job has to wait for resources; gives the job's number.
+    #[track_caller]
+    pub fn block(&self, nodes: usize) -> u32 {
+        let script = "#!/bin/sh\nwhile :; do sleep 0.1; done\n";
+        let job = self.slurm.submit(
+            self.user("bob"),
+            script,
+            &[&format!("--nodes={nodes}"), "--exclusive", "--output=/dev/null"],
+        );
+        self.slurm.wait_state(job, "RUNNING", DEADLINE);
+        job
+    }
+
+    /// Nothing of any job is left: no rows, no RAM, no mounts, no processes.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        wait_until(DEADLINE, "all jobs are done", || self.status()["jobs"].as_array().unwrap().is_empty());
+        for node in self.status()["nodes"].as_array().unwrap() {
+            assert_eq!(node["free"], node["capacity"], "{node}");
+        }
+        for host in self.bed.hosts() {
+            let mounts: Vec<_> =
+                host.new_mounts().into_iter().filter(|m| is_ours(&m.source, &m.kind)).collect();
+            assert!(mounts.is_empty(), "on {}: {mounts:?}", host.name());
+        }
+        let left: Vec<String> = self
+            .bed
+            .processes()
+            .into_iter()
+            .map(|process| process.command_line.join(" "))
+            .filter(|command| command.contains("gluster") || command.contains("task-runner"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+fn is_ours(source: &str, kind: &str) -> bool {
+    source.contains("ondeck") || kind.contains("glusterfs") || source.contains("job-")
+}
+
+/// What a directory holds: names with content.
+pub fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else {
+                let name = path.strip_prefix(dir).unwrap().to_string_lossy().into_owned();
+                found.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,80 @@
+//! The life of a job: input, output, both.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+
+use ondeck_testbed::{User, available};
+
+use crate::cluster::{Cluster, tree};
+
+/// A directory of a user's with some files.
+pub fn directory(user: &User, name: &str, files: &[(&str, &str)]) -> PathBuf {
+    let dir = user.scratch.join(name);
+    fs::create_dir_all(&dir).unwrap();
+    for (file, text) in files {
+        let path = dir.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+    }
+    own(&dir, user);
+    dir
+}
+
+fn own(path: &std::path::Path, user: &User) {
+    chown(path, Some(user.uid), Some(user.gid)).unwrap();
+    if path.is_dir() {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        for entry in fs::read_dir(path).unwrap() {
+            own(&entry.unwrap().path(), user);
+        }
+    }
+}
+
+#[test]
+fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_its_nodes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = directory(alice, "in", &[("a", "alpha"), ("deep/b", "beta")]);
+    let output = directory(alice, "out", &[]);
+    let blocker = cluster.block(4);
+    let script = format!(
+        "#!/bin/sh\n#RSA_DATA_IN={input}\n#RSA_DATA_OUT={output}\n#RSA_OUT_SIZE=1MiB\n\
+         findmnt -n -o SOURCE -T {input} > {scratch}/where\n\
+         cat {input}/a {input}/deep/b > {output}/result\nhostname > {output}/host\n",
+        input = input.display(),
+        output = output.display(),
+        scratch = alice.scratch.display(),
+    );
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(job);
+    let found = tree(&output);
+    assert_eq!(found["result"], b"alphabeta");
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    let states = cluster.states(job);
+    let wanted = [
+        "INITIAL",
+        "ASSIGNED",
+        "BOOTING",
+        "BOOTED",
+        "STAGING_IN",
+        "READY",
+        "MOUNTING",
+        "INUSE_BOTH",
+        "UNMOUNTING",
+        "UNMOUNTED",
+        "STAGING_OUT",
+        "DONE_STAGING_OUT",
+        "TEARDOWN",
+        "DESTROYED",
+        "INITIAL",
+    ];
+    assert_eq!(states, wanted);
+    cluster.assert_clean();
+}

@@ -1,0 +1,9 @@
+//! The scheduler beside a real Slurm: real batch jobs of ordinary users on a cluster of one controller, four RSA nodes
+//! and four compute nodes, with real data compared byte by byte.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../shared/binary.rs"]
+mod binary;
+mod cluster;
+mod life;
