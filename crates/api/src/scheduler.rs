@@ -6,7 +6,7 @@
 //! | `POST /v1/hooks/epilog` | a job has ended on a node: the same, once its RAM disk is unmounted | root of that node |
 //! | `GET /v1/jobs` | what is done for each job, and the nodes: [`Status`] | users see their own jobs |
 //! | `GET /v1/jobs/ID` | all that is known of a job, also of one that is gone: [`JobStory`] | its user |
-//! | `GET /v1/jobs/ID/wait?ms=N` | the same once nothing of it is to be done any more, or after that time | its user |
+//! | `GET /v1/jobs/ID/wait?ms=N` | [`Waited`]: once nothing of it is to be done any more, or after that time | its user |
 //! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
 //! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
@@ -432,6 +432,21 @@ pub struct JobStory {
     pub log: Vec<LogLine>,
     /// Seconds that it spent in each state, in the order of the first entry.
     pub phases: Vec<(RsaState, f64)>,
+}
+
+/// What whoever waits for a job's results is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Waited {
+    /// Whether nothing is to be waited for any more: all results are on disk, or there are none.
+    pub done: bool,
+    /// Whether its results were given up.
+    pub abandoned: bool,
+    /// Whether somebody must decide: results are held or lost, and nothing is tried by itself.
+    pub stuck: bool,
+    /// Where it stands, in a word or two.
+    pub state: String,
+    /// What its user should know.
+    pub message: String,
 }
 
 /// A line of a log.

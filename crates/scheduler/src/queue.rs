@@ -1,6 +1,6 @@
 //! Looking at the queue: one query for all jobs, and one look at the script of each job that may get something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -116,7 +116,8 @@ async fn look_once(daemon: &Arc<Daemon>) {
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }
     }
-    daemon.queue.asked().retain(|id, _| jobs.iter().any(|job| job.id.job == *id));
+    let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
+    daemon.queue.asked().retain(|id, _| there.contains(id));
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
-use ondeck_api::scheduler::{Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status};
+use ondeck_api::scheduler::{
+    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status, Waited,
+};
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
-use ondeck_core::{Incarnation, NodeName, Owner, Standing};
+use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
 use crate::{metrics, queue, thesis};
@@ -178,22 +180,66 @@ impl Daemon {
         Ok(JobStory { job, done, transfer, log, phases })
     }
 
-    /// The story of a job once nothing of it is to be done any more, or as it is when the time is over.
+    /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
     async fn wait(
         self: &Arc<Self>,
         id: Incarnation,
         caller: Caller,
         wait: Duration,
-    ) -> Result<JobStory, Refusal> {
+    ) -> Result<Waited, Refusal> {
         let until = Instant::now() + wait;
         let mut changed = self.watch();
         loop {
-            let story = self.story(id, caller).await?;
-            let settled = story.done || matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost);
+            let waited = self.waited(id, caller).await?;
             let left = until.saturating_duration_since(Instant::now());
-            if settled || left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return Ok(story);
+            if waited.done || waited.stuck || left.is_zero() {
+                return Ok(waited);
             }
+            let _ = tokio::time::timeout(left, changed.changed()).await;
+        }
+    }
+
+    async fn waited(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<Waited, Refusal> {
+        let of = |job: &Job, done: bool| {
+            let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost);
+            Waited {
+                done,
+                abandoned: job.abandoned,
+                stuck: decided_by_people && job.not_before.is_none() && !job.retry_now,
+                state: format!("{}, {}", job.job_state, job.rsa_state),
+                message: job.message.clone(),
+            }
+        };
+        if let Some(job) = self.job(id) {
+            return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
+        }
+        // Nothing is done for it now. If it has not ended, something may be yet.
+        let sight = self.queue.sight();
+        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended;
+        if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
+            return Ok(Waited {
+                done: false,
+                abandoned: false,
+                stuck: false,
+                state: format!("in the queue ({})", job.reason),
+                message: String::new(),
+            });
+        }
+        let past = self.brain().store.past_job(id);
+        let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        if let Some(job) = past.filter(|job| may_see(caller, job.owner)) {
+            return Ok(of(&job, true));
+        }
+        let ended = sight.jobs.iter().find(|job| job.id == id).filter(|job| may_see(caller, job.owner));
+        match ended {
+            Some(_) => Ok(Waited {
+                done: true,
+                abandoned: false,
+                stuck: false,
+                state: "ended".into(),
+                message: String::new(),
+            }),
+            None => Err(unknown(id)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Events, and how the table is applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -393,7 +393,7 @@ impl Step<'_> {
     // ---- what the workload manager shows
 
     fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
-        let mut missing: BTreeMap<Incarnation, ()> = self.schedule.jobs.keys().map(|id| (*id, ())).collect();
+        let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         for seen in jobs {
             let id = seen.job.id;
@@ -418,7 +418,7 @@ impl Step<'_> {
             }
         }
         self.schedule.candidates = candidates;
-        for id in missing.into_keys() {
+        for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
@@ -427,32 +427,40 @@ impl Step<'_> {
         }
     }
 
-    /// A known job, as the queue shows it.
+    /// A known job, as the queue shows it. Most of them are as they were, and are not touched.
     fn stands(&mut self, taken: Time, seen: &Seen) {
         let (id, now, debounce) = (seen.job.id, self.now, self.schedule.site.debounce);
         let next = is_next(&self.schedule.site, now, &seen.job);
-        let job = self.job(id);
-        job.priority = seen.job.priority;
+        let Some(job) = self.schedule.jobs.get(&id) else { return };
+        if job.priority != seen.job.priority {
+            self.job(id).priority = seen.job.priority;
+        }
+        let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
             (JobState::Ondeck, Standing::Running) => self.runs(seen, Prolog::Expected),
             (JobState::Running, Standing::Running | Standing::Configuring) => {
-                job.doubted = None;
-                if job.io_nodes.is_empty() {
-                    job.io_nodes.clone_from(&seen.io_nodes);
+                if job.io_nodes.is_empty() && !seen.io_nodes.is_empty() {
+                    self.job(id).io_nodes.clone_from(&seen.io_nodes);
                 }
+                self.believe(id);
             }
             // It was let go, or would have been: it keeps what was prepared for it.
             (JobState::Ondeck, _) if next || job.held || job.let_go || job.locked_in => {
-                job.doubted = None;
-                job.compute_nodes = seen.job.node_count;
+                if job.compute_nodes != seen.job.node_count {
+                    self.job(id).compute_nodes = seen.job.node_count;
+                }
+                self.believe(id);
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
             (state, _) => {
-                let since = *job.doubted.get_or_insert(now);
+                let since = job.doubted.unwrap_or(now);
+                if job.doubted.is_none() {
+                    self.job(id).doubted = Some(now);
+                }
                 if now.since(since) >= debounce {
                     let (to, why) = match state {
                         JobState::Running => (JobState::Finished, "is back in the queue"),
@@ -461,6 +469,13 @@ impl Step<'_> {
                     self.set_job_state(id, to, why);
                 }
             }
+        }
+    }
+
+    /// The queue says what the state here says.
+    fn believe(&mut self, id: Incarnation) {
+        if self.schedule.jobs[&id].doubted.is_some() {
+            self.job(id).doubted = None;
         }
     }
 
@@ -888,7 +903,7 @@ impl Step<'_> {
             .collect();
         order.sort_unstable();
         loop {
-            let mut usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+            let mut usage = self.usage();
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
@@ -897,8 +912,8 @@ impl Step<'_> {
                     if !moved {
                         break;
                     }
-                    if matches!(next, Move::Assign(_) | Move::Release) {
-                        usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+                    if matches!(next, Move::Assign(_) | Move::Release | Move::Mount | Move::Forget) {
+                        usage = self.usage();
                     }
                     again |= matches!(next, Move::Release | Move::Forget);
                 }
@@ -917,6 +932,10 @@ impl Step<'_> {
                 break;
             }
         }
+    }
+
+    fn usage(&self) -> Use {
+        Use::of(&self.schedule.nodes, self.schedule.jobs.values())
     }
 
     /// Makes a move; returns whether anything changed.
@@ -939,7 +958,7 @@ impl Step<'_> {
                 self.work(id, Work::Construct, RsaState::Booting)
             }
             Move::StageIn(purpose) => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 self.job(id).purpose = purpose;
@@ -960,7 +979,7 @@ impl Step<'_> {
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
             Move::StageOut => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 let job = self.job(id);
@@ -999,7 +1018,7 @@ impl Step<'_> {
         false
     }
 
-    fn must_wait_to_stage(&mut self, id: Incarnation) -> bool {
+    fn must_wait_to_stage(&mut self, id: Incarnation, usage: &Use) -> bool {
         if let Some(most) = self.schedule.site.staging {
             let staging =
                 |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
@@ -1008,16 +1027,16 @@ impl Step<'_> {
                 return true;
             }
         }
-        self.must_wait_for_results(id)
+        self.must_wait_for_results(id, usage)
     }
 
     /// A stage-in whose source overlaps results that are not on disk yet waits for them.
-    fn must_wait_for_results(&mut self, id: Incarnation) -> bool {
+    fn must_wait_for_results(&mut self, id: Incarnation, usage: &Use) -> bool {
         let job = &self.schedule.jobs[&id];
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let others = self.schedule.jobs.values().filter(|other| other.results);
+        let others = usage.with_results().filter_map(|other| self.schedule.jobs.get(other));
         let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
         let Some((other, path)) = found else { return false };
         self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
@@ -1025,7 +1044,7 @@ impl Step<'_> {
     }
 
     fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use) -> bool {
-        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id) {
+        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id, usage) {
             return false;
         }
         let job = &self.schedule.jobs[&id];
