@@ -216,9 +216,9 @@ impl Worker<'_> {
                 }
             }
             Event::PutBeside { path, name } => {
-                if self.findings.beside.fetch_add(1, Relaxed) < MOST {
-                    let parent =
-                        path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &path[..=at]);
+                let number = self.findings.beside.fetch_add(1, Relaxed);
+                let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &path[..=at]);
+                if number < MOST {
                     send(&self.lines, &Line::Beside(within(&[parent, name].concat())));
                 }
             }
@@ -270,7 +270,9 @@ impl Worker<'_> {
         };
         let missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
         let mut found = open(&wanted.path);
-        if !wanted.input && found.as_ref().is_err_and(missing) {
+        // Results come home also if somebody has removed the directory meanwhile.
+        let comes_home = matches!(self.order.request.work, Work::BringHome { .. }) && wanted.output;
+        if (!wanted.input || comes_home) && found.as_ref().is_err_and(missing) {
             rustix::fs::mkdir(&wanted.path, Mode::from_raw_mode(0o755)).map_err(|error| {
                 Failure::lasting(format!(
                     "{path}: can't be made by {who} on {}: {error}; make it, or correct {directive}",
