@@ -270,7 +270,9 @@ impl Worker<'_> {
         };
         let missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
         let mut found = open(&wanted.path);
-        if !wanted.input && found.as_ref().is_err_and(missing) {
+        // Results come home also if somebody has removed the directory meanwhile.
+        let comes_home = matches!(self.order.request.work, Work::BringHome { .. }) && wanted.output;
+        if (!wanted.input || comes_home) && found.as_ref().is_err_and(missing) {
             rustix::fs::mkdir(&wanted.path, Mode::from_raw_mode(0o755)).map_err(|error| {
                 Failure::lasting(format!(
                     "{path}: can't be made by {who} on {}: {error}; make it, or correct {directive}",
