@@ -118,7 +118,7 @@ pub fn nodes(status: &Status) -> String {
 
 /// A transfer in a few words.
 pub fn transfer(transfer: &Transfer) -> String {
-    let percent = if transfer.bytes > 0 { transfer.bytes_done * 100 / transfer.bytes } else { 0 };
+    let percent = (transfer.bytes_done * 100).checked_div(transfer.bytes).unwrap_or(0);
     let mut text = format!(
         "{} of {} ({percent} %), {} of {} files, {}/s",
         Bytes(transfer.bytes_done),
