@@ -8,7 +8,7 @@ use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{Cover, Directory, RefusalCode, TaskReport, TaskRequest, TaskState, Work as TaskWork};
 use ondeck_core::schedule::{Action, Event, Fault, Job, LockIn, Outcome, Purpose, Task, Work};
-use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, RamDiskId, Rate};
+use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, QueuedJob, RamDiskId, Rate, Standing};
 use ondeck_ramdisk::Secret;
 use ondeck_wlm::{WlmError, WorkloadManager};
 
@@ -313,7 +313,24 @@ async fn stop(daemon: &Arc<Daemon>, node: &NodeName, id: &RamDiskId) -> Outcome 
     }
 }
 
+/// Another job that runs on one of the job's nodes, and where. The RAM disk would be shown to it, too.
+fn neighbour(daemon: &Daemon, job: &Job) -> Option<(Incarnation, NodeName)> {
+    let sight = daemon.queue.sight();
+    let here = |other: &&QueuedJob| {
+        other.id.job != job.id.job && matches!(other.standing, Standing::Running | Standing::Configuring)
+    };
+    sight.jobs.iter().filter(here).find_map(|other| {
+        let shared = other.nodes.iter().find(|node| job.io_nodes.contains(node))?;
+        Some((other.id, shared.clone()))
+    })
+}
+
 async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
+    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config.scheduler.shared_nodes) {
+        let why =
+            format!("job {other} runs on {node}, too; ask for nodes of your own with #SBATCH --exclusive");
+        return failed(why, Fault::User);
+    }
     let (secret, mut layout) = match kept_ramdisk(daemon, id).await {
         Ok(found) => found,
         Err(why) => return failed(why, Fault::Again),
@@ -428,8 +445,8 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
     match daemon.config.scheduler.lock_in {
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {
-            // The one it had is in the queue's first sight of it, which is gone; Slurm's word for the default is empty.
-            daemon.workload_manager.set_qos(id.job, "normal").await
+            let known = daemon.job(id).map(|job| job.qos).filter(|qos| !qos.is_empty());
+            daemon.workload_manager.set_qos(id.job, known.as_deref().unwrap_or("normal")).await
         }
         LockIn::Off => Ok(()),
     }

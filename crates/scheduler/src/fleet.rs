@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport};
-use ondeck_core::schedule::Event;
+use ondeck_core::schedule::{Event, Job, RsaState, Schedule};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
 use tokio::task::JoinSet;
 
@@ -28,7 +28,11 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
     loop {
         let next = Instant::now() + INTERVAL;
-        let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
+        let (names, expected) = {
+            let brain = daemon.brain();
+            let names: Vec<NodeName> = brain.schedule.nodes().keys().cloned().collect();
+            (names, expected(&brain.schedule))
+        };
         let mut set = JoinSet::new();
         for node in names {
             let daemon = Arc::clone(&daemon);
@@ -40,11 +44,13 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 Look { node, found }
             });
         }
+        let mut seen: BTreeMap<NodeName, Vec<LocalReport>> = BTreeMap::new();
         while let Some(Ok(look)) = set.join_next().await {
             match look.found {
                 Some((report, ramdisks)) => {
                     heard.insert(look.node.clone(), Instant::now());
                     node_answers(&daemon, &look.node, &report, &ramdisks, &mut strangers).await;
+                    seen.insert(look.node, ramdisks);
                 }
                 None => {
                     let since = heard.get(&look.node).unwrap_or(&began);
@@ -55,8 +61,45 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 }
             }
         }
+        for (ramdisk, nodes, broken) in expected {
+            let event = match (fault(&ramdisk, &nodes, &seen), broken) {
+                (Some(why), false) => Event::Broken { ramdisk, why },
+                (None, true) if nodes.iter().all(|node| seen.contains_key(node)) => Event::Whole(ramdisk),
+                _ => continue,
+            };
+            let _ = daemon.event(event).await;
+        }
         tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
     }
+}
+
+/// The RAM disks that must be there, with their nodes, and whether they are taken for broken.
+fn expected(schedule: &Schedule) -> Vec<(RamDiskId, Vec<NodeName>, bool)> {
+    use RsaState as S;
+    let there = |job: &&Job| {
+        !matches!(
+            job.rsa_state,
+            S::Initial | S::Ineligible | S::Assigned | S::Booting | S::Aborted | S::Teardown | S::Destroyed
+        )
+    };
+    let of = |job: &Job| Some((job.ramdisk()?, job.allocation.as_ref()?.nodes.clone(), job.broken));
+    schedule.jobs().values().filter(there).filter_map(of).collect()
+}
+
+/// What is wrong with a RAM disk on the nodes that answered. A node that does not answer may be there again soon.
+fn fault(
+    ramdisk: &RamDiskId,
+    nodes: &[NodeName],
+    seen: &BTreeMap<NodeName, Vec<LocalReport>>,
+) -> Option<String> {
+    nodes.iter().find_map(|node| {
+        let reports = seen.get(node)?;
+        let Some(local) = reports.iter().find(|local| local.layout.id == *ramdisk) else {
+            return Some(format!("the RSA node {node} has nothing of its RAM disk any more"));
+        };
+        let ended = local.processes.iter().find(|process| process.role != "client" && !process.running)?;
+        Some(format!("its {} on the RSA node {node} has ended", ended.role))
+    })
 }
 
 async fn node_answers(
@@ -75,36 +118,16 @@ async fn node_answers(
         .and_then(|pool| report.devices.get(&pool.device).map(|device| device.capacity));
     // What can be lent in all does not shrink because something is lent.
     let capacity = device.unwrap_or(Bytes::ZERO);
-    let (news, residue, broken, whole) = {
+    let (news, residue) = {
         let brain = daemon.brain();
-        let schedule = &brain.schedule;
-        let known = schedule.nodes().get(node);
+        let known = brain.schedule.nodes().get(node);
         let news = known.is_none_or(|known| !known.up || known.capacity != capacity);
         let residue: Vec<RamDiskId> =
             known.map(|known| known.residue.iter().cloned().collect()).unwrap_or_default();
-        let (mut broken, mut whole) = (Vec::new(), Vec::new());
-        for job in schedule.jobs().values() {
-            let Some(id) = job.ramdisk() else { continue };
-            let Some(local) = ramdisks.iter().find(|local| local.layout.id == id) else { continue };
-            let ended = local.processes.iter().find(|process| process.role != "client" && !process.running);
-            match (ended, job.broken) {
-                (Some(ended), false) => {
-                    broken.push((id, format!("its {} on the RSA node {node} has ended", ended.role)));
-                }
-                (None, true) if all_answer(schedule, job) => whole.push(id),
-                _ => {}
-            }
-        }
-        (news, residue, broken, whole)
+        (news, residue)
     };
     if news {
         let _ = daemon.event(Event::NodeUp { node: node.clone(), capacity }).await;
-    }
-    for (ramdisk, why) in broken {
-        let _ = daemon.event(Event::Broken { ramdisk, why }).await;
-    }
-    for ramdisk in whole {
-        let _ = daemon.event(Event::Whole(ramdisk)).await;
     }
     for ramdisk in residue {
         if !ramdisks.iter().any(|local| local.layout.id == ramdisk)
@@ -116,12 +139,6 @@ async fn node_answers(
     for local in ramdisks {
         orphan(daemon, node, local, strangers).await;
     }
-}
-
-/// Whether all nodes of a job's RAM disk answer.
-fn all_answer(schedule: &ondeck_core::schedule::Schedule, job: &ondeck_core::schedule::Job) -> bool {
-    let up = |node: &NodeName| schedule.nodes().get(node).is_some_and(|node| node.up);
-    job.allocation.as_ref().is_some_and(|found| found.nodes.iter().all(up))
 }
 
 /// Removes a job's RAM disk that this daemon has given up. One that it never ordered may hold somebody's results: it is

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{
-    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status, Waited,
+    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status, Usage, Waited,
 };
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
@@ -69,6 +69,10 @@ impl Service for Daemon {
                 caller.must_be_administrator()?;
                 self.event(Event::Resume(parse_node(node)?)).await.map_err(refused)?;
                 Reply::json(&self.status(caller))
+            }
+            ("GET", ["usage"]) => {
+                let days = request.field("days").and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+                Reply::json(&self.usage(days.unwrap_or(30), caller).await?)
             }
             ("GET", ["log"]) => {
                 caller.must_be_administrator()?;
@@ -160,6 +164,15 @@ impl Daemon {
         let read = tokio::task::spawn_blocking(move || daemon.brain().store.log(job, LOG_LINES));
         let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
         read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
+    }
+
+    async fn usage(self: &Arc<Self>, days: u64, caller: Caller) -> Result<Vec<Usage>, Refusal> {
+        let (daemon, since) = (Arc::clone(self), (now().0 / 86_400_000).saturating_sub(days));
+        let read = tokio::task::spawn_blocking(move || daemon.brain().store.usage(since));
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let mut usage = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        usage.retain(|used| caller.is_administrator() || caller.uid == used.uid);
+        Ok(usage)
     }
 
     async fn story(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<JobStory, Refusal> {

@@ -105,7 +105,7 @@ impl Cluster {
              mount_prefixes = [\"{scratch}\"]\n{agent}\n\
              [agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n\
              [scheduler]\nhost = \"ctl\"\nlisten = \"auto\"\nstate = \"{dir}/scheduler\"\n\
-             debounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
+             shared_nodes = true\ndebounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
              [scheduler.pool.default]\nnodes = [{nodes}]\n\
              [slurm]\ninterval = \"500ms\"\n",
             munge = munge.display(),

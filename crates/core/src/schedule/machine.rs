@@ -170,6 +170,19 @@ pub struct Effects {
     pub gone: Vec<Job>,
     /// The nodes that were touched.
     pub nodes: Vec<NodeName>,
+    /// What was given back, to be accounted for.
+    pub used: Vec<Used>,
+}
+
+/// What a user had of the RSA.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// Who.
+    pub uid: u32,
+    /// The account that the job was charged to.
+    pub account: String,
+    /// RSA nodes times the seconds for which they were promised.
+    pub node_seconds: f64,
 }
 
 /// Why an order was not obeyed.
@@ -489,6 +502,7 @@ impl Step<'_> {
             request,
             work_dir: seen.work_dir.clone(),
             compute_nodes: seen.job.node_count,
+            qos: seen.job.qos.clone(),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
             job_state: JobState::Ondeck,
@@ -1056,7 +1070,7 @@ impl Step<'_> {
                 true
             }
             Placement::Nodes(nodes, promise) => {
-                let epoch = self.next_epoch();
+                let (epoch, now) = (self.next_epoch(), self.now);
                 for name in &nodes {
                     if let Some(node) = self.schedule.nodes.get_mut(name) {
                         node.promised.insert(id, promise);
@@ -1066,7 +1080,7 @@ impl Step<'_> {
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
                 let job = self.job(id);
                 job.purpose = purpose;
-                job.allocation = Some(Allocation { nodes, promise, epoch });
+                job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
                 self.become_state(id, RsaState::Assigned, &text);
                 true
             }
@@ -1074,9 +1088,13 @@ impl Step<'_> {
     }
 
     fn release(&mut self, id: Incarnation) {
+        let now = self.now;
         let job = self.job(id);
         job.failed_here = false;
-        let nodes = job.allocation.take().map(|found| found.nodes).unwrap_or_default();
+        let Some(Allocation { nodes, since, .. }) = job.allocation.take() else { return };
+        let (uid, account) = (job.owner.uid, job.account.clone());
+        let seconds = now.since(since).as_secs_f64();
+        self.effects.used.push(Used { uid, account, node_seconds: seconds * nodes.len() as f64 });
         for name in &nodes {
             if let Some(node) = self.schedule.nodes.get_mut(name) {
                 node.promised.remove(&id);

@@ -447,7 +447,7 @@ impl World {
                     task.number = 0;
                 }
                 if let Some(allocation) = &mut job.allocation {
-                    (allocation.epoch, allocation.nodes) = (Epoch(0), Vec::new());
+                    (allocation.epoch, allocation.nodes, allocation.since) = (Epoch(0), Vec::new(), NOW);
                 }
                 job.hash(&mut hasher);
             }
