@@ -287,11 +287,12 @@ fn ended(job: &Job, report: &TaskReport, ok: bool, message: Option<&str>) -> Out
             Bytes(report.bytes_done),
             report.entries_done
         );
+        // What the user should know of it: versions that were put beside others, deletions that were not made.
+        if let Some(message) = message {
+            text += &format!("; {message}");
+        }
         if !report.beside.is_empty() {
-            text += &format!(
-                "; changed on disk meanwhile, so the job's version was put beside: {}",
-                report.beside.join(", ")
-            );
+            text += &format!(" ({})", report.beside.join(", "));
         }
         if !report.log.trim().is_empty() {
             text += &format!("; its script said: {}", report.log.trim());
