@@ -292,6 +292,15 @@ impl Cluster {
         job
     }
 
+    /// Neither Prolog nor Epilog has had anything to say.
+    #[track_caller]
+    pub fn assert_quiet(&self) {
+        for hook in ["prolog", "epilog"] {
+            let said = fs::read_to_string(self.log(hook)).unwrap_or_default();
+            assert!(said.is_empty(), "the {hook} said: {said}");
+        }
+    }
+
     /// Nothing of any job is left: no rows, no RAM, no mounts, no processes.
     #[track_caller]
     pub fn assert_clean(&self) {

@@ -6,4 +6,8 @@
 #[path = "../shared/binary.rs"]
 mod binary;
 mod cluster;
+mod jobs;
 mod life;
+mod merge;
+mod shapes;
+mod switch;
