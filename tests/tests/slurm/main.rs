@@ -7,3 +7,4 @@
 mod binary;
 mod cluster;
 mod life;
+mod simulate;

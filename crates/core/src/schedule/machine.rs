@@ -345,13 +345,21 @@ impl Step<'_> {
             }
             Event::Retry(id) => {
                 let job = self.known(id)?;
-                if !matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
-                    return Err(Refused::NotNow(format!(
-                        "job {id} is {}: nothing of it is held, so there is nothing to try again",
-                        job.rsa_state
-                    )));
+                match (job.rsa_state, job.job_state) {
+                    (RsaState::Held | RsaState::Lost, _) => {
+                        (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
+                    }
+                    // What kept it from getting a RAM disk may have been mended, and it has not started.
+                    (RsaState::Ineligible, JobState::Ondeck) => {
+                        (job.hopeless, job.failures, job.not_before) = (false, 0, None);
+                        self.become_state(id, RsaState::Initial, "");
+                    }
+                    (state, _) => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is {state}: nothing of it is held, so there is nothing to try again"
+                        )));
+                    }
                 }
-                (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                 self.note(Some(id), "tried again by hand".into());
             }
             Event::Abandon { job: id, by } => self.abandon(id, &by)?,
@@ -648,7 +656,11 @@ impl Step<'_> {
             return;
         }
         job.broken = true;
+        let shown = job.rsa_state.is_shown();
         self.note(Some(id), why.to_owned());
+        if shown {
+            self.tell(id, format!("{why}: files in its RAM disk can't be read or written any more"));
+        }
     }
 
     // ---- orders
