@@ -135,13 +135,14 @@ impl Cluster {
             path
         };
         let (prolog, epilog) = (hook("prolog"), hook("epilog"));
-        let lua = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("slurm/job_submit.lua");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let lua = root.join("slurm/job_submit.lua");
         let slurm = bed
             .slurm(SlurmSetup {
                 prolog: Some(prolog),
                 epilog: Some(epilog),
                 job_submit: Some(lua),
-                conf: setup.slurm,
+                conf: format!("TaskProlog={}\n{}", root.join("slurm/task_prolog").display(), setup.slurm),
                 ..SlurmSetup::new("ctl", compute.clone())
             })
             .unwrap();

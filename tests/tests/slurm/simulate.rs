@@ -13,8 +13,12 @@ fn a_simulating_scheduler_needs_no_agents_and_no_hooks_and_lends_nothing() {
     if !available() {
         return;
     }
-    let bed =
-        Testbed::builder().host("ctl").hosts("c", 2).binary(env!("CARGO_BIN_EXE_ondeck-testbed")).build().unwrap();
+    let bed = Testbed::builder()
+        .host("ctl")
+        .hosts("c", 2)
+        .binary(env!("CARGO_BIN_EXE_ondeck-testbed"))
+        .build()
+        .unwrap();
     let dir = bed.dir().display().to_string();
     let ondeck = bed.dir().join("ondeck");
     std::fs::copy(ondeck_binary(), &ondeck).unwrap();
