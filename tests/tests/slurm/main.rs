@@ -5,5 +5,7 @@
 
 #[path = "../shared/binary.rs"]
 mod binary;
+mod aids;
 mod cluster;
+mod faults;
 mod life;
