@@ -5,6 +5,8 @@
 
 #[path = "../shared/binary.rs"]
 mod binary;
+mod aids;
 mod cluster;
+mod faults;
 mod life;
 mod simulate;

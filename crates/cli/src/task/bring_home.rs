@@ -153,12 +153,16 @@ impl Worker<'_> {
         }
         match copied {
             Ok(_) if failed == 0 => Ok(()),
-            Ok(_) => Err(Failure::lasting(format!(
-                "{path}: {} of the results could not be written: {}; mend it, then `ondeck job retry {}`",
-                entries(failed),
-                self.failures().1,
-                self.order.request.job
-            ))),
+            Ok(_) => {
+                // If it is the RAM disk that fails, nothing has to be mended on disk.
+                self.check_gate()?;
+                Err(Failure::lasting(format!(
+                    "{path}: {} of the results could not be written: {}; mend it, then `ondeck job retry {}`",
+                    entries(failed),
+                    self.failures().1,
+                    self.order.request.job
+                )))
+            }
             Err(error) => Err(Failure::passing(format!("bringing home {path}: {error}"))),
         }
     }
@@ -201,11 +205,14 @@ impl Worker<'_> {
         let failed = self.failures().0 - failed_before;
         match packed {
             Ok(_) if failed == 0 => self.check_gate(),
-            Ok(_) => Err(Failure::lasting(format!(
-                "{path}: {} of the results could not be packed: {}",
-                entries(failed),
-                self.failures().1
-            ))),
+            Ok(_) => {
+                self.check_gate()?;
+                Err(Failure::lasting(format!(
+                    "{path}: {} of the results could not be packed: {}",
+                    entries(failed),
+                    self.failures().1
+                )))
+            }
             Err(PackError::Write { source, .. } | PackError::Sync { source, .. }) if is_no_room(&source) => {
                 Err(self.no_room(directory, 0))
             }

@@ -111,6 +111,8 @@ impl Worker<'_> {
         match copied {
             Ok(_) if self.failures().0 == 0 => Ok(()),
             Ok(_) => {
+                // If it is the RAM disk that fails, nothing is wrong with the files.
+                self.check_gate()?;
                 let (number, first) = self.failures();
                 Err(Failure::lasting(format!(
                     "{path}: {} could not be staged in: {first}; {} must be able to read all of it",
