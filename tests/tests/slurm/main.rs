@@ -6,4 +6,5 @@
 #[path = "../shared/binary.rs"]
 mod binary;
 mod cluster;
+mod doctor;
 mod life;
