@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
-mod aids;
 mod cluster;
+mod doctor;
 mod faults;
 mod life;
 mod simulate;
