@@ -590,10 +590,11 @@ impl Step<'_> {
             let Some(request) = &seen.request else { return };
             self.begin(seen, request.clone(), JobState::Ondeck);
         }
-        let job = self.job(id);
+        let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
             (JobState::Running, Prolog::Expected) => {
+                let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
                 if job.io_nodes.is_empty() {
                     job.io_nodes.clone_from(&seen.io_nodes);
@@ -605,10 +606,11 @@ impl Step<'_> {
     }
 
     fn set_job_state(&mut self, id: Incarnation, state: JobState, why: &str) {
-        let job = self.job(id);
-        if job.job_state == state || job.job_state == JobState::Finished {
+        let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
+        if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
         }
+        let job = self.job(id);
         job.job_state = state;
         job.doubted = None;
         if matches!(state, JobState::Demoted | JobState::Finished) {
