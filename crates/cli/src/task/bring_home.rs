@@ -13,7 +13,7 @@ use ondeck_api::wire::Directory;
 use ondeck_core::PackFormat;
 use ondeck_transfer::pack::{self, PackError, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
-use ondeck_transfer::{Event, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
+use ondeck_transfer::{Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
 use rustix::fs::FileType;
 
 use super::fill::entries;
@@ -115,7 +115,13 @@ impl Worker<'_> {
             ours: Mutex::new(HashMap::new()),
             made: Mutex::new(HashSet::new()),
         };
+        let left_out = self.left_out(directory, &slot, &directory.disk)?;
+        let manifest = match &self.order.request.share {
+            Some(share) if !share.all_but => kept::manifest_out(&format!("{name}-{}", share.index)),
+            _ => kept::manifest_out(name),
+        };
         let options = Options {
+            exclude: Exclude::exactly(left_out),
             // What the policy allows is removed, and nothing else.
             delete: true,
             recheck: true,
@@ -124,7 +130,7 @@ impl Worker<'_> {
             } else {
                 Ownership::Inherit
             },
-            manifest: Some(kept::manifest_out(name)),
+            manifest: Some(manifest),
             ..self.options()
         };
         let failed_before = self.failures().0;
