@@ -293,13 +293,28 @@ impl Cluster {
         job
     }
 
+    /// All RSA nodes are free.
+    #[track_caller]
+    pub fn assert_nothing_lent(&self) {
+        for node in self.status()["nodes"].as_array().unwrap() {
+            assert_eq!(node["free"], node["capacity"], "{node}");
+        }
+    }
+
+    /// Neither Prolog nor Epilog has had anything to say.
+    #[track_caller]
+    pub fn assert_quiet(&self) {
+        for hook in ["prolog", "epilog"] {
+            let said = fs::read_to_string(self.log(hook)).unwrap_or_default();
+            assert!(said.is_empty(), "the {hook} said: {said}");
+        }
+    }
+
     /// Nothing of any job is left: no rows, no RAM, no mounts, no processes.
     #[track_caller]
     pub fn assert_clean(&self) {
         wait_until(DEADLINE, "all jobs are done", || self.status()["jobs"].as_array().unwrap().is_empty());
-        for node in self.status()["nodes"].as_array().unwrap() {
-            assert_eq!(node["free"], node["capacity"], "{node}");
-        }
+        self.assert_nothing_lent();
         for host in self.bed.hosts() {
             let mounts: Vec<_> =
                 host.new_mounts().into_iter().filter(|m| is_ours(&m.source, &m.kind)).collect();

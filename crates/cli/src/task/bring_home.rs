@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use ondeck_api::wire::Directory;
 use ondeck_core::PackFormat;
@@ -21,6 +22,9 @@ use super::work::{Opened, Worker, failed_for_room, is_no_room};
 use super::{Failure, kept};
 use crate::run::homecoming::{Homecoming, Mechanism};
 
+/// Beyond the time for which a node believes what it has seen: the kernel counts in ticks.
+const SETTLED: Duration = Duration::from_millis(20);
+
 impl Worker<'_> {
     /// Merges every output directory into the one on disk. A failure of one does not keep the others from it.
     pub fn bring_home(
@@ -29,6 +33,9 @@ impl Worker<'_> {
         script: Option<&Path>,
         pack: Option<PackFormat>,
     ) -> Result<Option<String>, Failure> {
+        // This node may have filled the RAM disk a moment ago. A file that looks as it was then is not brought home, so
+        // nothing that was seen then may be believed now.
+        std::thread::sleep(self.order.out_of_date + SETTLED);
         // Inputs are opened too, as they may lie inside of outputs; but they may have gone since.
         let opened =
             self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
