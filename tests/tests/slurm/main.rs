@@ -9,3 +9,5 @@ mod aids;
 mod cluster;
 mod faults;
 mod life;
+mod restarts;
+mod room;
