@@ -116,7 +116,8 @@ impl Cluster {
     /// All that was noted of a job.
     pub fn log_of(&self, job: u32) -> String {
         let story = self.story(job);
-        let lines = story["log"].as_array().unwrap().iter().map(|line| line["text"].as_str().unwrap_or_default());
+        let lines =
+            story["log"].as_array().unwrap().iter().map(|line| line["text"].as_str().unwrap_or_default());
         lines.collect::<Vec<_>>().join("\n")
     }
 
@@ -180,7 +181,8 @@ impl Cluster {
     /// The mounts over a directory, on all hosts.
     pub fn covers_of(&self, path: &Path) -> Vec<String> {
         let hosts = self.bed.hosts().iter();
-        hosts.flat_map(|host| host.new_mounts().into_iter().map(move |mount| (host.name().to_owned(), mount)))
+        hosts
+            .flat_map(|host| host.new_mounts().into_iter().map(move |mount| (host.name().to_owned(), mount)))
             .filter(|(_, mount)| mount.target == path)
             .map(|(host, mount)| format!("{host}: {} ({})", mount.source, mount.kind))
             .collect()

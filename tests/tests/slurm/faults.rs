@@ -137,7 +137,8 @@ fn a_job_reads_its_input_from_disk_again_when_an_rsa_node_crashes() {
     let read = read();
     let last: Vec<&str> = read.trim_end().lines().rev().skip(1).take(content.len()).collect();
     assert!(last.iter().all(|line| line.starts_with("0 ")), "{last:?}");
-    let wrong: Vec<&str> = read.lines().filter(|line| line.starts_with("1 ") || line.starts_with("124 ")).collect();
+    let wrong: Vec<&str> =
+        read.lines().filter(|line| line.starts_with("1 ") || line.starts_with("124 ")).collect();
     assert!(wrong.is_empty(), "wrong data, or a read that hung: {wrong:?}");
     cluster.boot(&node);
     cluster.wait_lends_all(&node);
@@ -218,7 +219,8 @@ fn an_rsa_node_that_was_started_anew_in_a_moment_is_not_taken_for_whole() {
 }
 
 #[test]
-fn a_crash_of_an_rsa_node_while_results_are_brought_home_is_told_and_the_node_lends_nothing_until_it_is_clean() {
+fn a_crash_of_an_rsa_node_while_results_are_brought_home_is_told_and_the_node_lends_nothing_until_it_is_clean()
+ {
     if !available() {
         return;
     }

@@ -3,11 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
-mod aids;
 mod cluster;
 mod faults;
 mod life;
 mod restarts;
 mod room;
+mod walls;

@@ -101,8 +101,7 @@ fn a_job_that_ends_while_the_scheduler_is_down_is_unmounted_by_its_epilog_and_br
     let content = files(4, 200_000);
     let source = folder(alice, "source", &content);
     let output = folder(alice, "out", &BTreeMap::new());
-    let body =
-        format!("cp {}/* {}\ntell written\nawait go\n", source.display(), output.display());
+    let body = format!("cp {}/* {}\ntell written\nawait go\n", source.display(), output.display());
     let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
     await_file(alice, "written");
     assert_eq!(cluster.covers_of(&output).len(), 2);
