@@ -11,4 +11,6 @@ mod faults;
 mod life;
 mod restarts;
 mod room;
+mod scripts;
+mod soak;
 mod walls;
