@@ -6,7 +6,7 @@
 //! | `POST /v1/hooks/epilog` | a job has ended on a node: the same, once its RAM disk is unmounted | root of that node |
 //! | `GET /v1/jobs` | what is done for each job, and the nodes: [`Status`] | users see their own jobs |
 //! | `GET /v1/jobs/ID` | all that is known of a job, also of one that is gone: [`JobStory`] | its user |
-//! | `GET /v1/jobs/ID/wait?ms=N` | the same once nothing of it is to be done any more, or after that time | its user |
+//! | `GET /v1/jobs/ID/wait?ms=N` | the same once nothing of it is to be done any more, or after that time; `busy` if it is in the queue and nothing is done for it yet | its user |
 //! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
 //! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |

@@ -54,6 +54,11 @@ impl Queue {
         self.sight.borrow().clone()
     }
 
+    /// Whether a job's script was read, and has no directives that can be obeyed.
+    pub fn has_asked_for_nothing(&self, job: JobId) -> bool {
+        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
+    }
+
     /// Has the queue looked at soon.
     pub fn hurry(&self) {
         self.wanted.notify_one();

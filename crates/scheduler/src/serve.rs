@@ -13,6 +13,7 @@ use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
 use ondeck_core::{Incarnation, NodeName, Owner, Standing};
 
 use crate::daemon::{Daemon, now};
+use crate::queue::Sight;
 use crate::{metrics, queue, thesis};
 
 /// The longest that a request may wait for a state.
@@ -188,13 +189,43 @@ impl Daemon {
         let until = Instant::now() + wait;
         let mut changed = self.watch();
         loop {
-            let story = self.story(id, caller).await?;
-            let settled = story.done || matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost);
+            let story = match self.story(id, caller).await {
+                Err(refusal)
+                    if refusal.code == RefusalCode::NotFound && self.is_to_come(id, caller, until).await =>
+                {
+                    None
+                }
+                found => Some(found?),
+            };
+            let settled = story.as_ref().is_some_and(|story| {
+                story.done || matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost)
+            });
             let left = until.saturating_duration_since(Instant::now());
             if settled || left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return Ok(story);
+                return story.ok_or_else(|| {
+                    let text = format!("job {id} is in the queue, and nothing is done for it yet");
+                    Refusal::new(RefusalCode::Busy, text)
+                });
             }
         }
+    }
+
+    /// Whether a job that is not known is in the queue, and may still get something.
+    async fn is_to_come(&self, id: Incarnation, caller: Caller, until: Instant) -> bool {
+        let waits = |sight: &Sight| {
+            sight
+                .jobs
+                .iter()
+                .any(|job| job.id == id && job.standing != Standing::Ended && may_see(caller, job.owner))
+        };
+        if self.queue.has_asked_for_nothing(id.job) {
+            return false;
+        }
+        // It may have been submitted since the last look.
+        waits(&self.queue.sight())
+            || tokio::time::timeout_at(until.into(), self.queue.fresh())
+                .await
+                .is_ok_and(|sight| waits(&sight))
     }
 
     /// Whether a hook comes from root of the node that it speaks of.

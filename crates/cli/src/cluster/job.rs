@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use ondeck_api::scheduler::JobStory;
+use ondeck_api::wire::RefusalCode;
 use ondeck_core::schedule::RsaState;
 use ondeck_core::{Incarnation, NodeName, duration, exit};
 
@@ -63,7 +64,8 @@ enum JobCommand {
 
 /// Wait until a job's results are on disk
 ///
-/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over.
+/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over; with 2 if the
+/// job has asked for nothing. A job that is still in the queue is waited for, too.
 #[derive(Args)]
 pub struct WaitArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
@@ -177,7 +179,15 @@ fn try_wait(args: &WaitArgs) -> Result<u8> {
         let wait = left.map_or(ONE_WAIT, |left| left.min(ONE_WAIT));
         let path = format!("jobs/{}/wait?ms={}", args.job, wait.as_millis());
         let patience = Some(wait + Duration::from_secs(10));
-        let story: JobStory = scheduler.ask("GET", &path, None::<&()>, patience)?;
+        let story: JobStory = match scheduler.ask("GET", &path, None::<&()>, patience) {
+            // It has only been submitted.
+            Err(error)
+                if error.code() == Some(RefusalCode::Busy) && left.is_none_or(|left| !left.is_zero()) =>
+            {
+                continue;
+            }
+            found => found?,
+        };
         if story.done {
             if story.job.abandoned {
                 bail!("the results of job {} were abandoned", args.job);
