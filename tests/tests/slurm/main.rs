@@ -7,4 +7,5 @@
 mod binary;
 mod cluster;
 mod doctor;
+mod documents;
 mod life;
