@@ -20,10 +20,10 @@ static IN_USE: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
 /// A turn at having a cluster: the machine has two cores.
-struct Turn;
+pub struct Turn;
 
 impl Turn {
-    fn wait() -> Turn {
+    pub fn wait() -> Turn {
         let mut used = IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while *used >= CLUSTERS {
             used = GIVEN_BACK.wait(used).unwrap_or_else(|poisoned| poisoned.into_inner());
