@@ -11,7 +11,7 @@
 //! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
 //! | `GET /v1/usage?days=N` | what each user and account had of the RSA: [`Usage`] | users see their own |
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
-//! | `GET /metrics` is [`crate::wire::VERSION`]`/metrics` | figures for Prometheus | anybody |
+//! | `GET /v1/metrics` | figures for Prometheus, which `ondeck status --metrics` prints | anybody |
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

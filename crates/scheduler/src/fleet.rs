@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport};
-use ondeck_core::schedule::{Event, Job, RsaState, Schedule};
+use ondeck_core::schedule::{Event, RsaState, Time};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
 use tokio::task::JoinSet;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, now};
 use crate::store::job_of;
 
 /// How often the nodes are looked at.
@@ -21,18 +21,17 @@ struct Look {
     found: Option<(NodeReport, Vec<LocalReport>)>,
 }
 
+/// What the nodes that answered have of RAM disks.
+type Sights = BTreeMap<NodeName, Vec<LocalReport>>;
+
 /// Looks at the nodes for as long as the daemon lives.
 pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
     loop {
-        let next = Instant::now() + INTERVAL;
-        let (names, expected) = {
-            let brain = daemon.brain();
-            let names: Vec<NodeName> = brain.schedule.nodes().keys().cloned().collect();
-            (names, expected(&brain.schedule))
-        };
+        let (next, taken) = (Instant::now() + INTERVAL, now());
+        let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
         let mut set = JoinSet::new();
         for node in names {
             let daemon = Arc::clone(&daemon);
@@ -44,13 +43,13 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 Look { node, found }
             });
         }
-        let mut seen: BTreeMap<NodeName, Vec<LocalReport>> = BTreeMap::new();
+        let mut sights = Sights::new();
         while let Some(Ok(look)) = set.join_next().await {
             match look.found {
                 Some((report, ramdisks)) => {
                     heard.insert(look.node.clone(), Instant::now());
                     node_answers(&daemon, &look.node, &report, &ramdisks, &mut strangers).await;
-                    seen.insert(look.node, ramdisks);
+                    sights.insert(look.node, ramdisks);
                 }
                 None => {
                     let since = heard.get(&look.node).unwrap_or(&began);
@@ -61,45 +60,63 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 }
             }
         }
-        for (ramdisk, nodes, broken) in expected {
-            let event = match (fault(&ramdisk, &nodes, &seen), broken) {
-                (Some(why), false) => Event::Broken { ramdisk, why },
-                (None, true) if nodes.iter().all(|node| seen.contains_key(node)) => Event::Whole(ramdisk),
-                _ => continue,
-            };
+        for event in judge(&daemon, taken, &sights) {
             let _ = daemon.event(event).await;
         }
         tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
     }
 }
 
-/// The RAM disks that must be there, with their nodes, and whether they are taken for broken.
-fn expected(schedule: &Schedule) -> Vec<(RamDiskId, Vec<NodeName>, bool)> {
-    use RsaState as S;
-    let there = |job: &&Job| {
-        !matches!(
-            job.rsa_state,
-            S::Initial | S::Ineligible | S::Assigned | S::Booting | S::Aborted | S::Teardown | S::Destroyed
-        )
-    };
-    let of = |job: &Job| Some((job.ramdisk()?, job.allocation.as_ref()?.nodes.clone(), job.broken));
-    schedule.jobs().values().filter(there).filter_map(of).collect()
+/// Which RAM disks have lost a server, or have all of them again. A node that was started anew answers, and has nothing.
+fn judge(daemon: &Daemon, taken: Time, sights: &Sights) -> Vec<Event> {
+    let brain = daemon.brain();
+    let mut events = Vec::new();
+    for job in brain.schedule.jobs().values() {
+        let (Some(ramdisk), Some(allocation)) = (job.ramdisk(), &job.allocation) else { continue };
+        // What was seen before it came to this state says nothing.
+        if !is_built(job.rsa_state) || job.since >= taken {
+            continue;
+        }
+        let parts = allocation.nodes.iter().map(|node| (node, sights.get(node)));
+        let faults: Vec<Option<String>> = parts
+            .map(|(node, sight)| match sight {
+                // It may only be slow; in time it is taken for lost.
+                None => Some(String::new()),
+                Some(found) => fault_of(node, found.iter().find(|local| local.layout.id == ramdisk)),
+            })
+            .collect();
+        match faults.iter().flatten().find(|why| !why.is_empty()) {
+            Some(why) if !job.broken => events.push(Event::Broken { ramdisk, why: why.clone() }),
+            None if job.broken && faults.iter().all(Option::is_none) => events.push(Event::Whole(ramdisk)),
+            _ => {}
+        }
+    }
+    events
 }
 
-/// What is wrong with a RAM disk on the nodes that answered. A node that does not answer may be there again soon.
-fn fault(
-    ramdisk: &RamDiskId,
-    nodes: &[NodeName],
-    seen: &BTreeMap<NodeName, Vec<LocalReport>>,
-) -> Option<String> {
-    nodes.iter().find_map(|node| {
-        let reports = seen.get(node)?;
-        let Some(local) = reports.iter().find(|local| local.layout.id == *ramdisk) else {
-            return Some(format!("the RSA node {node} has nothing of its RAM disk any more"));
-        };
-        let ended = local.processes.iter().find(|process| process.role != "client" && !process.running)?;
-        Some(format!("its {} on the RSA node {node} has ended", ended.role))
-    })
+/// What is wrong with a server's part of a RAM disk.
+fn fault_of(node: &NodeName, part: Option<&LocalReport>) -> Option<String> {
+    let Some(part) = part else {
+        return Some(format!("the RSA node {node} has lost its part of the RAM disk (was it started anew?)"));
+    };
+    let ended = part.processes.iter().find(|process| process.role != "client" && !process.running);
+    ended.map(|ended| format!("its {} on the RSA node {node} has ended", ended.role))
+}
+
+/// Whether all servers of a job's RAM disk must be there in this state.
+fn is_built(state: RsaState) -> bool {
+    use RsaState as S;
+    !matches!(
+        state,
+        S::Initial
+            | S::Ineligible
+            | S::Assigned
+            | S::Booting
+            | S::Aborted
+            | S::DoneStagingOut
+            | S::Teardown
+            | S::Destroyed
+    )
 }
 
 async fn node_answers(

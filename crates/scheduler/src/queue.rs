@@ -49,6 +49,11 @@ impl Queue {
         self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Whether it is known that a job asks for nothing.
+    pub fn asks_for_nothing(&self, job: JobId) -> bool {
+        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
+    }
+
     /// The last look.
     pub fn sight(&self) -> Sight {
         self.sight.borrow().clone()
@@ -110,7 +115,13 @@ async fn look_once(daemon: &Arc<Daemon>) {
             continue;
         }
         match see(daemon, job).await {
-            Ok(found) if found.request.is_some() => seen.push(found),
+            Ok(found) if found.request.is_some() => {
+                if daemon.config.scheduler.simulate.is_some() && job.standing == Standing::Running {
+                    // Nobody waits in a Prolog; it is pretended, too.
+                    let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
+                }
+                seen.push(found);
+            }
             Ok(_) => {}
             // It may be gone already; if not, the next look finds it.
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),

@@ -226,9 +226,13 @@ impl Daemon {
         if let Some(job) = self.job(id) {
             return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
         }
-        // Nothing is done for it now. If it has not ended, something may be yet.
-        let sight = self.queue.sight();
-        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended;
+        // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
+        let mut sight = self.queue.sight();
+        if !sight.jobs.iter().any(|job| job.id == id) {
+            sight = self.queue.fresh().await;
+        }
+        let asks = !self.queue.asks_for_nothing(id.job);
+        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended && asks;
         if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
             return Ok(Waited {
                 done: false,
@@ -249,7 +253,7 @@ impl Daemon {
                 done: true,
                 abandoned: false,
                 stuck: false,
-                state: "ended".into(),
+                state: "nothing is done for it".into(),
                 message: String::new(),
             }),
             None => Err(unknown(id)),
@@ -287,6 +291,9 @@ impl Daemon {
         self.believe(&hook, caller).await?;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
+        if self.queue.asks_for_nothing(hook.job.job) {
+            return Ok(on_disk(""));
+        }
         // What the hook says of the job is not believed: the workload manager is asked.
         let sight = tokio::time::timeout_at(until.into(), self.queue.fresh()).await;
         let Ok(sight) = sight else { return Ok(on_disk("the workload manager does not answer")) };

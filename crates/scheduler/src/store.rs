@@ -370,6 +370,7 @@ impl Store {
         let forget = |transaction: &Transaction<'_>| -> rusqlite::Result<usize> {
             let old = "SELECT id FROM past_jobs WHERE ended_ms < ?1";
             transaction.execute(&format!("DELETE FROM journal WHERE job IN ({old})"), [ended.0 as i64])?;
+            transaction.execute("DELETE FROM journal WHERE job IS NULL AND at_ms < ?1", [ended.0 as i64])?;
             transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])
         };
         let path = self.path.clone();

@@ -20,10 +20,10 @@ static IN_USE: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
 /// A turn at having a cluster: the machine has two cores.
-struct Turn;
+pub struct Turn;
 
 impl Turn {
-    fn wait() -> Turn {
+    pub fn wait() -> Turn {
         let mut used = IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while *used >= CLUSTERS {
             used = GIVEN_BACK.wait(used).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -135,13 +135,14 @@ impl Cluster {
             path
         };
         let (prolog, epilog) = (hook("prolog"), hook("epilog"));
-        let lua = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("slurm/job_submit.lua");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let lua = root.join("slurm/job_submit.lua");
         let slurm = bed
             .slurm(SlurmSetup {
                 prolog: Some(prolog),
                 epilog: Some(epilog),
                 job_submit: Some(lua),
-                conf: setup.slurm,
+                conf: format!("TaskProlog={}\n{}", root.join("slurm/task_prolog").display(), setup.slurm),
                 ..SlurmSetup::new("ctl", compute.clone())
             })
             .unwrap();
@@ -236,7 +237,7 @@ impl Cluster {
     /// A job's line of the status.
     pub fn job(&self, id: u32) -> Option<Value> {
         let status = self.status();
-        status["jobs"].as_array().unwrap().iter().find(|job| job["id"] == id.to_string()).cloned()
+        status["jobs"].as_array().unwrap().iter().find(|job| job["id"].as_str() == Some(&id.to_string())).cloned()
     }
 
     pub fn story(&self, id: u32) -> Value {

@@ -3,14 +3,25 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
 mod cluster;
+mod doctor;
+mod documents;
+mod faults;
 mod jobs;
 mod life;
 mod lives;
 mod merge;
 mod neighbours;
 mod order;
+mod restarts;
+mod room;
+mod scripts;
 mod shapes;
+mod shares;
+mod simulate;
+mod soak;
 mod switch;
+mod walls;

@@ -29,6 +29,10 @@ pub struct StatusArgs {
     #[arg(long, value_name = "DAYS", num_args = 0..=1, default_missing_value = "30", conflicts_with = "watch")]
     usage: Option<u64>,
 
+    /// Print figures for Prometheus, as its textfile collector reads them
+    #[arg(long, conflicts_with_all = ["watch", "usage", "json"])]
+    metrics: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -40,6 +44,10 @@ pub fn status(args: &StatusArgs) -> ExitCode {
 
 fn try_status(args: &StatusArgs) -> Result<u8> {
     let scheduler = Scheduler::find(&load(args.config.as_deref())?)?;
+    if args.metrics {
+        print!("{}", scheduler.ask_text("metrics")?);
+        return Ok(exit::OK);
+    }
     if let Some(days) = args.usage {
         let usage: Vec<Usage> = scheduler.ask("GET", &format!("usage?days={days}"), None::<&()>, None)?;
         if args.json {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::task::{Line, Order};
 use ondeck_api::Config;
-use ondeck_api::wire::{Directory, Work};
+use ondeck_api::wire::{Directory, Unit, Work};
 use ondeck_core::Bytes;
 use ondeck_transfer::credentials::User;
 use ondeck_transfer::{Event, Gate, Options, StageError};
@@ -96,6 +96,7 @@ pub fn work(
             findings: Findings::default(),
         };
         match &order.request.work {
+            Work::Survey { directories, home } => worker.survey(directories, *home),
             Work::Fill { directories, script } => worker.fill(directories, script.as_deref()),
             Work::BringHome { directories, script, pack } => {
                 worker.bring_home(directories, script.as_deref(), *pack)
@@ -296,6 +297,14 @@ impl Worker<'_> {
             Failure { message, retryable: transient }
         })?;
         Ok(Opened { wanted, path: real, disk, nested: Vec::new() })
+    }
+
+    /// Tells what has been found.
+    pub fn tell_units(&self, units: &[Unit]) {
+        // One line must not grow without bound.
+        for part in units.chunks(100) {
+            send(&self.lines, &Line::Units(part.to_vec()));
+        }
     }
 
     /// The path of a job's directory in the RAM disk.

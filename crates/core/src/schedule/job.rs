@@ -145,6 +145,9 @@ pub struct Job {
     pub avoid: Vec<NodeName>,
     /// Whether a server of its RAM disk is lost.
     pub broken: bool,
+    /// Which, and how.
+    #[serde(default)]
+    pub broken_why: String,
     /// Whether mounting it failed, so that some nodes may show it.
     pub mount_failed: bool,
     /// How often unmounting failed in a row.
@@ -235,6 +238,13 @@ impl Job {
             }
         }
         found
+    }
+
+    /// Its output directories, for people.
+    pub fn outputs(&self) -> String {
+        let paths: Vec<String> =
+            self.request.data_out.iter().map(|path| path.display().to_string()).collect();
+        paths.join(", ")
     }
 
     /// Whether `other` has results that are not on disk yet where this job reads or writes; names the path.

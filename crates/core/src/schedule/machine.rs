@@ -13,6 +13,12 @@ use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
 
+/// How the message begins while results wait in RAM.
+const NOT_HOME: &str = "staging out failed: ";
+
+/// How the message begins when a server with results is lost.
+const LOST: &str = "results may be lost: ";
+
 /// A job as the queue shows it, with what its script asks for if it asks for anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
@@ -330,8 +336,11 @@ impl Step<'_> {
                 let ids: Vec<Incarnation> = self.with_ramdisk(&ramdisk).collect();
                 for id in ids {
                     if self.job(id).broken {
-                        self.job(id).broken = false;
-                        self.note(Some(id), "all servers of its RAM disk are there again".into());
+                        let job = self.job(id);
+                        (job.broken, job.broken_why) = (false, String::new());
+                        let text = "all servers of its RAM disk are there again".to_owned();
+                        // Whoever was told of the loss is told of its end.
+                        if job.results { self.tell(id, text) } else { self.note(Some(id), text) }
                     }
                 }
             }
@@ -345,13 +354,21 @@ impl Step<'_> {
             }
             Event::Retry(id) => {
                 let job = self.known(id)?;
-                if !matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
-                    return Err(Refused::NotNow(format!(
-                        "job {id} is {}: nothing of it is held, so there is nothing to try again",
-                        job.rsa_state
-                    )));
+                match (job.rsa_state, job.job_state) {
+                    (RsaState::Held | RsaState::Lost, _) => {
+                        (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
+                    }
+                    // What kept it from getting a RAM disk may have been mended, and it has not started.
+                    (RsaState::Ineligible, JobState::Ondeck) => {
+                        (job.hopeless, job.failures, job.not_before) = (false, 0, None);
+                        self.become_state(id, RsaState::Initial, "");
+                    }
+                    (state, _) => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is {state}: nothing of it is held, so there is nothing to try again"
+                        )));
+                    }
                 }
-                (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                 self.note(Some(id), "tried again by hand".into());
             }
             Event::Abandon { job: id, by } => self.abandon(id, &by)?,
@@ -519,6 +536,7 @@ impl Step<'_> {
             hopeless: false,
             avoid: Vec::new(),
             broken: false,
+            broken_why: String::new(),
             mount_failed: false,
             unmounts: 0,
             stage_outs: 0,
@@ -572,10 +590,11 @@ impl Step<'_> {
             let Some(request) = &seen.request else { return };
             self.begin(seen, request.clone(), JobState::Ondeck);
         }
-        let job = self.job(id);
+        let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
             (JobState::Running, Prolog::Expected) => {
+                let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
                 if job.io_nodes.is_empty() {
                     job.io_nodes.clone_from(&seen.io_nodes);
@@ -587,10 +606,11 @@ impl Step<'_> {
     }
 
     fn set_job_state(&mut self, id: Incarnation, state: JobState, why: &str) {
-        let job = self.job(id);
-        if job.job_state == state || job.job_state == JobState::Finished {
+        let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
+        if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
         }
+        let job = self.job(id);
         job.job_state = state;
         job.doubted = None;
         if matches!(state, JobState::Demoted | JobState::Finished) {
@@ -648,7 +668,20 @@ impl Step<'_> {
             return;
         }
         job.broken = true;
-        self.note(Some(id), why.to_owned());
+        why.clone_into(&mut job.broken_why);
+        let text = match job.rsa_state {
+            state if state.is_shown() && job.results => format!(
+                "{why}: files that the job has in {} may fail with an I/O error, and results may be lost",
+                job.outputs()
+            ),
+            state if state.is_shown() => {
+                format!(
+                    "{why}: the job's input is read from disk again; files that were open may fail with an I/O error"
+                )
+            }
+            _ => return self.note(Some(id), why.to_owned()),
+        };
+        self.tell(id, text);
     }
 
     // ---- orders
@@ -746,7 +779,9 @@ impl Step<'_> {
                 let job = self.job(id);
                 (job.results, job.stage_outs, job.retry_now) = (false, 0, false);
                 self.become_state(id, S::DoneStagingOut, &text);
-                if !self.schedule.jobs[&id].message.is_empty() {
+                // Another message, as why it worked on disk, still holds.
+                let told = &self.schedule.jobs[&id].message;
+                if told.starts_with(NOT_HOME) || told.starts_with(LOST) {
                     self.tell(id, "its results are on disk".into());
                 }
             }
@@ -770,8 +805,10 @@ impl Step<'_> {
         job.retry_now = false;
         if fault == Fault::Lost || job.broken {
             job.broken = true;
+            let why =
+                if job.broken_why.is_empty() { why.to_owned() } else { format!("{}; {why}", job.broken_why) };
             self.become_state(id, RsaState::Lost, "");
-            self.tell(id, format!("results may be lost: {why}"));
+            self.tell_of_loss(id, &why);
             return;
         }
         let again = job.stage_outs < most && fault == Fault::Again;
@@ -783,7 +820,18 @@ impl Step<'_> {
         } else {
             format!("the results are kept in RAM until `ondeck job retry {id}` or `ondeck job abandon {id}`")
         };
-        self.tell(id, format!("staging out failed: {why}; {what_next}"));
+        self.tell(id, format!("{NOT_HOME}{why}; {what_next}"));
+    }
+
+    fn tell_of_loss(&mut self, id: Incarnation, why: &str) {
+        let outputs = self.job(id).outputs();
+        self.tell(
+            id,
+            format!(
+                "{LOST}{why}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` tries \
+                 again, `ondeck job abandon {id}` gives it up"
+            ),
+        );
     }
 
     /// The RAM disk is gone, except for what could not be removed from these nodes.
@@ -791,7 +839,7 @@ impl Step<'_> {
         let job = self.job(id);
         let ramdisk = job.ramdisk();
         job.failed_here |= job.broken || !left.is_empty();
-        job.broken = false;
+        (job.broken, job.broken_why) = (false, String::new());
         for node in left {
             if let (Some(known), Some(ramdisk)) = (self.schedule.nodes.get_mut(node), &ramdisk) {
                 known.residue.insert(ramdisk.clone());
@@ -1002,7 +1050,8 @@ impl Step<'_> {
             }
             Move::Lose => {
                 self.become_state(id, RsaState::Lost, "");
-                self.tell(id, "results may be lost: a server of its RAM disk is gone".into());
+                let why = self.job(id).broken_why.clone();
+                self.tell_of_loss(id, &why);
                 true
             }
             Move::Destroy => {
