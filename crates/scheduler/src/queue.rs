@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ondeck_core::schedule::{Event, Seen, Time};
+use ondeck_core::schedule::{Event, RsaState, Seen, Time};
 use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
@@ -90,8 +90,8 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 
 async fn look_once(daemon: &Arc<Daemon>) {
     let (taken, began) = (now(), std::time::Instant::now());
-    let jobs = match daemon.workload_manager.queue().await {
-        Ok(jobs) => jobs,
+    let queue = match daemon.workload_manager.queue().await {
+        Ok(queue) => queue,
         Err(error) => {
             let known = daemon.queue.sight();
             if known.fault.is_none() {
@@ -103,7 +103,8 @@ async fn look_once(daemon: &Arc<Daemon>) {
         }
     };
     let took = began.elapsed();
-    let jobs = Arc::new(jobs);
+    bring_out(daemon, &queue).await;
+    let jobs = Arc::new(queue.jobs);
     let known = daemon.queue.sight.send_replace(Sight { taken, jobs: Arc::clone(&jobs), fault: None, took });
     if known.fault.is_some() {
         tracing::info!("the queue can be seen again");
@@ -131,6 +132,24 @@ async fn look_once(daemon: &Arc<Daemon>) {
     daemon.queue.asked().retain(|id, _| there.contains(id));
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
+    }
+}
+
+/// Gives elements of held arrays numbers of their own, so that they can be staged and released. One at a time: the next
+/// when the one before has its RSA nodes, or can't have any.
+async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
+    for held in &queue.held_arrays {
+        let waits = |job: &QueuedJob| {
+            let of_array = queue.elements.get(&job.id.job).is_some_and(|known| known.array == held.array);
+            let state = || daemon.job(job.id).map_or(RsaState::Initial, |known| known.rsa_state);
+            of_array && job.standing == Standing::Held && state() == RsaState::Initial
+        };
+        if queue.jobs.iter().any(waits) {
+            continue;
+        }
+        if let Err(error) = daemon.workload_manager.split(*held).await {
+            tracing::warn!(array = %held.array, element = held.next, %error, "can't prepare it by itself");
+        }
     }
 }
 

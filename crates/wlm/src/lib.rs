@@ -14,6 +14,7 @@
 //!   `slurm/details` understand them
 //! - [`hostlist`]: `c[1-3]` to names
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
 
@@ -43,6 +44,35 @@ pub struct JobDetails {
     pub state: String,
 }
 
+/// The queue at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// Every job whose number is known for good.
+    pub jobs: Vec<QueuedJob>,
+    /// Which of them are elements of an array.
+    pub elements: BTreeMap<JobId, Element>,
+    /// Elements of arrays that are held until their input is there, and share one record as yet.
+    pub held_arrays: Vec<HeldArray>,
+}
+
+/// An element of an array of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Element {
+    /// The array.
+    pub array: JobId,
+    /// Its number there.
+    pub task: u32,
+}
+
+/// The rest of an array of jobs, held until its input is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldArray {
+    /// The array.
+    pub array: JobId,
+    /// The first of its elements that has no record of its own.
+    pub next: u32,
+}
+
 /// A workload manager.
 ///
 /// Every method fails with [`WlmError::Unavailable`] if the workload manager does not answer in time, and with
@@ -52,8 +82,11 @@ pub struct JobDetails {
 pub trait WorkloadManager: Send + Sync {
     /// Every job of every user: pending, running, ending, and those that ended a short while ago.
     ///
-    /// Only jobs whose number is known for good are in it: elements of an array that share one record are not.
-    fn queue(&self) -> impl Future<Output = Result<Vec<QueuedJob>, WlmError>> + Send;
+    /// Elements of an array that share one record are not among its jobs.
+    fn queue(&self) -> impl Future<Output = Result<Queue, WlmError>> + Send;
+
+    /// Gives the next element of a held array a record, and so a number, of its own. It stays held.
+    fn split(&self, held: HeldArray) -> impl Future<Output = Result<(), WlmError>> + Send;
 
     /// The batch script of a job, byte by byte.
     ///

@@ -1,13 +1,15 @@
 //! Slurm, by its own commands. What is said here of its behaviour was seen with 22.05.8 (Debian 12).
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ondeck_core::{JobId, QueuedJob};
+use ondeck_core::JobId;
 
-use crate::{JobDetails, WlmError, WorkloadManager};
+use crate::{Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
 mod command;
 mod details;
@@ -42,12 +44,14 @@ pub struct Slurm {
     /// What separates the fields of squeue's output. Users choose accounts, directories and file names, and must not
     /// be able to write a job of their own making into the list, so nobody can know it beforehand.
     separator: String,
+    /// The elements of arrays, when the queue was last looked at.
+    elements: Arc<Mutex<BTreeMap<JobId, Element>>>,
 }
 
 impl Slurm {
     /// Slurm as `settings` say; nothing is asked of it yet.
     pub fn new(settings: SlurmSettings) -> Slurm {
-        Slurm { settings, separator: record::separator() }
+        Slurm { settings, separator: record::separator(), elements: Arc::default() }
     }
 
     /// Runs `scontrol VERB… JOB`, which says nothing when it succeeds.
@@ -57,7 +61,17 @@ impl Slurm {
     }
 
     async fn update(&self, job: JobId, assignment: &str) -> Result<(), WlmError> {
-        self.change(job, &["update", &format!("JobId={job}"), assignment]).await
+        self.change(job, &["update", &format!("JobId={}", self.name(job)), assignment]).await
+    }
+
+    /// What a job is called in an order. The element of an array that was the last to get a number has that of the array,
+    /// by which scontrol would reach all elements.
+    fn name(&self, job: JobId) -> String {
+        let elements = self.elements.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match elements.get(&job) {
+            Some(Element { array, task }) => format!("{array}_{task}"),
+            None => job.to_string(),
+        }
     }
 }
 
@@ -67,21 +81,34 @@ impl WorkloadManager for Slurm {
     /// the restart count; `scontrol show job -o` can't be split where a job's name looks like a field).
     ///
     /// - Pending elements of an array that were not started yet share one record, whose number will be that of the
-    ///   element that starts last. Such a record is left out; each element appears when it starts, or when it is the
-    ///   last one.
+    ///   element that starts last. Such a record is left out; each element appears when it gets a record of its own: when
+    ///   it starts, when it alone is changed, or when it is the last one. Without `--array` squeue would show pending
+    ///   elements in one line whether they have records of their own or not; with it every element has a line.
     /// - A requeue counts at once: while the old life still ends (COMPLETING, epilogs run) Slurm shows the count of the
     ///   new one. It is told apart here, and is shown as the end of the old life.
-    async fn queue(&self) -> Result<Vec<QueuedJob>, WlmError> {
+    async fn queue(&self) -> Result<Queue, WlmError> {
         let format = record::format(queue::FIELDS, &self.separator);
-        let output = self.run("squeue", &["--noheader", "--all", "--states=all", "-O", &format]).await?;
+        let output =
+            self.run("squeue", &["--noheader", "--all", "--states=all", "--array", "-O", &format]).await?;
         if !output.success {
             return Err(output.failure(None));
         }
         // Thousands of lines: off the thread that others wait on.
         let separator = self.separator.clone();
-        tokio::task::spawn_blocking(move || queue::parse(&output.stdout, &separator))
+        let queue = tokio::task::spawn_blocking(move || queue::parse(&output.stdout, &separator))
             .await
-            .map_err(|error| WlmError::Malformed { what: error.to_string() })?
+            .map_err(|error| WlmError::Malformed { what: error.to_string() })??;
+        let mut elements = self.elements.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        elements.clone_from(&queue.elements);
+        drop(elements);
+        Ok(queue)
+    }
+
+    /// Any change to one element gives it a record.
+    async fn split(&self, held: HeldArray) -> Result<(), WlmError> {
+        let HeldArray { array, next } = held;
+        let comment = format!("AdminComment={HELD_FOR_INPUT}");
+        self.change(array, &["update", &format!("JobId={array}_{next}"), &comment]).await
     }
 
     /// `scontrol write batch_script`. It exits with 0 even when it fails, so only a script is a success.
@@ -116,13 +143,13 @@ impl WorkloadManager for Slurm {
 
     /// Held by root it is JobHeldAdmin, which its user can't release.
     async fn hold(&self, job: JobId) -> Result<(), WlmError> {
-        self.change(job, &["hold", &job.to_string()]).await
+        self.change(job, &["hold", &self.name(job)]).await
     }
 
     /// Where the priority is the order of submission (priority/basic) a released job goes to the end of the queue; to
     /// keep its place, set the priority that it had before.
     async fn release(&self, job: JobId) -> Result<(), WlmError> {
-        self.change(job, &["release", &job.to_string()]).await
+        self.change(job, &["release", &self.name(job)]).await
     }
 
     async fn set_priority(&self, job: JobId, priority: u32) -> Result<(), WlmError> {

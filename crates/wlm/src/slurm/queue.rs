@@ -1,11 +1,12 @@
 //! The queue: from squeue's fields to [`QueuedJob`]s.
 
+use std::collections::HashMap;
 use std::str::FromStr;
 
 use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
 
 use super::record::{records, text};
-use crate::{WlmError, hostlist};
+use crate::{Element, HeldArray, Queue, WlmError, hostlist};
 
 /// The mark in AdminComment of a job that `job_submit.lua` held until its input is there.
 pub const HELD_FOR_INPUT: &str = "ondeck:hold";
@@ -14,7 +15,7 @@ pub const HELD_FOR_INPUT: &str = "ondeck:hold";
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 18] = &[
+pub const FIELDS: &[&str; 19] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -33,6 +34,7 @@ pub const FIELDS: &[&str; 18] = &[
     "QOS",
     "admin_comment",
     "Account",
+    "ArrayJobID",
 ];
 
 /// One record, as squeue prints it.
@@ -55,15 +57,22 @@ struct Fields<'a> {
     qos: &'a [u8],
     admin_comment: &'a [u8],
     account: &'a [u8],
+    array: &'a [u8],
 }
 
 /// All jobs of squeue's output whose number is their own.
 ///
 /// # Errors
 /// [`WlmError::Malformed`] if a single one is not understood: a job that is left out would be taken for gone.
-pub fn parse(output: &[u8], separator: &str) -> Result<Vec<QueuedJob>, WlmError> {
-    let mut jobs = Vec::new();
-    for record in records::<{ FIELDS.len() }>(output, separator)? {
+pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
+    let mut queue = Queue::default();
+    let records = records::<{ FIELDS.len() }>(output, separator)?;
+    // Elements of an array that share one record have one number, that of the record.
+    let mut lines: HashMap<&[u8], usize> = HashMap::new();
+    for record in &records {
+        *lines.entry(record[0]).or_default() += 1;
+    }
+    for record in records {
         let [
             job,
             array_task,
@@ -83,6 +92,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Vec<QueuedJob>, WlmError>
             qos,
             admin_comment,
             account,
+            array,
         ] = record;
         let fields = Fields {
             job,
@@ -103,12 +113,24 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Vec<QueuedJob>, WlmError>
             qos,
             admin_comment,
             account,
+            array,
         };
-        if !fields.stands_for_several() {
-            jobs.push(fields.job()?);
+        if fields.stands_for_several() || lines[fields.job] > 1 {
+            if let Some(held) = fields.held_array()? {
+                match queue.held_arrays.iter_mut().find(|known| known.array == held.array) {
+                    Some(known) => known.next = known.next.min(held.next),
+                    None => queue.held_arrays.push(held),
+                }
+            }
+            continue;
         }
+        let job = fields.job()?;
+        if let Some(element) = fields.element()? {
+            queue.elements.insert(job.id.job, element);
+        }
+        queue.jobs.push(job);
     }
-    Ok(jobs)
+    Ok(queue)
 }
 
 impl Fields<'_> {
@@ -119,9 +141,43 @@ impl Fields<'_> {
         tasks != b"N/A" && !tasks.iter().all(u8::is_ascii_digit)
     }
 
+    /// The pending rest of an array, if it is held until its input is there: such an element would never start, because
+    /// what is not seen is not released.
+    fn held_array(&self) -> Result<Option<HeldArray>, WlmError> {
+        if !self.is_marked()
+            || standing(&text(self.state), &text(self.reason), self.priority()?) != Standing::Held
+        {
+            return Ok(None);
+        }
+        // `2-9`, `1,5`, `0-8:2%3`, and with an ellipsis if there are many: the first number is that of the next one.
+        let digits = self.array_task.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        Ok(Some(HeldArray {
+            array: JobId(self.number("number", self.job)?),
+            next: self.number("number in its array", &self.array_task[..digits])?,
+        }))
+    }
+
+    /// Of a single element of an array: which.
+    fn element(&self) -> Result<Option<Element>, WlmError> {
+        let task = self.array_task.split(|byte| *byte == b'%').next().unwrap_or_default();
+        if task == b"N/A" {
+            return Ok(None);
+        }
+        let array = JobId(self.number("array", self.array)?);
+        Ok(Some(Element { array, task: self.number("number in its array", task)? }))
+    }
+
+    fn is_marked(&self) -> bool {
+        text(self.admin_comment).split_whitespace().any(|word| word == HELD_FOR_INPUT)
+    }
+
+    fn priority(&self) -> Result<u64, WlmError> {
+        self.number("priority", self.priority)
+    }
+
     fn job(&self) -> Result<QueuedJob, WlmError> {
         let state = text(self.state);
-        let priority = self.number("priority", self.priority)?;
+        let priority = self.priority()?;
         let reason = text(self.reason);
         let standing = standing(&state, &reason, priority);
         let start = seconds(self.start);
@@ -144,7 +200,7 @@ impl Fields<'_> {
             submitted: self.number("submit time", self.submitted)?,
             priority,
             qos: text(self.qos),
-            held_for_input: text(self.admin_comment).split_whitespace().any(|word| word == HELD_FOR_INPUT),
+            held_for_input: self.is_marked(),
         })
     }
 

@@ -9,7 +9,7 @@ use super::*;
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
 fn sample() -> BTreeMap<u32, QueuedJob> {
-    parse(SAMPLE.as_bytes(), "|").unwrap().into_iter().map(|job| (job.id.job.0, job)).collect()
+    parse(SAMPLE.as_bytes(), "|").unwrap().jobs.into_iter().map(|job| (job.id.job.0, job)).collect()
 }
 
 fn names(job: &QueuedJob) -> Vec<&str> {
@@ -70,14 +70,48 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
         [("7", false), ("7%1", false), ("1-2", true), ("1,5", true), ("0-8:2%3", true), ("N/A", false)]
     {
         let line = SAMPLE.lines().nth(8).unwrap().replace("|N/A|", &format!("|{tasks}|"));
-        assert_eq!(parse(format!("{line}\n").as_bytes(), "|").unwrap().is_empty(), several, "{tasks}");
+        assert_eq!(parse(format!("{line}\n").as_bytes(), "|").unwrap().jobs.is_empty(), several, "{tasks}");
     }
 }
 
 #[test]
+fn a_held_rest_of_an_array_is_told_with_its_next_element() {
+    let rest = |tasks: &str, reason: &str, mark: &str| {
+        let line = format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|a|46|\n");
+        parse(line.as_bytes(), "|").unwrap().held_arrays
+    };
+    for (tasks, next) in [("3-9", 3), ("0,5%2", 0), ("12-20:4", 12), ("7,9,11,...", 7)] {
+        assert_eq!(
+            rest(tasks, "JobHeldAdmin", "ondeck:hold"),
+            [HeldArray { array: JobId(46), next }],
+            "{tasks}"
+        );
+    }
+    // As `squeue --array` prints it: a line for each element, with the number of their record.
+    let line = |job: u32, task: u32| {
+        format!("{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|a|46|\n")
+    };
+    let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
+    assert_eq!(queue.held_arrays, [HeldArray { array: JobId(46), next: 3 }]);
+    assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [48]);
+    assert_eq!(queue.elements[&JobId(48)], Element { array: JobId(46), task: 2 });
+    // Another's hold, and none.
+    assert_eq!(rest("3-9", "JobHeldAdmin", "(null)"), []);
+    assert_eq!(rest("3-9", "Priority", "ondeck:hold"), []);
+}
+
+#[test]
+fn an_element_is_told_with_its_array() {
+    let elements = parse(SAMPLE.as_bytes(), "|").unwrap().elements;
+    let known: Vec<_> =
+        elements.into_iter().map(|(job, Element { array, task })| (job.0, array.0, task)).collect();
+    assert_eq!(known, [(27, 27, 3), (49, 46, 1)]);
+}
+
+#[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|a|\n";
-    assert_eq!(parse(line.as_bytes(), "|").unwrap().len(), 1);
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|a|43|\n";
+    assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in
         [("43|N/A", "x|N/A"), ("|0|7", "|-1|7"), ("n[1-2]", "n[1-"), ("n[1-2]", "a/b"), ("|q|", "|")]
     {
@@ -91,6 +125,6 @@ fn a_long_queue_is_read() {
     let line = SAMPLE.lines().nth(8).unwrap();
     let text: String = (0..10_000).map(|n| format!("{n}{}\n", &line[2..])).collect();
     let begin = Instant::now();
-    assert_eq!(parse(text.as_bytes(), "|").unwrap().len(), 10_000);
+    assert_eq!(parse(text.as_bytes(), "|").unwrap().jobs.len(), 10_000);
     println!("10000 jobs, {} bytes: {:?}", text.len(), begin.elapsed());
 }
