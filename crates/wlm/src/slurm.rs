@@ -127,7 +127,7 @@ impl WorkloadManager for Slurm {
     async fn details(&self, job: JobId) -> Result<JobDetails, WlmError> {
         let format = record::format(details::FIELDS, &self.separator);
         let id = job.to_string();
-        let arguments = ["--noheader", "--all", "--states=all", "-j", &id, "-O", &format];
+        let arguments = ["--noheader", "--all", "--states=all", "--array", "-j", &id, "-O", &format];
         let output = self.run("squeue", &arguments).await?;
         if !output.success {
             return Err(output.failure(Some(job)));
