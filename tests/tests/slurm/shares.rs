@@ -23,7 +23,8 @@ fn all_nodes_of_a_job_stage_and_everything_arrives() {
         .collect();
     let listed: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
     let input = directory(alice, "in", &listed);
-    let output = directory(alice, "out", &[("part-1/deep/old", "from before"), ("kept", "kept"), ("gone", "gone")]);
+    let output =
+        directory(alice, "out", &[("part-1/deep/old", "from before"), ("kept", "kept"), ("gone", "gone")]);
     fs::create_dir(input.join("empty")).unwrap();
     symlink("part-1/deep", input.join("link")).unwrap();
     let blocker = cluster.block(4);
