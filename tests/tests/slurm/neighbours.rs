@@ -118,7 +118,7 @@ fn two_users_see_nothing_of_each_other() {
                     other = other.display()
                 );
                 let ran = cluster.host(host).log_in(user).shell(&look);
-                assert!(!ran.success());
+                assert!(!ran.success(), "{} on {host}: {ran:#?}", user.name);
                 assert!(!ran.stdout.contains("secret of"), "{} on {host}: {ran:#?}", user.name);
             }
         }
