@@ -300,9 +300,11 @@ impl Daemon {
         if let Some(fault) = sight.fault {
             return Ok(on_disk(&fault));
         }
-        let Some(job) = sight.jobs.iter().find(|job| job.id == hook.job) else {
+        // Nor which life of the job it is: Slurm has a job in the queue once, and its hooks don't always count right.
+        let Some(job) = sight.jobs.iter().find(|job| job.id.job == hook.job.job) else {
             return Ok(on_disk(""));
         };
+        let id = job.id;
         let starts = matches!(job.standing, Standing::Running | Standing::Configuring);
         if !starts || !job.nodes.contains(&hook.node) {
             return Ok(on_disk(""));
@@ -315,7 +317,7 @@ impl Daemon {
         let mut changed = self.watch();
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
         loop {
-            let Some(job) = self.job(hook.job) else { return Ok(on_disk("")) };
+            let Some(job) = self.job(id) else { return Ok(on_disk("")) };
             if job.prolog != Prolog::Waiting {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);
