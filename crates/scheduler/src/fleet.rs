@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport};
-use ondeck_core::schedule::Event;
+use ondeck_core::schedule::{Event, RsaState, Time};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
 use tokio::task::JoinSet;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, now};
 use crate::store::job_of;
 
 /// How often the nodes are looked at.
@@ -21,13 +21,16 @@ struct Look {
     found: Option<(NodeReport, Vec<LocalReport>)>,
 }
 
+/// What the nodes that answered have of RAM disks.
+type Sights = BTreeMap<NodeName, Vec<LocalReport>>;
+
 /// Looks at the nodes for as long as the daemon lives.
 pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
     loop {
-        let next = Instant::now() + INTERVAL;
+        let (next, taken) = (Instant::now() + INTERVAL, now());
         let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
         let mut set = JoinSet::new();
         for node in names {
@@ -40,11 +43,13 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 Look { node, found }
             });
         }
+        let mut sights = Sights::new();
         while let Some(Ok(look)) = set.join_next().await {
             match look.found {
                 Some((report, ramdisks)) => {
                     heard.insert(look.node.clone(), Instant::now());
                     node_answers(&daemon, &look.node, &report, &ramdisks, &mut strangers).await;
+                    sights.insert(look.node, ramdisks);
                 }
                 None => {
                     let since = heard.get(&look.node).unwrap_or(&began);
@@ -55,8 +60,63 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 }
             }
         }
+        for event in judge(&daemon, taken, &sights) {
+            let _ = daemon.event(event).await;
+        }
         tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
     }
+}
+
+/// Which RAM disks have lost a server, or have all of them again. A node that was started anew answers, and has nothing.
+fn judge(daemon: &Daemon, taken: Time, sights: &Sights) -> Vec<Event> {
+    let brain = daemon.brain();
+    let mut events = Vec::new();
+    for job in brain.schedule.jobs().values() {
+        let (Some(ramdisk), Some(allocation)) = (job.ramdisk(), &job.allocation) else { continue };
+        // What was seen before it came to this state says nothing.
+        if !is_built(job.rsa_state) || job.since >= taken {
+            continue;
+        }
+        let parts = allocation.nodes.iter().map(|node| (node, sights.get(node)));
+        let faults: Vec<Option<String>> = parts
+            .map(|(node, sight)| match sight {
+                // It may only be slow; in time it is taken for lost.
+                None => Some(String::new()),
+                Some(found) => fault_of(node, found.iter().find(|local| local.layout.id == ramdisk)),
+            })
+            .collect();
+        match faults.iter().flatten().find(|why| !why.is_empty()) {
+            Some(why) if !job.broken => events.push(Event::Broken { ramdisk, why: why.clone() }),
+            None if job.broken && faults.iter().all(Option::is_none) => events.push(Event::Whole(ramdisk)),
+            _ => {}
+        }
+    }
+    events
+}
+
+/// What is wrong with a server's part of a RAM disk.
+fn fault_of(node: &NodeName, part: Option<&LocalReport>) -> Option<String> {
+    let Some(part) = part else {
+        return Some(format!("the RSA node {node} has lost its part of the RAM disk (was it started anew?)"));
+    };
+    let ended = part.processes.iter().find(|process| process.role != "client" && !process.running);
+    ended.map(|ended| format!("its {} on the RSA node {node} has ended", ended.role))
+}
+
+/// Whether all servers of a job's RAM disk must be there in this state.
+fn is_built(state: RsaState) -> bool {
+    use RsaState as S;
+    !matches!(
+        state,
+        S::Initial
+            | S::Ineligible
+            | S::Assigned
+            | S::Booting
+            | S::Aborted
+            | S::DoneStagingOut
+            | S::Teardown
+            | S::Destroyed
+    )
 }
 
 async fn node_answers(
@@ -75,36 +135,16 @@ async fn node_answers(
         .and_then(|pool| report.devices.get(&pool.device).map(|device| device.capacity));
     // What can be lent in all does not shrink because something is lent.
     let capacity = device.unwrap_or(Bytes::ZERO);
-    let (news, residue, broken, whole) = {
+    let (news, residue) = {
         let brain = daemon.brain();
-        let schedule = &brain.schedule;
-        let known = schedule.nodes().get(node);
+        let known = brain.schedule.nodes().get(node);
         let news = known.is_none_or(|known| !known.up || known.capacity != capacity);
         let residue: Vec<RamDiskId> =
             known.map(|known| known.residue.iter().cloned().collect()).unwrap_or_default();
-        let (mut broken, mut whole) = (Vec::new(), Vec::new());
-        for job in schedule.jobs().values() {
-            let Some(id) = job.ramdisk() else { continue };
-            let Some(local) = ramdisks.iter().find(|local| local.layout.id == id) else { continue };
-            let ended = local.processes.iter().find(|process| process.role != "client" && !process.running);
-            match (ended, job.broken) {
-                (Some(ended), false) => {
-                    broken.push((id, format!("its {} on the RSA node {node} has ended", ended.role)));
-                }
-                (None, true) if all_answer(schedule, job) => whole.push(id),
-                _ => {}
-            }
-        }
-        (news, residue, broken, whole)
+        (news, residue)
     };
     if news {
         let _ = daemon.event(Event::NodeUp { node: node.clone(), capacity }).await;
-    }
-    for (ramdisk, why) in broken {
-        let _ = daemon.event(Event::Broken { ramdisk, why }).await;
-    }
-    for ramdisk in whole {
-        let _ = daemon.event(Event::Whole(ramdisk)).await;
     }
     for ramdisk in residue {
         if !ramdisks.iter().any(|local| local.layout.id == ramdisk)
@@ -116,12 +156,6 @@ async fn node_answers(
     for local in ramdisks {
         orphan(daemon, node, local, strangers).await;
     }
-}
-
-/// Whether all nodes of a job's RAM disk answer.
-fn all_answer(schedule: &ondeck_core::schedule::Schedule, job: &ondeck_core::schedule::Job) -> bool {
-    let up = |node: &NodeName| schedule.nodes().get(node).is_some_and(|node| node.up);
-    job.allocation.as_ref().is_some_and(|found| found.nodes.iter().all(up))
 }
 
 /// Removes a job's RAM disk that this daemon has given up. One that it never ordered may hold somebody's results: it is

@@ -1,6 +1,6 @@
 //! Looking at the queue: one query for all jobs, and one look at the script of each job that may get something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -47,6 +47,11 @@ impl Queue {
 
     fn asked(&self) -> MutexGuard<'_, BTreeMap<JobId, Asked>> {
         self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether it is known that a job asks for nothing.
+    pub fn asks_for_nothing(&self, job: JobId) -> bool {
+        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
     }
 
     /// The last look.
@@ -110,13 +115,20 @@ async fn look_once(daemon: &Arc<Daemon>) {
             continue;
         }
         match see(daemon, job).await {
-            Ok(found) if found.request.is_some() => seen.push(found),
+            Ok(found) if found.request.is_some() => {
+                if daemon.config.scheduler.simulate.is_some() && job.standing == Standing::Running {
+                    // Nobody waits in a Prolog; it is pretended, too.
+                    let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
+                }
+                seen.push(found);
+            }
             Ok(_) => {}
             // It may be gone already; if not, the next look finds it.
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }
     }
-    daemon.queue.asked().retain(|id, _| jobs.iter().any(|job| job.id.job == *id));
+    let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
+    daemon.queue.asked().retain(|id, _| there.contains(id));
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }

@@ -6,7 +6,7 @@ use ondeck_core::schedule::{JobState, RsaState};
 /// A line of the log as the thesis's scripts would have written it; nothing for what they did not log.
 pub fn line(entry: &LogLine) -> Option<String> {
     let seconds = entry.at_ms / 1000;
-    let Some(job) = entry.job else { return None };
+    let job = entry.job?;
     let (job_state, rsa_state) = entry.states?;
     let text = match rsa_state {
         // These begin; the state before them tells nothing that the sentence does not.

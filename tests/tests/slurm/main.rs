@@ -3,9 +3,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
 mod cluster;
 mod doctor;
 mod documents;
+mod faults;
+mod jobs;
 mod life;
+mod lives;
+mod merge;
+mod neighbours;
+mod order;
+mod shapes;
+mod simulate;
+mod switch;

@@ -22,6 +22,14 @@ impl Worker<'_> {
     /// Puts every directory's content into the RAM disk.
     pub fn fill(&self, directories: &[Directory], script: Option<&Path>) -> Result<Option<String>, Failure> {
         let opened = self.open_all(directories)?;
+        if self.has_a_part() {
+            // What is output, too, needs notes of every file, and is filled by one task.
+            for directory in opened.iter().filter(|directory| !directory.wanted.output) {
+                self.copy_in(&opened, directory)?;
+            }
+            self.check_gate()?;
+            return Ok(None);
+        }
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
@@ -74,6 +82,8 @@ impl Worker<'_> {
     fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
         let name = &directory.wanted.name;
         let slot = kept::make_slot(&self.ram, name).map_err(|error| self.ram_failure(all, name, &error))?;
+        let mut left_out = directory.nested.clone();
+        left_out.extend(self.left_out(directory, &directory.disk, &slot)?);
         let options = Options {
             // It becomes a copy: what an earlier attempt has found, and is gone by now, goes.
             delete: true,
@@ -81,8 +91,8 @@ impl Worker<'_> {
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.
             sync: false,
-            manifest: Some(kept::manifest_in(name)),
-            exclude: Exclude::exactly(directory.nested.iter().cloned()),
+            manifest: (!self.has_a_part()).then(|| kept::manifest_in(name)),
+            exclude: Exclude::exactly(left_out),
             ..self.options()
         };
         let progress = &self.shared.progress;
@@ -111,6 +121,8 @@ impl Worker<'_> {
         match copied {
             Ok(_) if self.failures().0 == 0 => Ok(()),
             Ok(_) => {
+                // If it is the RAM disk that fails, nothing is wrong with the files.
+                self.check_gate()?;
                 let (number, first) = self.failures();
                 Err(Failure::lasting(format!(
                     "{path}: {} could not be staged in: {first}; {} must be able to read all of it",

@@ -1,6 +1,6 @@
 //! Events, and how the table is applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +12,12 @@ use super::policy::{self, LockIn, Placement, Site, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
+
+/// How the message begins while results wait in RAM.
+const NOT_HOME: &str = "staging out failed: ";
+
+/// How the message begins when a server with results is lost.
+const LOST: &str = "results may be lost: ";
 
 /// A job as the queue shows it, with what its script asks for if it asks for anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,6 +176,19 @@ pub struct Effects {
     pub gone: Vec<Job>,
     /// The nodes that were touched.
     pub nodes: Vec<NodeName>,
+    /// What was given back, to be accounted for.
+    pub used: Vec<Used>,
+}
+
+/// What a user had of the RSA.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// Who.
+    pub uid: u32,
+    /// The account that the job was charged to.
+    pub account: String,
+    /// RSA nodes times the seconds for which they were promised.
+    pub node_seconds: f64,
 }
 
 /// Why an order was not obeyed.
@@ -317,8 +336,11 @@ impl Step<'_> {
                 let ids: Vec<Incarnation> = self.with_ramdisk(&ramdisk).collect();
                 for id in ids {
                     if self.job(id).broken {
-                        self.job(id).broken = false;
-                        self.note(Some(id), "all servers of its RAM disk are there again".into());
+                        let job = self.job(id);
+                        (job.broken, job.broken_why) = (false, String::new());
+                        let text = "all servers of its RAM disk are there again".to_owned();
+                        // Whoever was told of the loss is told of its end.
+                        if job.results { self.tell(id, text) } else { self.note(Some(id), text) }
                     }
                 }
             }
@@ -332,13 +354,21 @@ impl Step<'_> {
             }
             Event::Retry(id) => {
                 let job = self.known(id)?;
-                if !matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
-                    return Err(Refused::NotNow(format!(
-                        "job {id} is {}: nothing of it is held, so there is nothing to try again",
-                        job.rsa_state
-                    )));
+                match (job.rsa_state, job.job_state) {
+                    (RsaState::Held | RsaState::Lost, _) => {
+                        (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
+                    }
+                    // What kept it from getting a RAM disk may have been mended, and it has not started.
+                    (RsaState::Ineligible, JobState::Ondeck) => {
+                        (job.hopeless, job.failures, job.not_before) = (false, 0, None);
+                        self.become_state(id, RsaState::Initial, "");
+                    }
+                    (state, _) => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is {state}: nothing of it is held, so there is nothing to try again"
+                        )));
+                    }
                 }
-                (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                 self.note(Some(id), "tried again by hand".into());
             }
             Event::Abandon { job: id, by } => self.abandon(id, &by)?,
@@ -393,7 +423,7 @@ impl Step<'_> {
     // ---- what the workload manager shows
 
     fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
-        let mut missing: BTreeMap<Incarnation, ()> = self.schedule.jobs.keys().map(|id| (*id, ())).collect();
+        let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         for seen in jobs {
             let id = seen.job.id;
@@ -418,7 +448,7 @@ impl Step<'_> {
             }
         }
         self.schedule.candidates = candidates;
-        for id in missing.into_keys() {
+        for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
@@ -427,32 +457,40 @@ impl Step<'_> {
         }
     }
 
-    /// A known job, as the queue shows it.
+    /// A known job, as the queue shows it. Most of them are as they were, and are not touched.
     fn stands(&mut self, taken: Time, seen: &Seen) {
         let (id, now, debounce) = (seen.job.id, self.now, self.schedule.site.debounce);
         let next = is_next(&self.schedule.site, now, &seen.job);
-        let job = self.job(id);
-        job.priority = seen.job.priority;
+        let Some(job) = self.schedule.jobs.get(&id) else { return };
+        if job.priority != seen.job.priority {
+            self.job(id).priority = seen.job.priority;
+        }
+        let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
             (JobState::Ondeck, Standing::Running) => self.runs(seen, Prolog::Expected),
             (JobState::Running, Standing::Running | Standing::Configuring) => {
-                job.doubted = None;
-                if job.io_nodes.is_empty() {
-                    job.io_nodes.clone_from(&seen.io_nodes);
+                if job.io_nodes.is_empty() && !seen.io_nodes.is_empty() {
+                    self.job(id).io_nodes.clone_from(&seen.io_nodes);
                 }
+                self.believe(id);
             }
             // It was let go, or would have been: it keeps what was prepared for it.
             (JobState::Ondeck, _) if next || job.held || job.let_go || job.locked_in => {
-                job.doubted = None;
-                job.compute_nodes = seen.job.node_count;
+                if job.compute_nodes != seen.job.node_count {
+                    self.job(id).compute_nodes = seen.job.node_count;
+                }
+                self.believe(id);
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
             (state, _) => {
-                let since = *job.doubted.get_or_insert(now);
+                let since = job.doubted.unwrap_or(now);
+                if job.doubted.is_none() {
+                    self.job(id).doubted = Some(now);
+                }
                 if now.since(since) >= debounce {
                     let (to, why) = match state {
                         JobState::Running => (JobState::Finished, "is back in the queue"),
@@ -461,6 +499,13 @@ impl Step<'_> {
                     self.set_job_state(id, to, why);
                 }
             }
+        }
+    }
+
+    /// The queue says what the state here says.
+    fn believe(&mut self, id: Incarnation) {
+        if self.schedule.jobs[&id].doubted.is_some() {
+            self.job(id).doubted = None;
         }
     }
 
@@ -474,6 +519,7 @@ impl Step<'_> {
             request,
             work_dir: seen.work_dir.clone(),
             compute_nodes: seen.job.node_count,
+            qos: seen.job.qos.clone(),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
             job_state: JobState::Ondeck,
@@ -490,6 +536,7 @@ impl Step<'_> {
             hopeless: false,
             avoid: Vec::new(),
             broken: false,
+            broken_why: String::new(),
             mount_failed: false,
             unmounts: 0,
             stage_outs: 0,
@@ -543,10 +590,11 @@ impl Step<'_> {
             let Some(request) = &seen.request else { return };
             self.begin(seen, request.clone(), JobState::Ondeck);
         }
-        let job = self.job(id);
+        let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
             (JobState::Running, Prolog::Expected) => {
+                let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
                 if job.io_nodes.is_empty() {
                     job.io_nodes.clone_from(&seen.io_nodes);
@@ -558,10 +606,11 @@ impl Step<'_> {
     }
 
     fn set_job_state(&mut self, id: Incarnation, state: JobState, why: &str) {
-        let job = self.job(id);
-        if job.job_state == state || job.job_state == JobState::Finished {
+        let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
+        if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
         }
+        let job = self.job(id);
         job.job_state = state;
         job.doubted = None;
         if matches!(state, JobState::Demoted | JobState::Finished) {
@@ -619,7 +668,20 @@ impl Step<'_> {
             return;
         }
         job.broken = true;
-        self.note(Some(id), why.to_owned());
+        why.clone_into(&mut job.broken_why);
+        let text = match job.rsa_state {
+            state if state.is_shown() && job.results => format!(
+                "{why}: files that the job has in {} may fail with an I/O error, and results may be lost",
+                job.outputs()
+            ),
+            state if state.is_shown() => {
+                format!(
+                    "{why}: the job's input is read from disk again; files that were open may fail with an I/O error"
+                )
+            }
+            _ => return self.note(Some(id), why.to_owned()),
+        };
+        self.tell(id, text);
     }
 
     // ---- orders
@@ -717,7 +779,9 @@ impl Step<'_> {
                 let job = self.job(id);
                 (job.results, job.stage_outs, job.retry_now) = (false, 0, false);
                 self.become_state(id, S::DoneStagingOut, &text);
-                if !self.schedule.jobs[&id].message.is_empty() {
+                // Another message, as why it worked on disk, still holds.
+                let told = &self.schedule.jobs[&id].message;
+                if told.starts_with(NOT_HOME) || told.starts_with(LOST) {
                     self.tell(id, "its results are on disk".into());
                 }
             }
@@ -741,8 +805,10 @@ impl Step<'_> {
         job.retry_now = false;
         if fault == Fault::Lost || job.broken {
             job.broken = true;
+            let why =
+                if job.broken_why.is_empty() { why.to_owned() } else { format!("{}; {why}", job.broken_why) };
             self.become_state(id, RsaState::Lost, "");
-            self.tell(id, format!("results may be lost: {why}"));
+            self.tell_of_loss(id, &why);
             return;
         }
         let again = job.stage_outs < most && fault == Fault::Again;
@@ -754,7 +820,18 @@ impl Step<'_> {
         } else {
             format!("the results are kept in RAM until `ondeck job retry {id}` or `ondeck job abandon {id}`")
         };
-        self.tell(id, format!("staging out failed: {why}; {what_next}"));
+        self.tell(id, format!("{NOT_HOME}{why}; {what_next}"));
+    }
+
+    fn tell_of_loss(&mut self, id: Incarnation, why: &str) {
+        let outputs = self.job(id).outputs();
+        self.tell(
+            id,
+            format!(
+                "{LOST}{why}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` tries \
+                 again, `ondeck job abandon {id}` gives it up"
+            ),
+        );
     }
 
     /// The RAM disk is gone, except for what could not be removed from these nodes.
@@ -762,7 +839,7 @@ impl Step<'_> {
         let job = self.job(id);
         let ramdisk = job.ramdisk();
         job.failed_here |= job.broken || !left.is_empty();
-        job.broken = false;
+        (job.broken, job.broken_why) = (false, String::new());
         for node in left {
             if let (Some(known), Some(ramdisk)) = (self.schedule.nodes.get_mut(node), &ramdisk) {
                 known.residue.insert(ramdisk.clone());
@@ -888,7 +965,7 @@ impl Step<'_> {
             .collect();
         order.sort_unstable();
         loop {
-            let mut usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+            let mut usage = self.usage();
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
@@ -897,8 +974,8 @@ impl Step<'_> {
                     if !moved {
                         break;
                     }
-                    if matches!(next, Move::Assign(_) | Move::Release) {
-                        usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+                    if matches!(next, Move::Assign(_) | Move::Release | Move::Mount | Move::Forget) {
+                        usage = self.usage();
                     }
                     again |= matches!(next, Move::Release | Move::Forget);
                 }
@@ -917,6 +994,10 @@ impl Step<'_> {
                 break;
             }
         }
+    }
+
+    fn usage(&self) -> Use {
+        Use::of(&self.schedule.nodes, self.schedule.jobs.values())
     }
 
     /// Makes a move; returns whether anything changed.
@@ -939,7 +1020,7 @@ impl Step<'_> {
                 self.work(id, Work::Construct, RsaState::Booting)
             }
             Move::StageIn(purpose) => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 self.job(id).purpose = purpose;
@@ -960,7 +1041,7 @@ impl Step<'_> {
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
             Move::StageOut => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 let job = self.job(id);
@@ -969,7 +1050,8 @@ impl Step<'_> {
             }
             Move::Lose => {
                 self.become_state(id, RsaState::Lost, "");
-                self.tell(id, "results may be lost: a server of its RAM disk is gone".into());
+                let why = self.job(id).broken_why.clone();
+                self.tell_of_loss(id, &why);
                 true
             }
             Move::Destroy => {
@@ -999,7 +1081,7 @@ impl Step<'_> {
         false
     }
 
-    fn must_wait_to_stage(&mut self, id: Incarnation) -> bool {
+    fn must_wait_to_stage(&mut self, id: Incarnation, usage: &Use) -> bool {
         if let Some(most) = self.schedule.site.staging {
             let staging =
                 |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
@@ -1008,16 +1090,16 @@ impl Step<'_> {
                 return true;
             }
         }
-        self.must_wait_for_results(id)
+        self.must_wait_for_results(id, usage)
     }
 
     /// A stage-in whose source overlaps results that are not on disk yet waits for them.
-    fn must_wait_for_results(&mut self, id: Incarnation) -> bool {
+    fn must_wait_for_results(&mut self, id: Incarnation, usage: &Use) -> bool {
         let job = &self.schedule.jobs[&id];
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let others = self.schedule.jobs.values().filter(|other| other.results);
+        let others = usage.with_results().filter_map(|other| self.schedule.jobs.get(other));
         let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
         let Some((other, path)) = found else { return false };
         self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
@@ -1025,7 +1107,7 @@ impl Step<'_> {
     }
 
     fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use) -> bool {
-        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id) {
+        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id, usage) {
             return false;
         }
         let job = &self.schedule.jobs[&id];
@@ -1037,7 +1119,7 @@ impl Step<'_> {
                 true
             }
             Placement::Nodes(nodes, promise) => {
-                let epoch = self.next_epoch();
+                let (epoch, now) = (self.next_epoch(), self.now);
                 for name in &nodes {
                     if let Some(node) = self.schedule.nodes.get_mut(name) {
                         node.promised.insert(id, promise);
@@ -1047,7 +1129,7 @@ impl Step<'_> {
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
                 let job = self.job(id);
                 job.purpose = purpose;
-                job.allocation = Some(Allocation { nodes, promise, epoch });
+                job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
                 self.become_state(id, RsaState::Assigned, &text);
                 true
             }
@@ -1055,9 +1137,13 @@ impl Step<'_> {
     }
 
     fn release(&mut self, id: Incarnation) {
+        let now = self.now;
         let job = self.job(id);
         job.failed_here = false;
-        let nodes = job.allocation.take().map(|found| found.nodes).unwrap_or_default();
+        let Some(Allocation { nodes, since, .. }) = job.allocation.take() else { return };
+        let (uid, account) = (job.owner.uid, job.account.clone());
+        let seconds = now.since(since).as_secs_f64();
+        self.effects.used.push(Used { uid, account, node_seconds: seconds * nodes.len() as f64 });
         for name in &nodes {
             if let Some(node) = self.schedule.nodes.get_mut(name) {
                 node.promised.remove(&id);

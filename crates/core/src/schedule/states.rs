@@ -142,7 +142,8 @@ pub enum Move {
 /// | UNMOUNT_NEEDED | - | - | unmount unless files are open | unmount by force |
 /// | UNMOUNTED | - | - | results: stage out; else destroy | the same |
 /// | DONE_STAGING_OUT | - | - | destroy | destroy |
-/// | HELD, LOST | - | - | wait for time, `retry` or `abandon` | the same |
+/// | HELD | - | - | broken: LOST; else wait for time, `retry` or `abandon` | the same |
+/// | LOST | - | - | whole again: stage out; else wait for `retry` or `abandon` | the same |
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
 ///
@@ -196,6 +197,7 @@ pub fn decide(job: &Job) -> Move {
         (S::Unmounted, _) if job.broken => Move::Lose,
         (S::Unmounted, _) => Move::StageOut,
         (S::Held | S::Lost, _) if !job.results => Move::Destroy,
+        (S::Held, _) if job.broken => Move::Lose,
         (S::Held, _) if job.retry_now => Move::StageOut,
         (S::Lost, _) if job.retry_now || !job.broken => Move::StageOut,
         (S::Held | S::Lost, _) => Move::Wait,

@@ -1,0 +1,253 @@
+//! Hosts that crash: compute nodes while a job runs, RSA nodes in every phase.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use ondeck_testbed::{available, wait_until};
+
+use crate::aids::{LONG, SLOW, await_file, files, folder, give, noise, own_file, script};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+
+fn slow() -> Setup {
+    Setup { scheduler: SLOW.into(), ..Setup::default() }
+}
+
+#[test]
+fn what_a_job_wrote_is_brought_home_when_its_compute_node_crashes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    own_file(alice, &alice.scratch.join("source"), &noise(7, 300_000));
+    let text = script(
+        alice,
+        &[format!("DATA_OUT={}", output.display())],
+        &format!(
+            "srun --ntasks-per-node=1 sh -c 'cat {scratch}/source > {output}/$(hostname)'\n\
+             tell written\nawait never",
+            scratch = alice.scratch.display(),
+            output = output.display()
+        ),
+    );
+    let job = cluster.start_staged(&text, 2);
+    await_file(alice, "written");
+    assert!(tree(&output).is_empty(), "the job has written to disk");
+    // The node of the batch script.
+    cluster.crash("c1");
+    let down = ["update", "NodeName=c1", "State=down", "Reason=crashed"];
+    cluster.slurm.scontrol(&down).assert_success();
+    cluster.wait_done(job);
+    let expected = noise(7, 300_000);
+    assert_eq!(tree(&output), BTreeMap::from([("c1".into(), expected.clone()), ("c2".into(), expected)]));
+    assert!(cluster.log_of(job).contains("not unmounted on c1"), "{}", cluster.log_of(job));
+    // It comes back as any machine does, and is used again.
+    cluster.boot("c1");
+    cluster.slurm.start_slurmd("c1");
+    let input = folder(alice, "in", &files(3, 1000));
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display())],
+        &format!("findmnt -n -o SOURCE -T {} > {}/where", input.display(), alice.scratch.display()),
+    );
+    let next = cluster.start_staged(&text, 4);
+    cluster.wait_done(next);
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_gets_other_rsa_nodes_when_one_crashes_while_its_input_is_staged_in() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(8, 2 << 20);
+    let input = folder(alice, "in", &content);
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display())],
+        &format!(
+            "findmnt -n -o SOURCE -T {input} > {scratch}/where\ncp -r {input} {scratch}/seen\n",
+            input = input.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 2);
+    cluster.wait_rsa(job, "STAGING_IN");
+    let first = cluster.rsa_nodes(job);
+    cluster.crash(&first[1]);
+    wait_until(LONG, "the job is ready on other nodes", || {
+        let line = cluster.job(job).unwrap();
+        assert_ne!(line["rsa_state"], "INELIGIBLE", "{}", cluster.show(job));
+        line["rsa_state"] == "READY" && !cluster.rsa_nodes(job).contains(&first[1])
+    });
+    let lost = cluster.node(&first[1]);
+    assert_eq!((lost["state"].as_str(), lost["free"].as_u64()), (Some("lost"), Some(0)), "{lost}");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(job);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    cluster.boot(&first[1]);
+    cluster.wait_lends_all(&first[1]);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_reads_its_input_from_disk_again_when_an_rsa_node_crashes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(12, 100_000);
+    let input = folder(alice, "in", &content);
+    let copy = folder(alice, "copy", &content);
+    // cmp: 0 is equal, 1 differs, 2 can't be read; timeout: 124.
+    let body = format!(
+        "cd {scratch}\ntell begun\nwhile ! [ -e stop ]; do\n\
+         for f in {copy}/*; do\n\
+         timeout 30 cmp -s $f {input}/$(basename $f); echo $? $(basename $f) >> read\n\
+         done\necho round >> read\nsleep 0.1\ndone",
+        scratch = alice.scratch.display(),
+        copy = copy.display(),
+        input = input.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_IN={}", input.display())], &body), 2);
+    await_file(alice, "begun");
+    cluster.wait_rsa(job, "INUSE_IN");
+    let node = cluster.rsa_nodes(job)[1].clone();
+    cluster.crash(&node);
+    cluster.wait_rsa(job, "INELIGIBLE");
+    let note = cluster.note(job);
+    assert!(note.contains(&node) && note.contains("from disk"), "{note}");
+    assert!(cluster.covers_of(&input).is_empty(), "{:?}", cluster.covers_of(&input));
+    let read = || fs::read_to_string(alice.scratch.join("read")).unwrap();
+    let rounds = read().matches("round").count();
+    wait_until(DEADLINE, "the job has read everything from disk", || {
+        read().matches("round").count() >= rounds + 2
+    });
+    give(alice, "stop");
+    cluster.wait_done(job);
+    let read = read();
+    let last: Vec<&str> = read.trim_end().lines().rev().skip(1).take(content.len()).collect();
+    assert!(last.iter().all(|line| line.starts_with("0 ")), "{last:?}");
+    let wrong: Vec<&str> =
+        read.lines().filter(|line| line.starts_with("1 ") || line.starts_with("124 ")).collect();
+    assert!(wrong.is_empty(), "wrong data, or a read that hung: {wrong:?}");
+    cluster.boot(&node);
+    cluster.wait_lends_all(&node);
+    cluster.assert_clean();
+}
+
+#[test]
+fn results_on_an_rsa_node_that_crashes_are_reported_as_lost_until_they_are_abandoned() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "for n in 1 2 3 4 5 6 7 8; do echo result $n > {}/$n; done\ntell written\nawait go",
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    let number = job.to_string();
+    await_file(alice, "written");
+    let nodes = cluster.rsa_nodes(job);
+    let (alive, dead) = (nodes[0].clone(), nodes[1].clone());
+    cluster.crash(&dead);
+    // While it still runs.
+    cluster.wait_note(job, &dead);
+    assert!(cluster.note(job).contains(&output.display().to_string()), "{}", cluster.note(job));
+    give(alice, "go");
+    cluster.wait_rsa(job, "LOST");
+    let told = |note: String| {
+        assert!(note.contains("may be lost") && note.contains(&dead), "{note}");
+        assert!(note.contains(&output.display().to_string()), "{note}");
+    };
+    told(cluster.note(job));
+    let waited = cluster.ondeck(&["wait", &number]);
+    waited.assert_code(1).assert_says(&dead);
+    assert_eq!(cluster.node(&alive)["jobs"][0], number);
+    // Its owner asks for it again, first while the node is away, then when it is back without its memory.
+    let user = cluster.host("ctl").log_in(alice);
+    cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
+    cluster.wait_rsa(job, "LOST");
+    told(cluster.note(job));
+    cluster.boot(&dead);
+    wait_until(DEADLINE, "the node is back", || cluster.node(&dead)["state"] == "up");
+    assert_eq!(cluster.node(&dead)["free"], 0, "what a job with results has is given away");
+    cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
+    cluster.wait_rsa(job, "LOST");
+    told(cluster.note(job));
+    let abandoned = cluster.ondeck_on(&user, &["job", "abandon", &number]);
+    assert!(!abandoned.success(), "without --yes and without a terminal");
+    cluster.ondeck_on(&user, &["job", "abandon", &number, "--yes"]).assert_success();
+    cluster.wait_lends_all(&alive);
+    cluster.wait_lends_all(&dead);
+    cluster.ondeck(&["wait", &number]).assert_code(1).assert_says("abandoned");
+    cluster.assert_clean();
+}
+
+#[test]
+fn an_rsa_node_that_was_started_anew_in_a_moment_is_not_taken_for_whole() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("echo result > {}/result\ntell written\nawait go", output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    let node = cluster.rsa_nodes(job)[1].clone();
+    cluster.crash(&node);
+    cluster.boot(&node);
+    cluster.wait_note(job, &node);
+    give(alice, "go");
+    cluster.wait_rsa(job, "LOST");
+    cluster.ondeck(&["job", "abandon", &job.to_string(), "--yes"]).assert_success();
+    cluster.wait_lends_all(&node);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_crash_of_an_rsa_node_while_results_are_brought_home_is_told_and_the_node_lends_nothing_until_it_is_clean()
+ {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(10, 2 << 20);
+    let source = folder(alice, "source", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("cp {}/* {}", source.display(), output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    let nodes = cluster.rsa_nodes(job);
+    let (alive, dead) = (nodes[0].clone(), nodes[1].clone());
+    cluster.crash(&dead);
+    cluster.wait_rsa(job, "LOST");
+    let note = cluster.note(job);
+    assert!(note.contains("may be lost") && note.contains(&dead), "{note}");
+    // What is there is right; nothing half-written has a result's name.
+    for (name, bytes) in tree(&output).iter().filter(|(name, _)| !name.contains("ondeck")) {
+        assert_eq!(content.get(name), Some(bytes), "{name}");
+    }
+    cluster.ondeck(&["job", "abandon", &job.to_string(), "--yes"]).assert_success();
+    cluster.wait_lends_all(&alive);
+    wait_until(DEADLINE, "the job is done", || cluster.job(job).is_none());
+    let lost = cluster.node(&dead);
+    assert_eq!((lost["state"].as_str(), lost["free"].as_u64()), (Some("lost"), Some(0)), "{lost}");
+    cluster.boot(&dead);
+    cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}
