@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -201,9 +201,8 @@ pub struct Use {
     pools: BTreeMap<String, PoolUse>,
     users: BTreeMap<u32, u32>,
     accounts: BTreeMap<String, u32>,
-    /// Directories with results that are not on disk yet, and whose they are. Paths are in the order of their parts, so
-    /// those inside a directory follow it.
-    results: BTreeMap<PathBuf, BTreeSet<Incarnation>>,
+    /// Directories with results that are not on disk yet, as [`key`]s, and whose they are.
+    results: BTreeMap<Vec<u8>, BTreeSet<Incarnation>>,
     /// Jobs whose data is being copied.
     copying: u32,
     /// What was counted as free of each node: in whole, and in part.
@@ -322,7 +321,7 @@ impl Use {
         self.copying += u32::from(taken.copying);
         if let Some(job) = taken.results {
             for path in &taken.outputs {
-                self.results.entry(path.clone()).or_default().insert(job);
+                self.results.entry(key(path)).or_default().insert(job);
             }
         }
     }
@@ -341,10 +340,11 @@ impl Use {
         self.copying -= u32::from(taken.copying);
         if let Some(job) = taken.results {
             for path in &taken.outputs {
-                if let Some(jobs) = self.results.get_mut(path) {
+                let key = key(path);
+                if let Some(jobs) = self.results.get_mut(&key) {
                     jobs.remove(&job);
                     if jobs.is_empty() {
-                        self.results.remove(path);
+                        self.results.remove(&key);
                     }
                 }
             }
@@ -368,12 +368,40 @@ impl Use {
         let another = |jobs: &BTreeSet<Incarnation>| jobs.iter().copied().find(|other| *other != job);
         let mut mine = request.data_in.iter().chain(&request.data_out);
         mine.find_map(|path| {
-            let above = path.ancestors().filter_map(|above| self.results.get(above));
-            let below = self.results.range::<Path, _>((Bound::Excluded(path.as_path()), Bound::Unbounded));
-            let below = below.take_while(|(below, _)| below.starts_with(path)).map(|(_, jobs)| jobs);
-            above.chain(below).find_map(another).map(|other| (other, path.as_path()))
+            let key = key(path);
+            let ends = key.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| &key[..=end]);
+            for above in ends {
+                let mut inside = self.results.range::<[u8], _>((Bound::Included(above), Bound::Unbounded));
+                let (first, jobs) = inside.next()?;
+                if first == above
+                    && let Some(other) = another(jobs)
+                {
+                    return Some((other, path.as_path()));
+                }
+                if !first.starts_with(above) {
+                    // Nothing is there, and so nothing further down.
+                    return None;
+                }
+            }
+            let inside = self.results.range::<[u8], _>((Bound::Excluded(&*key), Bound::Unbounded));
+            let mut inside = inside.take_while(|(below, _)| below.starts_with(&key));
+            inside.find_map(|(_, jobs)| another(jobs)).map(|other| (other, path.as_path()))
         })
     }
+}
+
+/// A path so that those inside a directory begin with it and follow it: each part with a slash behind it.
+fn key(path: &Path) -> Vec<u8> {
+    let mut key = Vec::with_capacity(path.as_os_str().len() + 2);
+    for part in path.components() {
+        if part == Component::RootDir {
+            key.push(b'/');
+        } else {
+            key.extend_from_slice(part.as_os_str().as_encoded_bytes());
+            key.push(b'/');
+        }
+    }
+    key
 }
 
 fn give_back<K: Ord>(counts: &mut BTreeMap<K, u32>, whose: &K, has: u32) {
