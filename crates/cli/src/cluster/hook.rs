@@ -67,10 +67,17 @@ fn note_path() -> Result<PathBuf> {
 }
 
 fn leave_note(note: &str) -> Result<()> {
-    std::fs::create_dir_all(NOTES)?;
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
+    // Paths of the job stand in it: it is for its user alone.
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(NOTES)?;
+    let path = note_path()?;
+    let uid: u32 = std::env::var("SLURM_JOB_UID").context("there is no SLURM_JOB_UID")?.parse()?;
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o400).open(&path)?;
+    chown(&path, Some(uid), None)?;
     // One line: TaskProlog obeys lines of other kinds.
     let line = note.lines().collect::<Vec<_>>().join(" ");
-    std::fs::write(note_path()?, format!("{line}\n"))?;
+    std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes())?;
     Ok(())
 }
 
