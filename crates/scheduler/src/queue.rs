@@ -115,8 +115,7 @@ async fn look_once(daemon: &Arc<Daemon>) {
             continue;
         }
         match see(daemon, job).await {
-            Ok(found) if found.request.is_some() => seen.push(found),
-            Ok(_) => {}
+            Ok(found) => seen.push(found),
             // It may be gone already; if not, the next look finds it.
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }
