@@ -13,4 +13,5 @@ mod restarts;
 mod room;
 mod scripts;
 mod soak;
+mod thesis;
 mod walls;
