@@ -26,9 +26,10 @@ demo: build ## Run a program on a slow disk, once directly and once through `ond
 test: setup ## Run all tests (as root also those that need mounts and other users)
 	$(CARGO) test --locked --workspace
 
-testbed: setup ## A shell on a cluster of HOSTS (default 4) nodes on this machine, each with an agent (root)
+testbed: setup ## A shell on a cluster of HOSTS (4) nodes here, with agents; SLURM=2: with a Slurm, for docs/admin.md (root)
 	$(CARGO) build --locked -p ondeck -p ondeck-testbed
-	ONDECK=$(DEBUG)/ondeck $(DEBUG)/ondeck-testbed shell --hosts $(or $(HOSTS),4) --with-munge --with-agents
+	ONDECK=$(DEBUG)/ondeck $(DEBUG)/ondeck-testbed shell --hosts $(or $(HOSTS),4) --with-munge \
+	    $(if $(SLURM),--with-slurm $(SLURM),--with-agents)
 
 lint: setup ## Check formatting and lints
 	$(CARGO) fmt --all --check

@@ -36,7 +36,9 @@ enum Action {
         /// munged.
         #[arg(long, requires = "with_munge")]
         with_agents: bool,
-        /// Add the hosts c1, c2, ... cN, and start a Slurm of which they are the nodes and ctl the controller.
+        /// Add the hosts c1, c2, ... cN, and start a Slurm of which they are the nodes and ctl the controller. Then
+        /// the variables that docs/admin.md begins with are set; with ONDECK, the path of the binary, `ondeck` is in
+        /// PATH.
         #[arg(long, value_name = "N", default_value_t = 0)]
         with_slurm: usize,
     },
@@ -135,7 +137,12 @@ fn shell(hosts: usize, with_munge: bool, with_agents: bool, slurm_nodes: usize) 
             bash.env("ONDECK_CONFIG", start_agents(&bed, &socket)?);
             more += "`ondeck ramdisk nodes` says what the agents of the hosts lend\n";
         }
-        bash.env("MUNGE_SOCKET", socket);
+        bash.env("MUNGE_SOCKET", &socket);
+        for host in bed.hosts() {
+            // Where everybody looks for it.
+            let link = format!("mkdir -p /run/munge && ln -s {} /run/munge/munge.socket.2", socket.display());
+            host.shell(&link).assert_success();
+        }
     }
     // Its daemons end with the shell.
     let mut slurm = None;
@@ -143,6 +150,14 @@ fn shell(hosts: usize, with_munge: bool, with_agents: bool, slurm_nodes: usize) 
         let nodes = (1..=slurm_nodes).map(|number| format!("c{number}"));
         let started = slurm.insert(bed.slurm(SlurmSetup::new("ctl", nodes))?);
         bash.env("SLURM_CONF", started.conf());
+        if !with_agents {
+            bash.env("ONDECK_CONFIG", started.conf().with_file_name("ondeck.toml"));
+            bash.env("SCRATCH", bed.dir().join("scratch")).env("STATE", bed.dir().join("scheduler"));
+            if let Some(binary) = std::env::var_os("ONDECK") {
+                copy_binary(&bed, Path::new(&binary))?;
+                more += "No agent and no scheduler runs yet: docs/admin.md starts them, block by block.\n";
+            }
+        }
         more += &format!(
             "Slurm has the nodes c1 to c{slurm_nodes}: `sinfo`, `squeue`. Its logs are in $BED/log. Jobs are an \
              ordinary user's, alice's or bob's:\n    as alice srun -N {slurm_nodes} hostname\n    \
@@ -163,11 +178,17 @@ fn shell(hosts: usize, with_munge: bool, with_agents: bool, slurm_nodes: usize) 
     Ok(ExitCode::from(code.unwrap_or(1)))
 }
 
+/// Puts the binary into the PATH of the shell.
+fn copy_binary(bed: &Testbed, binary: &Path) -> Result<PathBuf> {
+    let ondeck = bed.dir().join("bin/ondeck");
+    fs::copy(binary, &ondeck).with_context(|| format!("can't copy {}", binary.display()))?;
+    Ok(ondeck)
+}
+
 /// Starts an agent on every host but the first, from which administrators call; returns their configuration.
 fn start_agents(bed: &Testbed, munge_socket: &Path) -> Result<PathBuf> {
     let binary = std::env::var_os("ONDECK").context("set ONDECK to the path of the binary")?;
-    let ondeck = bed.dir().join("bin/ondeck");
-    fs::copy(&binary, &ondeck).with_context(|| format!("can't copy {}", Path::new(&binary).display()))?;
+    let ondeck = copy_binary(bed, Path::new(&binary))?;
     let nodes: Vec<String> = bed.hosts()[1..].iter().map(|host| format!("{:?}", host.name())).collect();
     let config = bed.dir().join("ondeck.toml");
     let text = format!(

@@ -450,6 +450,7 @@ impl Node {
             state: self.state.clone(),
             socket: self.socket.clone(),
             script_memory: self.script_memory.saturating_add(own_pages),
+            out_of_date: ondeck_ramdisk::engine(layout.engine).out_of_date(),
         };
         found.start_task(name, &self.name, &self.capacity, until, order).map_err(|error| failed(&error))
     }

@@ -738,6 +738,8 @@ pub fn tear_down(
     step("unmount client", &mut || take_client_away(place));
     step("end processes", &mut || {
         place.kill_all(Instant::now() + KILLING)?;
+        // A client that was just mounting when it was told to end may have done so after all.
+        take_client_away(place)?;
         end_users(place, record)
     });
     step("free devices", &mut || {

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ondeck_api::wire::{TaskReport, TaskRequest, TaskState};
+use ondeck_api::wire::{TaskReport, TaskRequest, TaskState, Unit};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
 use ondeck_ramdisk::{EngineError, Place, place};
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,8 @@ pub struct Order {
     pub socket: PathBuf,
     /// The most memory that a script may take.
     pub script_memory: Bytes,
+    /// How long this node may believe what it saw of the RAM disk before, though the job has changed it since.
+    pub out_of_date: Duration,
 }
 
 /// What a runner says.
@@ -68,6 +70,8 @@ pub enum Line {
     Error(String),
     /// A file was put beside another.
     Beside(String),
+    /// What a survey has found.
+    Units(Vec<Unit>),
     /// The end of a script's output.
     Log(String),
     /// It ends.
@@ -269,6 +273,7 @@ impl Task {
             }
             Line::Error(error) => report.errors.push(error),
             Line::Beside(path) => report.beside.push(path),
+            Line::Units(units) => report.units.extend(units),
             Line::Log(log) => report.log = log,
             Line::Done { ok, message, retryable } => {
                 report.retryable = retryable;

@@ -6,11 +6,12 @@
 //! | `POST /v1/hooks/epilog` | a job has ended on a node: the same, once its RAM disk is unmounted | root of that node |
 //! | `GET /v1/jobs` | what is done for each job, and the nodes: [`Status`] | users see their own jobs |
 //! | `GET /v1/jobs/ID` | all that is known of a job, also of one that is gone: [`JobStory`] | its user |
-//! | `GET /v1/jobs/ID/wait?ms=N` | the same once nothing of it is to be done any more, or after that time; `busy` if it is in the queue and nothing is done for it yet | its user |
+//! | `GET /v1/jobs/ID/wait?ms=N` | [`Waited`]: once nothing of it is to be done any more, or after that time | its user |
 //! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
 //! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
+//! | `GET /v1/usage?days=N` | what each user and account had of the RSA: [`Usage`] | users see their own |
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
-//! | `GET /metrics` is [`crate::wire::VERSION`]`/metrics` | figures for Prometheus | anybody |
+//! | `GET /v1/metrics` | figures for Prometheus, which `ondeck status --metrics` prints | anybody |
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -92,6 +93,9 @@ pub struct SchedulerConfig {
     /// A command that is given a job's number and node list and prints the nodes where its RAM disk is to be shown, one a
     /// line. Without it these are the job's own nodes.
     pub io_nodes: Vec<String>,
+    /// Whether a RAM disk is shown on nodes where other jobs run, too. It is shown to the whole node, so another job of
+    /// the same user would work in it, and lose it when the first one ends. Without this, such a job works on disk.
+    pub shared_nodes: bool,
     /// How long the log of a job is kept after it has ended.
     #[serde(deserialize_with = "time")]
     pub keep: Duration,
@@ -193,6 +197,7 @@ impl Default for SchedulerConfig {
             staging: None,
             limits: LimitsConfig::default(),
             io_nodes: Vec::new(),
+            shared_nodes: false,
             keep: Duration::from_secs(30 * 86_400),
             simulate: None,
         }
@@ -432,6 +437,34 @@ pub struct JobStory {
     pub log: Vec<LogLine>,
     /// Seconds that it spent in each state, in the order of the first entry.
     pub phases: Vec<(RsaState, f64)>,
+}
+
+/// What a user had of the RSA, in one account.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Usage {
+    /// Who.
+    pub uid: u32,
+    /// The account; empty if jobs have none.
+    pub account: String,
+    /// RSA nodes times the seconds for which they were promised.
+    pub node_seconds: f64,
+    /// How many times nodes were promised.
+    pub allocations: u64,
+}
+
+/// What whoever waits for a job's results is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Waited {
+    /// Whether nothing is to be waited for any more: all results are on disk, or there are none.
+    pub done: bool,
+    /// Whether its results were given up.
+    pub abandoned: bool,
+    /// Whether somebody must decide: results are held or lost, and nothing is tried by itself.
+    pub stuck: bool,
+    /// Where it stands, in a word or two.
+    pub state: String,
+    /// What its user should know.
+    pub message: String,
 }
 
 /// A line of a log.

@@ -251,12 +251,49 @@ pub struct TaskRequest {
     pub deadline_ms: u64,
     /// The most that is copied in a second.
     pub bandwidth: Option<Rate>,
+    /// What of the directories is this task's, where several nodes work on them.
+    #[serde(default)]
+    pub share: Option<Share>,
+}
+
+/// What of a job's directories is one task's. Entries of their top levels are shared out, each with all that it holds, so
+/// that no two tasks meet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Tells the shares of one job apart.
+    pub index: u32,
+    /// The entries: the name of the directory in the RAM disk, and the entry's own name.
+    pub entries: Vec<(String, String)>,
+    /// Whether the task is to do everything but these. It comes last, when all others are done: what belongs to a
+    /// directory as a whole is its own.
+    pub all_but: bool,
+}
+
+/// An entry of the top level of a job's directory, with all that it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unit {
+    /// The name of the directory in the RAM disk.
+    pub directory: String,
+    /// The entry's name.
+    pub entry: String,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// How many files.
+    pub files: u64,
 }
 
 /// What a task does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
+    /// Looks at what there is to copy, so that it can be shared out: [`TaskReport::units`]. There are none if files have
+    /// several names, which must stay together.
+    Survey {
+        /// Which directories.
+        directories: Vec<Directory>,
+        /// Whether results are looked at, in the RAM disk; otherwise the input, on disk.
+        home: bool,
+    },
     /// Puts into the RAM disk what the job shall see: of every directory what is in it on disk. What an interrupted one
     /// has copied already is not copied again.
     Fill {
@@ -309,6 +346,9 @@ pub struct TaskReport {
     pub errors: Vec<String>,
     /// The first files that were put beside others, because those had changed on disk.
     pub beside: Vec<String>,
+    /// What a survey has found: the largest entries.
+    #[serde(default)]
+    pub units: Vec<Unit>,
     /// How long it has run.
     pub seconds: f64,
     /// The end of what a script has printed.
@@ -344,6 +384,7 @@ impl TaskReport {
             bytes_done: 0,
             errors: Vec::new(),
             beside: Vec::new(),
+            units: Vec::new(),
             seconds: 0.0,
             log: String::new(),
             retryable: false,
@@ -355,16 +396,24 @@ impl Work {
     /// The directories.
     pub fn directories(&self) -> &[Directory] {
         match self {
-            Work::Fill { directories, .. } | Work::BringHome { directories, .. } => directories,
+            Work::Survey { directories, .. }
+            | Work::Fill { directories, .. }
+            | Work::BringHome { directories, .. } => directories,
         }
     }
 
     /// The user's script.
     pub fn script(&self) -> Option<&std::path::Path> {
         match self {
+            Work::Survey { .. } => None,
             Work::Fill { script, .. } | Work::BringHome { script, .. } => script.as_deref(),
         }
     }
+}
+
+/// Whether a text is the name of a directory's entry.
+fn is_entry(text: &str) -> bool {
+    !text.is_empty() && text != "." && text != ".." && !text.contains(['/', '\0'])
 }
 
 impl TaskRequest {
@@ -389,6 +438,14 @@ impl TaskRequest {
             let before = &directories[..index];
             if before.iter().any(|other| other.name == directory.name || other.path == directory.path) {
                 return malformed(format!("the directory {path} (`{}`) is there twice", directory.name));
+            }
+        }
+        if let Some(share) = &self.share {
+            if let Some((_, entry)) = share.entries.iter().find(|(_, entry)| !is_entry(entry)) {
+                return malformed(format!("`{entry}` is no entry of a directory"));
+            }
+            if let Some(script) = self.work.script() {
+                return malformed(format!("the work of the script {} can't be shared out", script.display()));
             }
         }
         if let (Work::Fill { script: Some(script), .. }, false) =

@@ -1,8 +1,12 @@
 //! `ondeck doctor`: what works on this machine, and what to do about the rest. Everything is tried, nothing guessed.
+//!
+//! - `slurm`: what the scheduler needs from Slurm
+
+mod slurm;
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -19,9 +23,19 @@ use crate::state;
 /// Builds a small RAM disk and an overlay as `ondeck run` would, and takes them down again.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 `ondeck run` and `ondeck stage` work here; 1 something that they need does not."
+    after_help = "Exit codes: 0 `ondeck run` and `ondeck stage` work here, or with --slurm the scheduler; 1 something that \
+                  they need does not."
 )]
 pub struct DoctorArgs {
+    /// Check what the scheduler needs instead: Slurm's settings, the configuration, the agents (best as root on the
+    /// scheduler's machine)
+    #[arg(long)]
+    slurm: bool,
+
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
     /// Print the findings as a JSON array
     #[arg(long)]
     json: bool,
@@ -49,7 +63,8 @@ struct Finding {
 
 /// Runs the command.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
-    let findings = examine();
+    let findings =
+        if args.slurm { slurm::examine(args.config.as_deref()) } else { examine(args.config.as_deref()) };
     let mut out = std::io::stdout().lock();
     let written = if args.json {
         serde_json::to_writer_pretty(&mut out, &findings).map_err(Into::into).and_then(|()| writeln!(out))
@@ -75,7 +90,7 @@ fn print(out: &mut impl Write, finding: &Finding) -> std::io::Result<()> {
     }
 }
 
-fn examine() -> Vec<Finding> {
+fn examine(config: Option<&Path>) -> Vec<Finding> {
     let root = rustix::process::geteuid().is_root();
     let mut findings = vec![kernel(), ram()];
     // Before any thread exists: building namespaces forks.
@@ -84,7 +99,7 @@ fn examine() -> Vec<Finding> {
     findings.push(manifests());
     findings.push(open_files());
     findings.push(batch_system());
-    findings.extend(many_nodes());
+    findings.extend(many_nodes(config));
     findings
 }
 
@@ -273,7 +288,7 @@ fn batch_system() -> Finding {
 }
 
 /// What RAM disks of many nodes need: programs of the engines, MUNGE, an agent.
-fn many_nodes() -> Vec<Finding> {
+fn many_nodes(config: Option<&Path>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (kind, what) in [(EngineKind::Gluster, "engine gluster"), (EngineKind::Ceph, "engine ceph")] {
         let programs = ondeck_ramdisk::engine(kind).programs();
@@ -291,7 +306,7 @@ fn many_nodes() -> Vec<Finding> {
             finding(what, State::Limited, format!("without {}", names.join(", ")), Some(&remedy))
         });
     }
-    let (config, wrong) = match Config::load(None) {
+    let (config, wrong) = match Config::load(config) {
         Ok(config) => (config, None),
         Err(error) => (Config::default(), Some(error.to_string())),
     };

@@ -19,6 +19,7 @@ mod confine;
 mod fill;
 mod kept;
 mod script;
+mod share;
 mod supervise;
 mod work;
 

@@ -16,7 +16,7 @@ mod simulated;
 mod tmpfs;
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName};
 use serde::{Deserialize, Serialize};
@@ -160,6 +160,11 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// Of the programs and the kernel.
     fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError>;
+
+    /// How long a client may believe what it has seen, though another client has changed it since.
+    fn out_of_date(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// What is to be done, once, to the new directory [`DATA`] by the first client.
     ///

@@ -100,31 +100,35 @@ impl Daemon {
             let mut brain = daemon.brain();
             let at = now();
             let effects = brain.schedule.handle(at, event)?;
-            daemon.keep(&mut brain, at, &effects);
+            let news = daemon.keep(&mut brain, at, &effects);
             // Begun in the order in which they were decided.
             let _runtime = handle.enter();
             for action in effects.actions {
                 daemon.act(&brain, action);
             }
             drop(brain);
-            Ok(())
+            Ok(news)
         });
-        let result = match done.await {
+        // Thousands of Prologs may wait: they are woken for news only.
+        let news = match done.await {
             Ok(result) => result,
             Err(error) => {
                 tracing::error!(%error, "a defect in the daemon; it ends, and goes on when it is started again");
                 std::process::exit(i32::from(ondeck_core::exit::FAILED));
             }
         };
-        self.changed.send_modify(|count| *count += 1);
-        self.earlier.notify_one();
-        result
+        if news? {
+            self.changed.send_modify(|count| *count += 1);
+            self.earlier.notify_one();
+        }
+        Ok(())
     }
 
-    /// Writes to the journal, for as long as it takes: nothing may be done that is not kept.
-    fn keep(&self, brain: &mut Brain, at: Time, effects: &Effects) {
+    /// Writes to the journal, for as long as it takes: nothing may be done that is not kept. Returns whether there was
+    /// anything.
+    fn keep(&self, brain: &mut Brain, at: Time, effects: &Effects) -> bool {
         if effects.jobs.is_empty() && effects.nodes.is_empty() && effects.changes.is_empty() {
-            return;
+            return false;
         }
         for change in effects.changes.iter().filter(|change| !change.text.is_empty()) {
             let job = change.job.map(|job| job.to_string()).unwrap_or_default();
@@ -136,6 +140,7 @@ impl Daemon {
             tracing::error!(%error, "the journal can't be written; nothing is done until it can");
             std::thread::sleep(JOURNAL_PAUSE);
         }
+        true
     }
 
     fn act(self: &Arc<Self>, brain: &Brain, action: Action) {

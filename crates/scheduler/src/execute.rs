@@ -1,16 +1,20 @@
 //! Doing what was decided, by the agents and the workload manager. All of it may be done twice.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::{BuildError, NodeFault, Plan, Size};
 use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
-use ondeck_api::wire::{Cover, Directory, RefusalCode, TaskReport, TaskRequest, TaskState, Work as TaskWork};
+use ondeck_api::wire::{
+    Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
+};
 use ondeck_core::schedule::{Action, Event, Fault, Job, LockIn, Outcome, Purpose, Task, Work};
-use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, RamDiskId, Rate};
+use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, QueuedJob, RamDiskId, Rate, Standing};
 use ondeck_ramdisk::Secret;
 use ondeck_wlm::{WlmError, WorkloadManager};
+use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, now};
 
@@ -45,9 +49,9 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StageIn => {
             let script = job.request.stage_in.clone();
             let work = TaskWork::Fill { directories: directories(job), script };
-            run_task(daemon, job, &allocation.nodes, &id, FILL, work, until).await
+            stage(daemon, job, allocation.nodes.clone(), &id, FILL, work, until).await
         }
-        Work::StopStageIn => stop(daemon, &allocation.nodes[0], &id).await,
+        Work::StopStageIn => stop(daemon, &allocation.nodes, &id).await,
         Work::Mount => mount(daemon, job, &id, until).await,
         Work::Unmount { force } => unmount(daemon, job, &id, force, until).await,
         Work::StageOut => {
@@ -58,7 +62,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
             let mut nodes = allocation.nodes.clone();
             let next = job.stage_outs as usize % nodes.len();
             nodes.rotate_left(next);
-            run_task(daemon, job, &nodes, &id, &name, work, until).await
+            stage(daemon, job, nodes, &id, &name, work, until).await
         }
         Work::Destroy => destroy(daemon, job, &id, &allocation.nodes).await,
     }
@@ -196,111 +200,220 @@ async fn kept_ramdisk(daemon: &Arc<Daemon>, id: &RamDiskId) -> Result<(Secret, L
     }
 }
 
-/// Runs a task on the first of its nodes that has an agent, and follows it to its end.
-async fn run_task(
+/// Less than this is not worth the starting of several tasks.
+const WORTH_SHARING: (u64, u64) = (256 << 20, 5000);
+
+/// Copying for a job, by one or more of its RSA nodes.
+struct Staging {
+    daemon: Arc<Daemon>,
+    job: Job,
+    id: RamDiskId,
+    nodes: Vec<NodeName>,
+    until: Instant,
+    began: Instant,
+    /// How many tasks run at the same time: they share the bandwidth.
+    tasks: u64,
+    seen: Mutex<BTreeMap<String, TaskReport>>,
+}
+
+/// Stages with all of a job's RSA nodes if that is worth while, and follows it to its end. What has several names, and
+/// what belongs to a directory as a whole, is the last task's, on the first node.
+async fn stage(
     daemon: &Arc<Daemon>,
     job: &Job,
-    nodes: &[NodeName],
+    nodes: Vec<NodeName>,
     id: &RamDiskId,
     name: &str,
     work: TaskWork,
     until: Instant,
 ) -> Outcome {
-    let site = &daemon.config.scheduler;
-    let bandwidth = site.bandwidth.zip(site.staging);
-    let request = TaskRequest {
-        work,
-        uid: job.owner.uid,
-        gid: job.owner.gid,
-        job: job.id.to_string(),
-        work_dir: job.work_dir.clone(),
-        deadline_ms: until.saturating_duration_since(Instant::now()).as_millis() as u64,
-        bandwidth: bandwidth
-            .map(|(Rate(Bytes(all)), jobs)| Rate(Bytes((all / u64::from(jobs.max(1))).max(1)))),
+    let mut staging = Staging {
+        daemon: Arc::clone(daemon),
+        job: job.clone(),
+        id: id.clone(),
+        nodes,
+        until,
+        began: Instant::now(),
+        tasks: 1,
+        seen: Mutex::default(),
     };
-    let node = &nodes[0];
-    let mut silent_since: Option<Instant> = None;
-    let mut started = false;
-    let began = Instant::now();
-    loop {
-        let answer = if started {
-            daemon.fleet.task(node, id, name, TASK_WAIT).await
-        } else {
-            daemon.fleet.start_task(node, id, name, &request).await
+    let shares = match staging.shares(name, &work).await {
+        Ok(shares) => shares,
+        Err(outcome) => return outcome,
+    };
+    let all: Vec<(String, String)> = shares.iter().flatten().cloned().collect();
+    let rest = (!all.is_empty()).then_some(Share { index: u32::MAX, entries: all, all_but: true });
+    if rest.is_some() {
+        staging.tasks = staging.nodes.len() as u64;
+    }
+    let staging = Arc::new(staging);
+    let mut set = JoinSet::new();
+    for (index, entries) in shares.into_iter().enumerate().filter(|(_, entries)| !entries.is_empty()) {
+        let (staging, name, work) = (Arc::clone(&staging), format!("{name}-{index}"), work.clone());
+        let share = Share { index: index as u32, entries, all_but: false };
+        set.spawn(async move {
+            let node = staging.nodes[index].clone();
+            staging.task(&node, &name, work, Some(share)).await
+        });
+    }
+    let mut failed = None;
+    while let Some(joined) = set.join_next().await {
+        match joined {
+            Ok(Ok(_)) => {}
+            Ok(Err(outcome)) => failed = Some(outcome),
+            Err(error) => failed = Some(self::failed(error.to_string(), Fault::Again)),
+        }
+    }
+    if let Some(outcome) = failed {
+        return outcome;
+    }
+    match staging.task(&staging.nodes[0], name, work, rest).await {
+        Ok(last) => staging.done(&last),
+        Err(outcome) => outcome,
+    }
+}
+
+impl Staging {
+    /// What of the copy is whose; nothing if one task is to do it all.
+    async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
+        let (directories, home) = match work {
+            TaskWork::Fill { directories, script: None } => (directories.clone(), false),
+            TaskWork::BringHome { directories, script: None, pack: None } => (directories.clone(), true),
+            _ => return Ok(Vec::new()),
         };
-        match answer {
-            Ok(report) => {
-                (silent_since, started) = (None, true);
-                match &report.state {
-                    TaskState::Running => follow(daemon, job.id, &report, began),
-                    TaskState::Done { ok, message } => {
-                        return ended(job, &report, *ok, message.as_deref());
+        if self.nodes.len() < 2 || (!home && directories.iter().all(|directory| directory.output)) {
+            return Ok(Vec::new());
+        }
+        let survey = TaskWork::Survey { directories, home };
+        let found = self.task(&self.nodes[0], &format!("{name}-survey"), survey, None).await?.units;
+        let (bytes, files) = found.iter().fold((0, 0), |sum, unit| (sum.0 + unit.bytes, sum.1 + unit.files));
+        if found.len() < 2 || (bytes < WORTH_SHARING.0 && files < WORTH_SHARING.1) {
+            return Ok(Vec::new());
+        }
+        // The largest first, each to whoever has least. A file costs about as much as this many bytes.
+        const FILE: u64 = 64 << 10;
+        let mut shares = vec![(0_u64, Vec::new()); self.nodes.len()];
+        for unit in found {
+            if let Some(least) = shares.iter_mut().min_by_key(|(load, _)| *load) {
+                least.0 += unit.bytes + unit.files * FILE;
+                least.1.push((unit.directory, unit.entry));
+            }
+        }
+        Ok(shares.into_iter().map(|(_, entries)| entries).collect())
+    }
+
+    /// Runs one task on a node, and follows it to its end.
+    async fn task(
+        &self,
+        node: &NodeName,
+        name: &str,
+        work: TaskWork,
+        share: Option<Share>,
+    ) -> Result<TaskReport, Outcome> {
+        let (daemon, id, until) = (&self.daemon, &self.id, self.until);
+        let site = &daemon.config.scheduler;
+        let bandwidth = site.bandwidth.zip(site.staging).map(|(Rate(Bytes(all)), jobs)| {
+            let tasks = if share.as_ref().is_some_and(|share| !share.all_but) { self.tasks } else { 1 };
+            Rate(Bytes((all / u64::from(jobs.max(1)) / tasks).max(1)))
+        });
+        let request = TaskRequest {
+            work,
+            uid: self.job.owner.uid,
+            gid: self.job.owner.gid,
+            job: self.job.id.to_string(),
+            work_dir: self.job.work_dir.clone(),
+            deadline_ms: until.saturating_duration_since(Instant::now()).as_millis() as u64,
+            bandwidth,
+            share,
+        };
+        let blamed = |why: String| Outcome::Failed { why, blame: vec![node.clone()], fault: Fault::Again };
+        let mut silent_since: Option<Instant> = None;
+        let mut started = false;
+        loop {
+            let answer = if started {
+                daemon.fleet.task(node, id, name, TASK_WAIT).await
+            } else {
+                daemon.fleet.start_task(node, id, name, &request).await
+            };
+            match answer {
+                Ok(report) => {
+                    (silent_since, started) = (None, true);
+                    self.follow(name, &report);
+                    match &report.state {
+                        TaskState::Running => {}
+                        TaskState::Done { ok: true, .. } => return Ok(report),
+                        TaskState::Done { ok: false, message } => {
+                            return Err(task_failed(&report, message.as_deref()));
+                        }
                     }
                 }
-            }
-            // The agent was started anew, and has ended what the former one had begun.
-            Err(error) if started && error.code() == Some(RefusalCode::NotFound) => started = false,
-            Err(error) if error.code().is_some() => {
-                return Outcome::Failed {
-                    why: error.to_string(),
-                    blame: vec![node.clone()],
-                    fault: Fault::Again,
-                };
-            }
-            Err(error) => {
-                let since = *silent_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > AGENT_PATIENCE || Instant::now() > until {
-                    let why = error.to_string();
-                    return Outcome::Failed { why, blame: vec![node.clone()], fault: Fault::Again };
+                // The agent was started anew, and has ended what the former one had begun.
+                Err(error) if started && error.code() == Some(RefusalCode::NotFound) => started = false,
+                Err(error) if error.code().is_some() => return Err(blamed(error.to_string())),
+                Err(error) => {
+                    let since = *silent_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > AGENT_PATIENCE || Instant::now() > until {
+                        return Err(blamed(error.to_string()));
+                    }
+                    tokio::time::sleep(AGENT_PAUSE).await;
                 }
-                tokio::time::sleep(AGENT_PAUSE).await;
+            }
+            let number = self.job.task.map(|task| task.number);
+            if daemon.job(self.job.id).is_none_or(|now| now.task.map(|task| task.number) != number) {
+                // Somebody has decided otherwise.
+                return Err(failed("given up", Fault::Again));
             }
         }
-        if daemon
-            .job(job.id)
-            .is_none_or(|now| now.task.map(|task| task.number) != job.task.map(|task| task.number))
-        {
-            // Somebody has decided otherwise.
-            return failed("given up", Fault::Again);
+    }
+
+    /// Keeps how far it is, for whoever looks.
+    fn follow(&self, name: &str, report: &TaskReport) {
+        let mut seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        seen.insert(name.to_owned(), report.clone());
+        let sum = |figure: fn(&TaskReport) -> u64| seen.values().map(figure).sum::<u64>();
+        let (bytes, bytes_done) = (sum(|report| report.bytes_found), sum(|report| report.bytes_done));
+        let rate = bytes_done as f64 / self.began.elapsed().as_secs_f64().max(0.001);
+        let left = bytes.saturating_sub(bytes_done) as f64;
+        let transfer = Transfer {
+            bytes,
+            bytes_done,
+            entries: sum(|report| report.entries_found),
+            entries_done: sum(|report| report.entries_done),
+            rate,
+            seconds_left: (rate > 0.0).then(|| left / rate),
+        };
+        self.daemon.transfers().insert(self.job.id, transfer);
+    }
+
+    /// What is said of a success.
+    fn done(&self, last: &TaskReport) -> Outcome {
+        let Some(task) = self.job.task else { return failed("it has no task", Fault::Again) };
+        let seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let bytes = seen.values().map(|report| report.bytes_done).sum();
+        let files: u64 = seen.values().map(|report| report.entries_done).sum();
+        let mut text = format!("{}: {} in {files} files", said(&self.job, task.work), Bytes(bytes));
+        if self.tasks > 1 {
+            text += &format!(", by {} RSA nodes", self.tasks);
         }
+        // What the user should know of it: versions that were put beside others, deletions that were not made.
+        for report in seen.values() {
+            if let TaskState::Done { message: Some(message), .. } = &report.state {
+                text += &format!("; {message}");
+            }
+        }
+        let beside: Vec<&str> =
+            seen.values().flat_map(|report| report.beside.iter().map(String::as_str)).collect();
+        if !beside.is_empty() {
+            text += &format!(" ({})", beside.join(", "));
+        }
+        if !last.log.trim().is_empty() {
+            text += &format!("; its script said: {}", last.log.trim());
+        }
+        Outcome::Done(text)
     }
 }
 
-fn follow(daemon: &Daemon, job: Incarnation, report: &TaskReport, began: Instant) {
-    let seconds = began.elapsed().as_secs_f64().max(0.001);
-    let rate = report.bytes_done as f64 / seconds;
-    let left = report.bytes_found.saturating_sub(report.bytes_done) as f64;
-    let transfer = Transfer {
-        bytes: report.bytes_found,
-        bytes_done: report.bytes_done,
-        entries: report.entries_found,
-        entries_done: report.entries_done,
-        rate,
-        seconds_left: (rate > 0.0).then(|| left / rate),
-    };
-    daemon.transfers().insert(job, transfer);
-}
-
-fn ended(job: &Job, report: &TaskReport, ok: bool, message: Option<&str>) -> Outcome {
-    let Some(task) = job.task else { return failed("it has no task", Fault::Again) };
-    if ok {
-        let mut text = format!(
-            "{}: {} in {} files",
-            said(job, task.work),
-            Bytes(report.bytes_done),
-            report.entries_done
-        );
-        if !report.beside.is_empty() {
-            text += &format!(
-                "; changed on disk meanwhile, so the job's version was put beside: {}",
-                report.beside.join(", ")
-            );
-        }
-        if !report.log.trim().is_empty() {
-            text += &format!("; its script said: {}", report.log.trim());
-        }
-        return Outcome::Done(text);
-    }
+fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
     let mut why = message.unwrap_or("it failed").to_owned();
     if let Some(first) = report.errors.first().filter(|first| !why.contains(first.as_str())) {
         why += &format!(" ({first})");
@@ -308,15 +421,47 @@ fn ended(job: &Job, report: &TaskReport, ok: bool, message: Option<&str>) -> Out
     failed(why, if report.retryable { Fault::Again } else { Fault::User })
 }
 
-async fn stop(daemon: &Arc<Daemon>, node: &NodeName, id: &RamDiskId) -> Outcome {
-    match daemon.fleet.stop_task(node, id, FILL).await {
-        Ok(_) => Outcome::Done(format!("stopped data staging process of {id}")),
-        // Whatever is left of it ends with the RAM disk.
-        Err(error) => failed(error.to_string(), Fault::Again),
+/// Stops filling: on all nodes, whatever part each of them has. What is left of it ends with the RAM disk.
+async fn stop(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Outcome {
+    let mut faults = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        let mut names = vec![format!("{FILL}-{index}")];
+        if index == 0 {
+            names.extend([format!("{FILL}-survey"), FILL.to_owned()]);
+        }
+        for name in names {
+            if let Err(error) = daemon.fleet.stop_task(node, id, &name).await
+                && error.code() != Some(RefusalCode::NotFound)
+            {
+                faults.push(error.to_string());
+            }
+        }
+    }
+    if faults.is_empty() {
+        Outcome::Done(format!("stopped data staging process of {id}"))
+    } else {
+        failed(faults.join("; "), Fault::Again)
     }
 }
 
+/// Another job that runs on one of the job's nodes, and where. The RAM disk would be shown to it, too.
+fn neighbour(daemon: &Daemon, job: &Job) -> Option<(Incarnation, NodeName)> {
+    let sight = daemon.queue.sight();
+    let here = |other: &&QueuedJob| {
+        other.id.job != job.id.job && matches!(other.standing, Standing::Running | Standing::Configuring)
+    };
+    sight.jobs.iter().filter(here).find_map(|other| {
+        let shared = other.nodes.iter().find(|node| job.io_nodes.contains(node))?;
+        Some((other.id, shared.clone()))
+    })
+}
+
 async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
+    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config.scheduler.shared_nodes) {
+        let why =
+            format!("job {other} runs on {node}, too; ask for nodes of your own with #SBATCH --exclusive");
+        return failed(why, Fault::User);
+    }
     let (secret, mut layout) = match kept_ramdisk(daemon, id).await {
         Ok(found) => found,
         Err(why) => return failed(why, Fault::Again),
@@ -431,8 +576,8 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
     match daemon.config.scheduler.lock_in {
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {
-            // The one it had is in the queue's first sight of it, which is gone; Slurm's word for the default is empty.
-            daemon.workload_manager.set_qos(id.job, "normal").await
+            let known = daemon.job(id).map(|job| job.qos).filter(|qos| !qos.is_empty());
+            daemon.workload_manager.set_qos(id.job, known.as_deref().unwrap_or("normal")).await
         }
         LockIn::Off => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! Looking at the queue: one query for all jobs, and one look at the script of each job that may get something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -49,14 +49,14 @@ impl Queue {
         self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Whether it is known that a job asks for nothing.
+    pub fn asks_for_nothing(&self, job: JobId) -> bool {
+        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
+    }
+
     /// The last look.
     pub fn sight(&self) -> Sight {
         self.sight.borrow().clone()
-    }
-
-    /// Whether a job's script was read, and has no directives that can be obeyed.
-    pub fn has_asked_for_nothing(&self, job: JobId) -> bool {
-        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
     }
 
     /// Has the queue looked at soon.
@@ -115,12 +115,20 @@ async fn look_once(daemon: &Arc<Daemon>) {
             continue;
         }
         match see(daemon, job).await {
-            Ok(found) => seen.push(found),
+            Ok(found) => {
+                let simulated = daemon.config.scheduler.simulate.is_some();
+                if simulated && found.request.is_some() && job.standing == Standing::Running {
+                    // Nobody waits in a Prolog; it is pretended, too.
+                    let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
+                }
+                seen.push(found);
+            }
             // It may be gone already; if not, the next look finds it.
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }
     }
-    daemon.queue.asked().retain(|id, _| jobs.iter().any(|job| job.id.job == *id));
+    let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
+    daemon.queue.asked().retain(|id, _| there.contains(id));
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
-use ondeck_api::scheduler::{Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status};
+use ondeck_api::scheduler::{
+    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status, Usage, Waited,
+};
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
-use ondeck_core::{Incarnation, NodeName, Owner, Standing};
+use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
-use crate::queue::Sight;
 use crate::{metrics, queue, thesis};
 
 /// The longest that a request may wait for a state.
@@ -68,6 +69,10 @@ impl Service for Daemon {
                 caller.must_be_administrator()?;
                 self.event(Event::Resume(parse_node(node)?)).await.map_err(refused)?;
                 Reply::json(&self.status(caller))
+            }
+            ("GET", ["usage"]) => {
+                let days = request.field("days").and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+                Reply::json(&self.usage(days.unwrap_or(30), caller).await?)
             }
             ("GET", ["log"]) => {
                 caller.must_be_administrator()?;
@@ -160,6 +165,15 @@ impl Daemon {
         read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
     }
 
+    async fn usage(self: &Arc<Self>, days: u64, caller: Caller) -> Result<Vec<Usage>, Refusal> {
+        let (daemon, since) = (Arc::clone(self), (now().0 / 86_400_000).saturating_sub(days));
+        let read = tokio::task::spawn_blocking(move || daemon.brain().store.usage(since));
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let mut usage = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        usage.retain(|used| caller.is_administrator() || caller.uid == used.uid);
+        Ok(usage)
+    }
+
     async fn story(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<JobStory, Refusal> {
         let (job, done) = match self.job(id) {
             Some(job) => (job, false),
@@ -178,53 +192,71 @@ impl Daemon {
         Ok(JobStory { job, done, transfer, log, phases })
     }
 
-    /// The story of a job once nothing of it is to be done any more, or as it is when the time is over.
+    /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
     async fn wait(
         self: &Arc<Self>,
         id: Incarnation,
         caller: Caller,
         wait: Duration,
-    ) -> Result<JobStory, Refusal> {
+    ) -> Result<Waited, Refusal> {
         let until = Instant::now() + wait;
         let mut changed = self.watch();
         loop {
-            let story = match self.story(id, caller).await {
-                Err(refusal)
-                    if refusal.code == RefusalCode::NotFound && self.is_to_come(id, caller, until).await =>
-                {
-                    None
-                }
-                found => Some(found?),
-            };
-            let settled = story.as_ref().is_some_and(|story| {
-                story.done || matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost)
-            });
+            let waited = self.waited(id, caller).await?;
             let left = until.saturating_duration_since(Instant::now());
-            if settled || left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return story.ok_or_else(|| {
-                    let text = format!("job {id} is in the queue, and nothing is done for it yet");
-                    Refusal::new(RefusalCode::Busy, text)
-                });
+            if waited.done || waited.stuck || left.is_zero() {
+                return Ok(waited);
             }
+            let _ = tokio::time::timeout(left, changed.changed()).await;
         }
     }
 
-    /// Whether a job that is not known is in the queue, and may still get something.
-    async fn is_to_come(&self, id: Incarnation, caller: Caller, until: Instant) -> bool {
-        let waits = |sight: &Sight| {
-            sight
-                .jobs
-                .iter()
-                .any(|job| job.id == id && job.standing != Standing::Ended && may_see(caller, job.owner))
+    async fn waited(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<Waited, Refusal> {
+        let of = |job: &Job, done: bool| {
+            let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost);
+            Waited {
+                done,
+                abandoned: job.abandoned,
+                stuck: decided_by_people && job.not_before.is_none() && !job.retry_now,
+                state: format!("{}, {}", job.job_state, job.rsa_state),
+                message: job.message.clone(),
+            }
         };
-        if self.queue.has_asked_for_nothing(id.job) {
-            return false;
+        if let Some(job) = self.job(id) {
+            return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
         }
-        // It may have been submitted since the last look.
-        waits(&self.queue.sight())
-            || tokio::time::timeout_at(until.into(), self.queue.fresh())
-                .await
-                .is_ok_and(|sight| waits(&sight))
+        // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
+        let mut sight = self.queue.sight();
+        if !sight.jobs.iter().any(|job| job.id == id) {
+            sight = self.queue.fresh().await;
+        }
+        let asks = !self.queue.asks_for_nothing(id.job);
+        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended && asks;
+        if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
+            return Ok(Waited {
+                done: false,
+                abandoned: false,
+                stuck: false,
+                state: format!("in the queue ({})", job.reason),
+                message: String::new(),
+            });
+        }
+        let past = self.brain().store.past_job(id);
+        let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        if let Some(job) = past.filter(|job| may_see(caller, job.owner)) {
+            return Ok(of(&job, true));
+        }
+        let ended = sight.jobs.iter().find(|job| job.id == id).filter(|job| may_see(caller, job.owner));
+        match ended {
+            Some(_) => Ok(Waited {
+                done: true,
+                abandoned: false,
+                stuck: false,
+                state: "nothing is done for it".into(),
+                message: String::new(),
+            }),
+            None => Err(unknown(id)),
+        }
     }
 
     /// Whether a hook comes from root of the node that it speaks of.
@@ -258,15 +290,20 @@ impl Daemon {
         self.believe(&hook, caller).await?;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
+        if self.queue.asks_for_nothing(hook.job.job) {
+            return Ok(on_disk(""));
+        }
         // What the hook says of the job is not believed: the workload manager is asked.
         let sight = tokio::time::timeout_at(until.into(), self.queue.fresh()).await;
         let Ok(sight) = sight else { return Ok(on_disk("the workload manager does not answer")) };
         if let Some(fault) = sight.fault {
             return Ok(on_disk(&fault));
         }
-        let Some(job) = sight.jobs.iter().find(|job| job.id == hook.job) else {
+        // Nor which life of the job it is: Slurm has a job in the queue once, and its hooks don't always count right.
+        let Some(job) = sight.jobs.iter().find(|job| job.id.job == hook.job.job) else {
             return Ok(on_disk(""));
         };
+        let id = job.id;
         let starts = matches!(job.standing, Standing::Running | Standing::Configuring);
         if !starts || !job.nodes.contains(&hook.node) {
             return Ok(on_disk(""));
@@ -279,7 +316,7 @@ impl Daemon {
         let mut changed = self.watch();
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
         loop {
-            let Some(job) = self.job(hook.job) else { return Ok(on_disk("")) };
+            let Some(job) = self.job(id) else { return Ok(on_disk("")) };
             if job.prolog != Prolog::Waiting {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ondeck_api::scheduler::LogLine;
+use ondeck_api::scheduler::{LogLine, Usage};
 use ondeck_core::schedule::{Effects, Job, JobState, Node, RsaState, Schedule, Time};
 use ondeck_core::{Epoch, Incarnation, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
@@ -23,6 +23,8 @@ const TABLES: &str = "
     CREATE TABLE journal (
         number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL,
         job TEXT, job_state TEXT, rsa_state TEXT, text TEXT NOT NULL);
+    CREATE TABLE used (uid INTEGER NOT NULL, account TEXT NOT NULL, day INTEGER NOT NULL,
+        node_seconds REAL NOT NULL, allocations INTEGER NOT NULL, PRIMARY KEY (uid, account, day));
     CREATE INDEX journal_of_job ON journal (job, number);
     CREATE TRIGGER journal_is_kept BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 ";
@@ -202,6 +204,13 @@ impl Store {
                 transaction.execute(statement, params![job.id.to_string(), json(job), now.0 as i64])?;
                 transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.to_string()])?;
             }
+            for used in &effects.used {
+                let statement = "INSERT INTO used (uid, account, day, node_seconds, allocations)
+                    VALUES (?1, ?2, ?3, ?4, 1) ON CONFLICT DO UPDATE
+                    SET node_seconds = node_seconds + excluded.node_seconds, allocations = allocations + 1";
+                let day = (now.0 / 86_400_000) as i64;
+                transaction.execute(statement, params![used.uid, used.account, day, used.node_seconds])?;
+            }
             for name in &effects.nodes {
                 if let Some(node) = schedule.nodes().get(name) {
                     let statement = "INSERT OR REPLACE INTO nodes (name, node) VALUES (?1, ?2)";
@@ -327,6 +336,28 @@ impl Store {
             let mut lines: Vec<LogLine> = rows.collect::<rusqlite::Result<_>>()?;
             lines.reverse();
             Ok(lines)
+        };
+        read().map_err(|source| self.sqlite(source))
+    }
+
+    /// What each user and account had of the RSA since a day (days since 1970).
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn usage(&self, since_day: u64) -> Result<Vec<Usage>, StoreError> {
+        let query = "SELECT uid, account, sum(node_seconds), sum(allocations) FROM used WHERE day >= ?1
+            GROUP BY uid, account ORDER BY 3 DESC";
+        let read = || -> rusqlite::Result<Vec<Usage>> {
+            let mut statement = self.connection.prepare_cached(query)?;
+            let rows = statement.query_map([since_day as i64], |row| {
+                Ok(Usage {
+                    uid: row.get(0)?,
+                    account: row.get(1)?,
+                    node_seconds: row.get(2)?,
+                    allocations: row.get::<_, i64>(3)? as u64,
+                })
+            })?;
+            rows.collect()
         };
         read().map_err(|source| self.sqlite(source))
     }

@@ -185,6 +185,7 @@ mod tests {
         std::os::unix::fs::chown(&shared, None, Some(4711)).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(0o770)).unwrap();
         let user = |groups: &[u32]| User {
+            name: "somebody".into(),
             uid: 20_001,
             gid: 20_001,
             groups: groups.to_vec(),

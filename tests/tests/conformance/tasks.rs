@@ -327,10 +327,9 @@ fn a_fill_and_a_homecoming_lose_nothing_of_anybodys(case: &Case) {
     let before = tree(&job.dir, true);
     job.succeeds("n1", &job.home(&directories));
     let mut after = tree(&job.dir, true);
-    for changed in ["out/changed-by-both.ondeck-4711"] {
-        assert_eq!(read(changed), "job\n");
-        after.insert(changed.into(), before[Path::new(changed)].clone());
-    }
+    let beside = "out/changed-by-both.ondeck-4711";
+    assert_eq!(read(beside), "job\n");
+    after.insert(beside.into(), before[Path::new(beside)].clone());
     assert_eq!(after, before);
     site.destroy("job");
     site.host("ctl").ok(&["chmod", "-R", "u+w", &job.dir.display().to_string()]);
@@ -438,8 +437,6 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
         job.run("n1", &with("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c | grep 300000000"));
     assert_eq!(report["state"]["done"]["ok"], false, "{report:#}");
     site.destroy("job");
-    let groups = fs::read_dir("/sys/fs/cgroup/memory").into_iter().flatten().flatten();
-    assert!(groups.into_iter().all(|group| !group.file_name().to_string_lossy().starts_with("ondeck-task")));
     site.assert_nothing_is_left();
 }
 

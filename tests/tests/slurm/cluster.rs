@@ -20,10 +20,10 @@ static IN_USE: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
 /// A turn at having a cluster: the machine has two cores.
-struct Turn;
+pub struct Turn;
 
 impl Turn {
-    fn wait() -> Turn {
+    pub fn wait() -> Turn {
         let mut used = IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while *used >= CLUSTERS {
             used = GIVEN_BACK.wait(used).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -105,7 +105,7 @@ impl Cluster {
              mount_prefixes = [\"{scratch}\"]\n{agent}\n\
              [agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n\
              [scheduler]\nhost = \"ctl\"\nlisten = \"auto\"\nstate = \"{dir}/scheduler\"\n\
-             debounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
+             shared_nodes = true\ndebounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
              [scheduler.pool.default]\nnodes = [{nodes}]\n\
              [slurm]\ninterval = \"500ms\"\n",
             munge = munge.display(),
@@ -135,13 +135,14 @@ impl Cluster {
             path
         };
         let (prolog, epilog) = (hook("prolog"), hook("epilog"));
-        let lua = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("slurm/job_submit.lua");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let lua = root.join("slurm/job_submit.lua");
         let slurm = bed
             .slurm(SlurmSetup {
                 prolog: Some(prolog),
                 epilog: Some(epilog),
                 job_submit: Some(lua),
-                conf: setup.slurm,
+                conf: format!("TaskProlog={}\n{}", root.join("slurm/task_prolog").display(), setup.slurm),
                 ..SlurmSetup::new("ctl", compute.clone())
             })
             .unwrap();
@@ -236,7 +237,12 @@ impl Cluster {
     /// A job's line of the status.
     pub fn job(&self, id: u32) -> Option<Value> {
         let status = self.status();
-        status["jobs"].as_array().unwrap().iter().find(|job| job["id"] == id.to_string()).cloned()
+        status["jobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|job| job["id"].as_str() == Some(&id.to_string()))
+            .cloned()
     }
 
     pub fn story(&self, id: u32) -> Value {
@@ -292,13 +298,28 @@ impl Cluster {
         job
     }
 
+    /// All RSA nodes are free.
+    #[track_caller]
+    pub fn assert_nothing_lent(&self) {
+        for node in self.status()["nodes"].as_array().unwrap() {
+            assert_eq!(node["free"], node["capacity"], "{node}");
+        }
+    }
+
+    /// Neither Prolog nor Epilog has had anything to say.
+    #[track_caller]
+    pub fn assert_quiet(&self) {
+        for hook in ["prolog", "epilog"] {
+            let said = fs::read_to_string(self.log(hook)).unwrap_or_default();
+            assert!(said.is_empty(), "the {hook} said: {said}");
+        }
+    }
+
     /// Nothing of any job is left: no rows, no RAM, no mounts, no processes.
     #[track_caller]
     pub fn assert_clean(&self) {
         wait_until(DEADLINE, "all jobs are done", || self.status()["jobs"].as_array().unwrap().is_empty());
-        for node in self.status()["nodes"].as_array().unwrap() {
-            assert_eq!(node["free"], node["capacity"], "{node}");
-        }
+        self.assert_nothing_lent();
         for host in self.bed.hosts() {
             let mounts: Vec<_> =
                 host.new_mounts().into_iter().filter(|m| is_ours(&m.source, &m.kind)).collect();

@@ -49,7 +49,8 @@ fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_i
         output = output.display(),
         scratch = alice.scratch.display(),
     );
-    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    let said = alice.scratch.join("said");
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", &format!("--output={}", said.display())]);
     cluster.wait_rsa(job, "READY");
     cluster.slurm.cancel(blocker);
     cluster.wait_done(job);
@@ -57,6 +58,8 @@ fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_i
     assert_eq!(found["result"], b"alphabeta");
     let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
     assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    let said = fs::read_to_string(said).unwrap();
+    assert!(said.contains("ondeck: its data is in a RAM disk"), "{said}");
     let states = cluster.states(job);
     let wanted = [
         "INITIAL",

@@ -1,7 +1,7 @@
 //! `ondeck prolog` and `ondeck epilog`: what Slurm calls on a node of a job. They end within a bound, and with 0: a job
 //! never fails because of them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,9 @@ use ondeck_api::scheduler::{Hook, HookAnswer};
 use ondeck_core::{Incarnation, JobId, NodeName, exit};
 
 use super::{Scheduler, explain};
+
+/// Notes for the output of jobs, one file a job.
+const NOTES: &str = "/run/ondeck/notes";
 
 /// What a hook's own work takes beside the waiting.
 const MARGIN: Duration = Duration::from_secs(2);
@@ -41,12 +44,34 @@ pub struct EpilogArgs {
 }
 
 pub fn prolog(args: &PrologArgs) -> ExitCode {
-    match try_prolog(args) {
-        Ok(answer) if answer.message.is_empty() => {}
-        Ok(answer) => eprintln!("ondeck prolog: {}", answer.message),
-        Err(error) => eprintln!("ondeck prolog: {error:#}; the job works on disk"),
+    let note = match try_prolog(args) {
+        Ok(HookAnswer { mounted: true, .. }) => "its data is in a RAM disk".to_owned(),
+        Ok(answer) => answer.message,
+        Err(error) => {
+            let note = format!("{error:#}; the job works on disk");
+            eprintln!("ondeck prolog: {note}");
+            note
+        }
+    };
+    if !note.is_empty()
+        && let Err(error) = leave_note(&note)
+    {
+        eprintln!("ondeck prolog: can't leave a note for the job: {error}");
     }
     ExitCode::from(exit::OK)
+}
+
+/// Where a job's TaskProlog finds what to print into the job's output.
+fn note_path() -> Result<PathBuf> {
+    Ok(Path::new(NOTES).join(job()?.job.to_string()))
+}
+
+fn leave_note(note: &str) -> Result<()> {
+    std::fs::create_dir_all(NOTES)?;
+    // One line: TaskProlog obeys lines of other kinds.
+    let line = note.lines().collect::<Vec<_>>().join(" ");
+    std::fs::write(note_path()?, format!("{line}\n"))?;
+    Ok(())
 }
 
 fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
@@ -55,6 +80,10 @@ fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
 }
 
 pub fn epilog(args: &EpilogArgs) -> ExitCode {
+    if let Ok(path) = note_path() {
+        // There need not be one.
+        let _ = std::fs::remove_file(path);
+    }
     if let Err(error) = try_epilog(args) {
         eprintln!("ondeck epilog: {error:#}");
     }

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use ondeck_api::scheduler::JobStory;
-use ondeck_api::wire::RefusalCode;
-use ondeck_core::schedule::RsaState;
+use ondeck_api::scheduler::{JobStory, Waited};
 use ondeck_core::{Incarnation, NodeName, duration, exit};
 
 use super::{Scheduler, end, load, status};
@@ -179,30 +177,18 @@ fn try_wait(args: &WaitArgs) -> Result<u8> {
         let wait = left.map_or(ONE_WAIT, |left| left.min(ONE_WAIT));
         let path = format!("jobs/{}/wait?ms={}", args.job, wait.as_millis());
         let patience = Some(wait + Duration::from_secs(10));
-        let story: JobStory = match scheduler.ask("GET", &path, None::<&()>, patience) {
-            // It has only been submitted.
-            Err(error)
-                if error.code() == Some(RefusalCode::Busy) && left.is_none_or(|left| !left.is_zero()) =>
-            {
-                continue;
-            }
-            found => found?,
-        };
-        if story.done {
-            if story.job.abandoned {
-                bail!("the results of job {} were abandoned", args.job);
-            }
+        let waited: Waited = scheduler.ask("GET", &path, None::<&()>, patience)?;
+        if waited.abandoned {
+            bail!("the results of job {} were abandoned", args.job);
+        }
+        if waited.done {
             return Ok(exit::OK);
         }
-        if matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost) && story.job.not_before.is_none() {
-            bail!("job {}: {}", args.job, story.job.message);
+        if waited.stuck {
+            bail!("job {}: {}", args.job, waited.message);
         }
         if left.is_some_and(|left| left.is_zero()) {
-            bail!("job {} is {}: the time is over", args.job, story.job.rsa_state);
-        }
-        if matches!(story.job.rsa_state, RsaState::Held | RsaState::Lost) {
-            // It is tried again by itself.
-            std::thread::sleep(Duration::from_millis(500));
+            bail!("job {} is {}: the time is over", args.job, waited.state);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The commands around the scheduler: `ondeck serve` is one, the others ask it.
 //!
 //! - `serve`: the daemon
-//! - `status`, `job`, `node`: what people see and order
+//! - `status`, `job`, `node`, `pool`: what people see and order
 //! - `hook`: what Prolog and Epilog call
 
 pub mod hook;
 pub mod job;
 pub mod node;
+pub mod pool;
 pub mod serve;
 pub mod status;
 

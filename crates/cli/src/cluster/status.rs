@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use ondeck_api::scheduler::{Status, Transfer};
+use ondeck_api::scheduler::{Status, Transfer, Usage};
 use ondeck_core::{Bytes, NodeName, exit};
 
 use super::{Scheduler, end, load};
@@ -25,6 +25,14 @@ pub struct StatusArgs {
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     watch: Option<u64>,
 
+    /// Show instead what each user and account had of the RSA in the last so many days
+    #[arg(long, value_name = "DAYS", num_args = 0..=1, default_missing_value = "30", conflicts_with = "watch")]
+    usage: Option<u64>,
+
+    /// Print figures for Prometheus, as its textfile collector reads them
+    #[arg(long, conflicts_with_all = ["watch", "usage", "json"])]
+    metrics: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -36,6 +44,19 @@ pub fn status(args: &StatusArgs) -> ExitCode {
 
 fn try_status(args: &StatusArgs) -> Result<u8> {
     let scheduler = Scheduler::find(&load(args.config.as_deref())?)?;
+    if args.metrics {
+        print!("{}", scheduler.ask_text("metrics")?);
+        return Ok(exit::OK);
+    }
+    if let Some(days) = args.usage {
+        let usage: Vec<Usage> = scheduler.ask("GET", &format!("usage?days={days}"), None::<&()>, None)?;
+        if args.json {
+            println!("{}", serde_json::to_string_pretty(&usage)?);
+        } else {
+            print!("{}", used(&usage));
+        }
+        return Ok(exit::OK);
+    }
     loop {
         let status: Status = scheduler.ask("GET", "jobs", None::<&()>, None)?;
         let text = if args.json {
@@ -53,6 +74,23 @@ fn try_status(args: &StatusArgs) -> Result<u8> {
         std::io::stdout().flush()?;
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
+}
+
+/// One line a user and account.
+fn used(usage: &[Usage]) -> String {
+    let mut out = format!("{:>10} {:<20} {:>14} {:>12}\n", "USER", "ACCOUNT", "NODE_HOURS", "ALLOCATIONS");
+    for used in usage {
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            out,
+            "{:>10} {:<20} {:>14.3} {:>12}",
+            used.uid,
+            used.account,
+            used.node_seconds / 3600.0,
+            used.allocations
+        );
+    }
+    out
 }
 
 /// One line a job.
@@ -118,7 +156,7 @@ pub fn nodes(status: &Status) -> String {
 
 /// A transfer in a few words.
 pub fn transfer(transfer: &Transfer) -> String {
-    let percent = if transfer.bytes > 0 { transfer.bytes_done * 100 / transfer.bytes } else { 0 };
+    let percent = (transfer.bytes_done * 100).checked_div(transfer.bytes).unwrap_or(0);
     let mut text = format!(
         "{} of {} ({percent} %), {} of {} files, {}/s",
         Bytes(transfer.bytes_done),

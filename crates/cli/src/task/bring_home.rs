@@ -8,18 +8,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use ondeck_api::wire::Directory;
 use ondeck_core::PackFormat;
 use ondeck_transfer::pack::{self, PackError, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
-use ondeck_transfer::{Event, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
+use ondeck_transfer::{Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
 use rustix::fs::FileType;
 
 use super::fill::entries;
 use super::work::{Opened, Worker, failed_for_room, is_no_room};
 use super::{Failure, kept};
 use crate::run::homecoming::{Homecoming, Mechanism};
+
+/// Beyond the time for which a node believes what it has seen: the kernel counts in ticks.
+const SETTLED: Duration = Duration::from_millis(20);
 
 impl Worker<'_> {
     /// Merges every output directory into the one on disk. A failure of one does not keep the others from it.
@@ -29,6 +33,9 @@ impl Worker<'_> {
         script: Option<&Path>,
         pack: Option<PackFormat>,
     ) -> Result<Option<String>, Failure> {
+        // This node may have filled the RAM disk a moment ago. A file that looks as it was then is not brought home, so
+        // nothing that was seen then may be believed now.
+        std::thread::sleep(self.order.out_of_date + SETTLED);
         // Inputs are opened too, as they may lie inside of outputs; but they may have gone since.
         let opened =
             self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
@@ -115,7 +122,13 @@ impl Worker<'_> {
             ours: Mutex::new(HashMap::new()),
             made: Mutex::new(HashSet::new()),
         };
+        let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
+        let manifest = match &self.order.request.share {
+            Some(share) if !share.all_but => kept::manifest_out(&format!("{name}-{}", share.index)),
+            _ => kept::manifest_out(name),
+        };
         let options = Options {
+            exclude: Exclude::exactly(left_out),
             // What the policy allows is removed, and nothing else.
             delete: true,
             recheck: true,
@@ -124,7 +137,7 @@ impl Worker<'_> {
             } else {
                 Ownership::Inherit
             },
-            manifest: Some(kept::manifest_out(name)),
+            manifest: Some(manifest),
             ..self.options()
         };
         let failed_before = self.failures().0;

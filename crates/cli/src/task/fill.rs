@@ -22,6 +22,14 @@ impl Worker<'_> {
     /// Puts every directory's content into the RAM disk.
     pub fn fill(&self, directories: &[Directory], script: Option<&Path>) -> Result<Option<String>, Failure> {
         let opened = self.open_all(directories)?;
+        if self.has_a_part() {
+            // What is output, too, needs notes of every file, and is filled by one task.
+            for directory in opened.iter().filter(|directory| !directory.wanted.output) {
+                self.copy_in(&opened, directory)?;
+            }
+            self.check_gate()?;
+            return Ok(None);
+        }
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
@@ -73,16 +81,26 @@ impl Worker<'_> {
 
     fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
         let name = &directory.wanted.name;
-        let slot = kept::make_slot(&self.ram, name).map_err(|error| self.ram_failure(all, name, &error))?;
+        let slot = if self.has_a_part() {
+            kept::open_slot(&self.ram, name)
+        } else {
+            kept::make_slot(&self.ram, name)
+        };
+        let slot = slot.map_err(|error| self.ram_failure(all, name, &error))?;
+        let mut left_out = directory.nested.clone();
+        left_out.extend(self.left_out(directory, &[&directory.disk])?);
         let options = Options {
-            // It becomes a copy: what an earlier attempt has found, and is gone by now, goes.
-            delete: true,
+            // It becomes a copy: what an earlier attempt has found, and is gone by now, goes. But what others are just
+            // putting there stays.
+            delete: !self.has_a_part(),
+            // The job is shown it when it is done.
+            unseen: true,
             // The copies in RAM are the user's alone.
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.
             sync: false,
-            manifest: Some(kept::manifest_in(name)),
-            exclude: Exclude::exactly(directory.nested.iter().cloned()),
+            manifest: (!self.has_a_part()).then(|| kept::manifest_in(name)),
+            exclude: Exclude::exactly(left_out),
             ..self.options()
         };
         let progress = &self.shared.progress;

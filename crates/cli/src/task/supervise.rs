@@ -167,6 +167,7 @@ fn supervise(
 /// Words for a task that took too long.
 fn late(order: &Order, shared: &Shared) -> String {
     let work = match order.request.work {
+        Work::Survey { .. } => "look at what is to be copied",
         Work::Fill { .. } => "stage-in",
         Work::BringHome { .. } => "stage-out",
     };
@@ -240,7 +241,7 @@ impl Watch {
     fn take(&mut self, line: &[u8]) {
         match serde_json::from_slice(line) {
             Ok(done @ Line::Done { .. }) => self.done = Some(done),
-            Ok(line @ (Line::Error(_) | Line::Beside(_))) => say(&line),
+            Ok(line @ (Line::Error(_) | Line::Beside(_) | Line::Units(_))) => say(&line),
             // Nothing else is the worker's to say.
             _ => {}
         }

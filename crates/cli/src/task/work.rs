@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::task::{Line, Order};
 use ondeck_api::Config;
-use ondeck_api::wire::{Directory, Work};
+use ondeck_api::wire::{Directory, Unit, Work};
 use ondeck_core::Bytes;
 use ondeck_transfer::credentials::User;
 use ondeck_transfer::{Event, Gate, Options, StageError};
@@ -96,6 +96,7 @@ pub fn work(
             findings: Findings::default(),
         };
         match &order.request.work {
+            Work::Survey { directories, home } => worker.survey(directories, *home),
             Work::Fill { directories, script } => worker.fill(directories, script.as_deref()),
             Work::BringHome { directories, script, pack } => {
                 worker.bring_home(directories, script.as_deref(), *pack)
@@ -270,7 +271,9 @@ impl Worker<'_> {
         };
         let missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
         let mut found = open(&wanted.path);
-        if !wanted.input && found.as_ref().is_err_and(missing) {
+        // Results come home also if somebody has removed the directory meanwhile.
+        let comes_home = matches!(self.order.request.work, Work::BringHome { .. }) && wanted.output;
+        if (!wanted.input || comes_home) && found.as_ref().is_err_and(missing) {
             rustix::fs::mkdir(&wanted.path, Mode::from_raw_mode(0o755)).map_err(|error| {
                 Failure::lasting(format!(
                     "{path}: can't be made by {who} on {}: {error}; make it, or correct {directive}",
@@ -294,6 +297,14 @@ impl Worker<'_> {
             Failure { message, retryable: transient }
         })?;
         Ok(Opened { wanted, path: real, disk, nested: Vec::new() })
+    }
+
+    /// Tells what has been found.
+    pub fn tell_units(&self, units: &[Unit]) {
+        // One line must not grow without bound.
+        for part in units.chunks(100) {
+            send(&self.lines, &Line::Units(part.to_vec()));
+        }
     }
 
     /// The path of a job's directory in the RAM disk.

@@ -40,6 +40,9 @@ pub struct Allocation {
     pub promise: Bytes,
     /// The RAM disk that is on them, or will be: every one that is built has a greater epoch.
     pub epoch: Epoch,
+    /// Since when they are promised.
+    #[serde(default)]
+    pub since: Time,
 }
 
 /// The kinds of work that others do and report the end of.
@@ -106,6 +109,9 @@ pub struct Job {
     pub work_dir: PathBuf,
     /// How many compute nodes it has or wants.
     pub compute_nodes: u32,
+    /// Its quality of service before anything was done about it.
+    #[serde(default)]
+    pub qos: String,
     /// Its priority in the queue.
     pub priority: u64,
     /// When it was submitted, in seconds since 1970.

@@ -1,6 +1,6 @@
 //! Events, and how the table is applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -176,6 +176,19 @@ pub struct Effects {
     pub gone: Vec<Job>,
     /// The nodes that were touched.
     pub nodes: Vec<NodeName>,
+    /// What was given back, to be accounted for.
+    pub used: Vec<Used>,
+}
+
+/// What a user had of the RSA.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// Who.
+    pub uid: u32,
+    /// The account that the job was charged to.
+    pub account: String,
+    /// RSA nodes times the seconds for which they were promised.
+    pub node_seconds: f64,
 }
 
 /// Why an order was not obeyed.
@@ -352,13 +365,21 @@ impl Step<'_> {
             }
             Event::Retry(id) => {
                 let job = self.known(id)?;
-                if !matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
-                    return Err(Refused::NotNow(format!(
-                        "job {id} is {}: nothing of it is held, so there is nothing to try again",
-                        job.rsa_state
-                    )));
+                match (job.rsa_state, job.job_state) {
+                    (RsaState::Held | RsaState::Lost, _) => {
+                        (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
+                    }
+                    // What kept it from getting a RAM disk may have been mended, and it has not started.
+                    (RsaState::Ineligible, JobState::Ondeck) => {
+                        (job.hopeless, job.failures, job.not_before) = (false, 0, None);
+                        self.become_state(id, RsaState::Initial, "");
+                    }
+                    (state, _) => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is {state}: nothing of it is held, so there is nothing to try again"
+                        )));
+                    }
                 }
-                (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                 self.note(Some(id), "tried again by hand".into());
             }
             Event::Abandon { job: id, by } => self.abandon(id, &by)?,
@@ -413,7 +434,7 @@ impl Step<'_> {
     // ---- what the workload manager shows
 
     fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
-        let mut missing: BTreeMap<Incarnation, ()> = self.schedule.jobs.keys().map(|id| (*id, ())).collect();
+        let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
         for seen in jobs {
@@ -441,7 +462,7 @@ impl Step<'_> {
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
-        for id in missing.into_keys() {
+        for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
@@ -492,32 +513,40 @@ impl Step<'_> {
         }
     }
 
-    /// A known job, as the queue shows it.
+    /// A known job, as the queue shows it. Most of them are as they were, and are not touched.
     fn stands(&mut self, taken: Time, seen: &Seen) {
         let (id, now, debounce) = (seen.job.id, self.now, self.schedule.site.debounce);
         let next = is_next(&self.schedule.site, now, &seen.job);
-        let job = self.job(id);
-        job.priority = seen.job.priority;
+        let Some(job) = self.schedule.jobs.get(&id) else { return };
+        if job.priority != seen.job.priority {
+            self.job(id).priority = seen.job.priority;
+        }
+        let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
             (JobState::Ondeck, Standing::Running) => self.runs(seen, Prolog::Expected),
             (JobState::Running, Standing::Running | Standing::Configuring) => {
-                job.doubted = None;
-                if job.io_nodes.is_empty() {
-                    job.io_nodes.clone_from(&seen.io_nodes);
+                if job.io_nodes.is_empty() && !seen.io_nodes.is_empty() {
+                    self.job(id).io_nodes.clone_from(&seen.io_nodes);
                 }
+                self.believe(id);
             }
             // It was let go, or would have been: it keeps what was prepared for it.
             (JobState::Ondeck, _) if next || job.held || job.let_go || job.locked_in => {
-                job.doubted = None;
-                job.compute_nodes = seen.job.node_count;
+                if job.compute_nodes != seen.job.node_count {
+                    self.job(id).compute_nodes = seen.job.node_count;
+                }
+                self.believe(id);
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
             (state, _) => {
-                let since = *job.doubted.get_or_insert(now);
+                let since = job.doubted.unwrap_or(now);
+                if job.doubted.is_none() {
+                    self.job(id).doubted = Some(now);
+                }
                 if now.since(since) >= debounce {
                     let (to, why) = match state {
                         JobState::Running => (JobState::Finished, "is back in the queue"),
@@ -526,6 +555,13 @@ impl Step<'_> {
                     self.set_job_state(id, to, why);
                 }
             }
+        }
+    }
+
+    /// The queue says what the state here says.
+    fn believe(&mut self, id: Incarnation) {
+        if self.schedule.jobs[&id].doubted.is_some() {
+            self.job(id).doubted = None;
         }
     }
 
@@ -539,6 +575,7 @@ impl Step<'_> {
             request,
             work_dir: seen.work_dir.clone(),
             compute_nodes: seen.job.node_count,
+            qos: seen.job.qos.clone(),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
             job_state: JobState::Ondeck,
@@ -609,10 +646,11 @@ impl Step<'_> {
             let Some(request) = &seen.request else { return };
             self.begin(seen, request.clone(), JobState::Ondeck);
         }
-        let job = self.job(id);
+        let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
             (JobState::Running, Prolog::Expected) => {
+                let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
                 if job.io_nodes.is_empty() {
                     job.io_nodes.clone_from(&seen.io_nodes);
@@ -624,10 +662,11 @@ impl Step<'_> {
     }
 
     fn set_job_state(&mut self, id: Incarnation, state: JobState, why: &str) {
-        let job = self.job(id);
-        if job.job_state == state || job.job_state == JobState::Finished {
+        let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
+        if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
         }
+        let job = self.job(id);
         job.job_state = state;
         job.doubted = None;
         if matches!(state, JobState::Demoted | JobState::Finished) {
@@ -982,7 +1021,7 @@ impl Step<'_> {
             .collect();
         order.sort_unstable();
         loop {
-            let mut usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+            let mut usage = self.usage();
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
@@ -991,8 +1030,8 @@ impl Step<'_> {
                     if !moved {
                         break;
                     }
-                    if matches!(next, Move::Assign(_) | Move::Release) {
-                        usage = Use::of(&self.schedule.nodes, self.schedule.jobs.values());
+                    if matches!(next, Move::Assign(_) | Move::Release | Move::Mount | Move::Forget) {
+                        usage = self.usage();
                     }
                     again |= matches!(next, Move::Release | Move::Forget);
                 }
@@ -1011,6 +1050,10 @@ impl Step<'_> {
                 break;
             }
         }
+    }
+
+    fn usage(&self) -> Use {
+        Use::of(&self.schedule.nodes, self.schedule.jobs.values())
     }
 
     /// Makes a move; returns whether anything changed.
@@ -1033,7 +1076,7 @@ impl Step<'_> {
                 self.work(id, Work::Construct, RsaState::Booting)
             }
             Move::StageIn(purpose) => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 self.job(id).purpose = purpose;
@@ -1056,7 +1099,7 @@ impl Step<'_> {
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
             Move::StageOut => {
-                if self.must_wait_to_stage(id) {
+                if self.must_wait_to_stage(id, usage) {
                     return false;
                 }
                 let job = self.job(id);
@@ -1096,7 +1139,7 @@ impl Step<'_> {
         false
     }
 
-    fn must_wait_to_stage(&mut self, id: Incarnation) -> bool {
+    fn must_wait_to_stage(&mut self, id: Incarnation, usage: &Use) -> bool {
         if let Some(most) = self.schedule.site.staging {
             let staging =
                 |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
@@ -1105,16 +1148,16 @@ impl Step<'_> {
                 return true;
             }
         }
-        self.must_wait_for_results(id)
+        self.must_wait_for_results(id, usage)
     }
 
     /// A stage-in whose source overlaps results that are not on disk yet waits for them.
-    fn must_wait_for_results(&mut self, id: Incarnation) -> bool {
+    fn must_wait_for_results(&mut self, id: Incarnation, usage: &Use) -> bool {
         let job = &self.schedule.jobs[&id];
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let others = self.schedule.jobs.values().filter(|other| other.results);
+        let others = usage.with_results().filter_map(|other| self.schedule.jobs.get(other));
         let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
         let Some((other, path)) = found else { return false };
         self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
@@ -1122,7 +1165,7 @@ impl Step<'_> {
     }
 
     fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use) -> bool {
-        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id) {
+        if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id, usage) {
             return false;
         }
         let job = &self.schedule.jobs[&id];
@@ -1134,7 +1177,7 @@ impl Step<'_> {
                 true
             }
             Placement::Nodes(nodes, promise) => {
-                let epoch = self.next_epoch();
+                let (epoch, now) = (self.next_epoch(), self.now);
                 for name in &nodes {
                     if let Some(node) = self.schedule.nodes.get_mut(name) {
                         node.promised.insert(id, promise);
@@ -1144,7 +1187,7 @@ impl Step<'_> {
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
                 let job = self.job(id);
                 job.purpose = purpose;
-                job.allocation = Some(Allocation { nodes, promise, epoch });
+                job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
                 self.become_state(id, RsaState::Assigned, &text);
                 true
             }
@@ -1152,9 +1195,13 @@ impl Step<'_> {
     }
 
     fn release(&mut self, id: Incarnation) {
+        let now = self.now;
         let job = self.job(id);
         job.failed_here = false;
-        let nodes = job.allocation.take().map(|found| found.nodes).unwrap_or_default();
+        let Some(Allocation { nodes, since, .. }) = job.allocation.take() else { return };
+        let (uid, account) = (job.owner.uid, job.account.clone());
+        let seconds = now.since(since).as_secs_f64();
+        self.effects.used.push(Used { uid, account, node_seconds: seconds * nodes.len() as f64 });
         for name in &nodes {
             if let Some(node) = self.schedule.nodes.get_mut(name) {
                 node.promised.remove(&id);

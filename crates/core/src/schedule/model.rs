@@ -15,7 +15,6 @@ use super::*;
 use crate::{Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
 
 const NOW: Time = Time(1_000_000);
-const NODES: [&str; 3] = ["r1", "r2", "r3"];
 
 /// What the workload manager really does with a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,8 +40,8 @@ struct Physical {
 #[derive(Clone)]
 struct World {
     schedule: Schedule,
-    slurm: [Slurm; 2],
-    physical: [Physical; 2],
+    slurm: Vec<Slurm>,
+    physical: Vec<Physical>,
     /// How many failures may still happen.
     faults: u8,
     /// Nodes may be lost once.
@@ -86,7 +85,7 @@ fn id(index: usize) -> Incarnation {
 }
 
 fn node(index: usize) -> NodeName {
-    NODES[index].parse().unwrap()
+    format!("r{}", index + 1).parse().unwrap()
 }
 
 fn site() -> Site {
@@ -102,23 +101,23 @@ fn site() -> Site {
 }
 
 impl World {
-    fn new(faults: u8) -> World {
-        let nodes = NODES.iter().map(|name| (name.parse().unwrap(), Node::new("default"))).collect();
-        let mut schedule = Schedule::new(site(), Vec::new(), nodes, 0, Epoch(0));
-        for index in 0..NODES.len() {
+    fn new(jobs: usize, nodes: usize, site: Site, faults: u8) -> World {
+        let names = (0..nodes).map(|index| (node(index), Node::new("default"))).collect();
+        let mut schedule = Schedule::new(site, Vec::new(), names, 0, Epoch(0));
+        for index in 0..nodes {
             schedule.handle(NOW, Event::NodeUp { node: node(index), capacity: Bytes(100) }).unwrap();
         }
         World {
             schedule,
-            slurm: [Slurm::Waiting; 2],
-            physical: Default::default(),
+            slurm: vec![Slurm::Waiting; jobs],
+            physical: vec![Physical::default(); jobs],
             faults,
             losses: 0,
             swaps: 0,
         }
     }
 
-    fn seen(&self, index: usize, requests: &[Request; 2]) -> Seen {
+    fn seen(&self, index: usize, requests: &[Request]) -> Seen {
         let standing = match self.slurm[index] {
             Slurm::Waiting => Standing::Waiting,
             Slurm::Next => Standing::Next,
@@ -131,11 +130,11 @@ impl World {
             account: String::new(),
             standing,
             reason: String::new(),
-            node_count: index as u32 + 1,
+            node_count: index as u32 % 3 + 1,
             nodes: Vec::new(),
             start: None,
             submitted: 0,
-            priority: 10 - index as u64,
+            priority: 100 - index as u64,
             qos: String::new(),
             held_for_input: false,
         };
@@ -152,7 +151,7 @@ impl World {
 
     fn all_happenings(&self) -> Vec<Happening> {
         let mut all = vec![Happening::Queue];
-        for index in 0..2 {
+        for index in 0..self.slurm.len() {
             match self.slurm[index] {
                 Slurm::Waiting => {
                     if self.swaps < 2 {
@@ -240,7 +239,7 @@ impl World {
         Event::Tick
     }
 
-    fn happen(&mut self, happening: &Happening, requests: &[Request; 2]) {
+    fn happen(&mut self, happening: &Happening, requests: &[Request]) {
         self.faults -= u8::from(happening.is_fault());
         let event = match happening {
             Happening::Becomes(index, to) => {
@@ -255,7 +254,7 @@ impl World {
             }
             Happening::Queue => Event::Queue {
                 taken: Time(NOW.0 + 1),
-                jobs: (0..2)
+                jobs: (0..self.slurm.len())
                     .filter(|index| self.slurm[*index] != Slurm::Gone)
                     .map(|index| self.seen(index, requests))
                     .collect(),
@@ -401,13 +400,13 @@ impl World {
     }
 
     /// From here everything comes to an end if nothing else goes wrong.
-    fn ends(&self, requests: &[Request; 2]) {
+    fn ends(&self, requests: &[Request]) {
         let mut world = self.clone();
-        for _ in 0..60 {
-            world.slurm = [Slurm::Gone; 2];
+        for _ in 0..200 {
+            world.slurm.fill(Slurm::Gone);
             world.happen(&Happening::Queue, requests);
             if world.schedule.jobs().is_empty() {
-                for index in 0..NODES.len() {
+                for index in 0..world.schedule.nodes().len() {
                     if !world.schedule.nodes()[&node(index)].up {
                         world.happen(&Happening::Back(index), requests);
                     }
@@ -418,7 +417,7 @@ impl World {
                 assert!(world.schedule.nodes().values().all(Node::is_free));
                 return;
             }
-            for index in 0..2 {
+            for index in 0..self.slurm.len() {
                 let Some(job) = world.schedule.jobs().get(&id(index)).cloned() else { continue };
                 if job.task.is_some() {
                     world.happen(&Happening::Ends(index, Outcome::Done(String::new())), requests);
@@ -437,7 +436,7 @@ impl World {
         let part = |salt: u8| {
             let mut hasher = std::collections::hash_map::DefaultHasher::new();
             salt.hash(&mut hasher);
-            (self.slurm, self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
+            (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();
                 job.message.clear();
@@ -448,7 +447,7 @@ impl World {
                     task.number = 0;
                 }
                 if let Some(allocation) = &mut job.allocation {
-                    (allocation.epoch, allocation.nodes) = (Epoch(0), Vec::new());
+                    (allocation.epoch, allocation.nodes, allocation.since) = (Epoch(0), Vec::new(), NOW);
                 }
                 job.hash(&mut hasher);
             }
@@ -465,9 +464,8 @@ impl World {
 }
 
 /// Visits every state that can be reached; returns how many there are, and which pairs of states.
-fn explore(requests: &[Request; 2], jobs: usize, faults: u8) -> (usize, HashSet<(JobState, RsaState)>) {
-    let mut start = World::new(faults);
-    start.slurm[jobs..].fill(Slurm::Gone);
+fn explore(requests: &[Request], faults: u8) -> (usize, HashSet<(JobState, RsaState)>) {
+    let start = World::new(requests.len(), 3, site(), faults);
     let mut known = HashSet::from([start.key()]);
     let mut pairs = HashSet::new();
     let mut waiting = vec![start];
@@ -513,17 +511,62 @@ fn one_job_keeps_the_invariants_in_every_order_of_events_and_failures() {
         request(Some("/a"), None, false),
         request(None, Some("/b"), false),
     ];
+    let mut all = HashSet::new();
     for first in requests {
         let began = std::time::Instant::now();
-        let (states, pairs) = explore(&[first.clone(), first], 1, 4);
+        let (states, pairs) = explore(&[first], 4);
         println!("one job: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+        all.extend(pairs);
     }
+    // Every state is reached. These last no longer than the event that leads to them.
+    use RsaState as S;
+    let reached: HashSet<S> = all.iter().map(|(_, state)| *state).collect();
+    let passing: Vec<S> = S::ALL.iter().filter(|state| !reached.contains(state)).copied().collect();
+    let expected = [S::Assigned, S::Booted, S::Aborted, S::Unmounted, S::DoneStagingOut, S::Destroyed];
+    assert_eq!(passing, expected);
 }
 
 #[test]
 fn two_jobs_keep_the_invariants_in_every_order_of_events() {
     let began = std::time::Instant::now();
     let both = request(Some("/a"), Some("/b"), false);
-    let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 2, 1);
+    let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 1);
     println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// Long histories of many jobs and nodes: who wins the nodes, whose results others wait for, who is demoted.
+    #[test]
+    fn long_random_histories_keep_the_invariants(
+        choices in proptest::collection::vec(proptest::num::u32::ANY, 1..600),
+        policies in 0_u8..16,
+    ) {
+        let paths = ["/a", "/a/b", "/c", "/d"];
+        let requests: Vec<Request> = (0..7)
+            .map(|index| {
+                let (one, other) = (paths[index % 4], paths[(index / 2 + 1) % 4]);
+                request((index % 3 != 0).then_some(one), (index % 3 != 1).then_some(other), index % 2 == 0)
+            })
+            .collect();
+        let site = Site {
+            sharing: if policies & 1 == 0 { Sharing::Half } else { Sharing::Any },
+            fractions: policies & 2 == 0,
+            proportion: if policies & 2 == 0 { 4 } else { 1 },
+            staging: (policies & 4 == 0).then_some(1),
+            user_nodes: (policies & 8 == 0).then_some(4),
+            ..site()
+        };
+        let mut world = World::new(requests.len(), 5, site, u8::MAX);
+        for choice in choices {
+            (world.losses, world.swaps) = (0, 0);
+            let all = world.happenings();
+            let chosen = all[choice as usize % all.len()].clone();
+            world.faults = u8::MAX;
+            world.happen(&chosen, &requests);
+        }
+        world.faults = u8::MAX;
+        world.ends(&requests);
+    }
 }

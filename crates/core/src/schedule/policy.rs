@@ -10,7 +10,7 @@ use super::nodes::{Node, Nodes};
 use super::{JobState, RsaState};
 use crate::allocation::SHARE_UNIT;
 use crate::request::keyword_enum;
-use crate::{Bytes, EngineKind, NodeName, Rate};
+use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate};
 
 keyword_enum! {
     /// How the RSA is shared between jobs that run and jobs that stage.
@@ -170,6 +170,8 @@ pub struct Use {
     pools: BTreeMap<String, PoolUse>,
     users: BTreeMap<u32, u32>,
     accounts: BTreeMap<String, u32>,
+    /// Jobs whose results are not on disk yet.
+    results: Vec<Incarnation>,
 }
 
 impl Use {
@@ -183,6 +185,9 @@ impl Use {
             pool.largest = pool.largest.max(node.capacity);
         }
         for job in jobs {
+            if job.results {
+                found.results.push(job.id);
+            }
             let Some(allocation) = &job.allocation else { continue };
             let has = allocation.nodes.len() as u32;
             *found.users.entry(job.owner.uid).or_default() += has;
@@ -195,6 +200,11 @@ impl Use {
             }
         }
         found
+    }
+
+    /// Jobs whose results are not on disk yet.
+    pub fn with_results(&self) -> impl Iterator<Item = &Incarnation> {
+        self.results.iter()
     }
 }
 

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use ondeck_core::{Bytes, EngineKind, Layout, Server};
 
@@ -18,6 +19,9 @@ pub(super) struct Gluster;
 
 /// Brick processes with their buffers; measured: docs/engines.md, "What an engine needs".
 const BRICK_MEMORY: Bytes = Bytes(96 << 20);
+
+/// How long the kernel of a client believes a name or an attribute that it was told.
+const BELIEVED: Duration = Duration::from_secs(1);
 
 impl Engine for Gluster {
     fn kind(&self) -> EngineKind {
@@ -95,12 +99,18 @@ impl Engine for Gluster {
         Ok(listens(server.address, server.ports[0]))
     }
 
+    fn out_of_date(&self) -> Duration {
+        BELIEVED
+    }
+
     fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError> {
         let volfile = build.place.write_private("client.vol", client_volfile(build).as_bytes())?;
         let mut command = Command::new("glusterfs");
         command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
         // Without auto-invalidation a client never sees that another one has rewritten a file in the same size.
-        command.args(["--auto-invalidation=on", "--attribute-timeout=1", "--entry-timeout=1"]);
+        command.arg("--auto-invalidation=on");
+        command.arg(format!("--attribute-timeout={}", BELIEVED.as_secs()));
+        command.arg(format!("--entry-timeout={}", BELIEVED.as_secs()));
         // Without default_permissions the kernel would walk names that it has cached for one user on behalf of another.
         command.args(["--acl", "--fuse-mountopts=nosuid,nodev,default_permissions"]);
         command.arg(format!("--volfile-id={}", build.layout.id));

@@ -1,0 +1,138 @@
+//! The documents are true: what docs/admin.md and docs/user.md tell to type is typed, in a shell on a testbed that has
+//! what a site has (MUNGE, Slurm, users, a shared disk) and nothing of Ondeck's but the binary.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use ondeck_testbed::available;
+
+use crate::binary::ondeck_binary;
+use crate::cluster::Turn;
+
+const ADMIN: &str = include_str!("../../../docs/admin.md");
+const USER: &str = include_str!("../../../docs/user.md");
+
+/// A shell block that this comment precedes is run.
+const RUN: &str = "<!-- run -->\n```sh\n";
+
+/// For both documents; they take a fraction of it.
+const SECONDS: u32 = 300;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The blocks of a document that are to be run, one after the other. The first command that fails ends it.
+fn script(document: &str) -> String {
+    let blocks: Vec<&str> =
+        document.split(RUN).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0).collect();
+    assert!(blocks.len() > 3, "{blocks:?}");
+    format!("set -e -x\n{}", blocks.join("\n"))
+}
+
+fn told(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_documents_say() {
+    if !available() {
+        return;
+    }
+    let _turn = Turn::wait();
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for (name, text) in [("admin.sh", script(ADMIN)), ("user.sh", script(USER))] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let here = dir.path().display();
+    // The administrator's shell goes on after the document, as its daemons do.
+    let typed = format!(
+        "fail() {{ echo \"FAILED: $1\"; cat /run/ondeck-serve.log; tail -n 30 $BED/log/*.log; exit 1; }}\n\
+         (. {here}/admin.sh) < /dev/null || fail admin.md\n\
+         as alice sh -e {here}/user.sh < /dev/null || fail user.md\n\
+         timeout 60 sh -c 'until ondeck status | grep \"no jobs\"; do sleep 0.2; done' || fail 'jobs are left'\n\
+         for node in c1 c2; do ! on $node grep ondeck: /proc/self/mounts || fail \"mounts are left on $node\"; done\n\
+         echo ALL BLOCKS WERE RUN\n"
+    );
+    let mut shell = Command::new("timeout");
+    shell.args([&format!("{SECONDS}"), env!("CARGO_BIN_EXE_ondeck-testbed")]);
+    shell.args(["shell", "--hosts", "2", "--with-munge", "--with-slurm", "2"]);
+    shell.env("ONDECK", ondeck_binary()).current_dir(root());
+    for name in ["ONDECK_CONFIG", "SCRATCH", "STATE", "SLURM_CONF"] {
+        shell.env_remove(name);
+    }
+    let typist = dir.path().join("typed");
+    fs::write(&typist, typed).unwrap();
+    shell.stdin(fs::File::open(&typist).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = shell.output().unwrap();
+    let told = told(&output);
+    assert!(output.status.success() && told.contains("ALL BLOCKS WERE RUN"), "{}\n{told}", output.status);
+    // What the texts say about it.
+    for what in [
+        // The first job found its input in RAM.
+        "ondeck:job-1-0@",
+        "on deck",
+        "100000 case/results/shuffled",
+        // The job whose script failed.
+        "not yet on disk",
+        "staging out is tried again",
+        "n2 lends again",
+        "ondeck_node_free_bytes{node=\"n1\",pool=\"default\"}",
+    ] {
+        assert!(told.contains(what), "no `{what}` in\n{told}");
+    }
+}
+
+#[test]
+fn what_the_documents_link_to_is_there() {
+    for (name, text) in [("docs/admin.md", ADMIN), ("docs/user.md", USER)] {
+        for link in text.split("](").skip(1) {
+            let target = link.split(')').next().unwrap_or_default();
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let path = root().join("docs").join(file);
+            assert!(file.is_empty() || path.exists(), "{name} links to {target}");
+            if file.is_empty() {
+                let heading = |line: &str| {
+                    line.trim_start_matches(['#', ' ']).to_lowercase().replace(',', "").replace(' ', "-")
+                };
+                assert!(
+                    text.lines().any(|line| line.starts_with('#') && heading(line) == anchor),
+                    "{name}: {anchor}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_hooks_end_with_0_whatever_happens() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let hang = write("hang", "#!/bin/sh\ntrap '' TERM\nexec sleep 300\n");
+    let fail = write("fail", "#!/bin/sh\necho no; exit 3\n");
+    for name in ["prolog", "epilog"] {
+        let hook = write(name, &fs::read_to_string(root().join("slurm").join(name)).unwrap());
+        let settings = [
+            "ONDECK=/nonexistent\n".to_owned(),
+            "if (\n".to_owned(),
+            "exit 7\n".to_owned(),
+            format!("ONDECK={}\n", fail.display()),
+            format!("ONDECK={}\nONDECK_LIMIT=0.2\n", hang.display()),
+        ];
+        for settings in settings {
+            write("ondeck.env", &settings);
+            let began = std::time::Instant::now();
+            let output = Command::new(&hook).stdin(Stdio::null()).output().unwrap();
+            assert_eq!(output.status.code(), Some(0), "{name} with {settings}: {}", told(&output));
+            assert!(began.elapsed().as_secs() < 20, "{name} with {settings}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What happens to results that somebody else wrote meanwhile, too.
+
+use std::fs;
+use std::os::unix::fs::chown;
+
+use ondeck_testbed::available;
+
+use crate::cluster::{Cluster, tree};
+use crate::jobs::{Gate, directives};
+use crate::life::directory;
+
+#[test]
+fn what_others_changed_on_disk_is_kept_and_the_job_is_told() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let files = [("shared", "before\n"), ("mine", "before\n"), ("theirs", "before\n"), ("gone", "before\n")];
+    let output = directory(alice, "merge", &files);
+    let gate = Gate::of(alice, "merge");
+    let script = format!(
+        "#!/bin/sh\n{}{}echo job >> {o}/shared\necho job >> {o}/mine\necho job > {o}/new\nrm {o}/gone\n",
+        directives(&[], &[&output]),
+        gate.line(),
+        o = output.display(),
+    );
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2"]);
+    cluster.wait_rsa(job, "INUSE_OUT");
+    // The test is a host where nothing is mounted over the directory.
+    for (name, text) in [
+        ("shared", "other\n"),
+        ("theirs", "other\n"),
+        ("new", "other\n"),
+        ("gone", "other\n"),
+        ("more", "other\n"),
+    ] {
+        fs::write(output.join(name), text).unwrap();
+        chown(output.join(name), Some(alice.uid), Some(alice.gid)).unwrap();
+    }
+    gate.open();
+    cluster.wait_done(job);
+    let wanted = [
+        ("gone".to_owned(), "other\n"),
+        ("mine".to_owned(), "before\njob\n"),
+        ("more".to_owned(), "other\n"),
+        ("new".to_owned(), "other\n"),
+        (format!("new.ondeck-{job}"), "job\n"),
+        ("shared".to_owned(), "other\n"),
+        (format!("shared.ondeck-{job}"), "before\njob\n"),
+        ("theirs".to_owned(), "other\n"),
+    ];
+    let wanted = wanted.map(|(name, text)| (name, text.as_bytes().to_vec())).into();
+    assert_eq!(tree(&output), wanted);
+    let shown = cluster.ondeck_on(&cluster.host("ctl").log_in(alice), &["job", "show", &job.to_string()]);
+    shown.assert_success();
+    for name in ["shared", "new"] {
+        let beside = output.join(format!("{name}.ondeck-{job}"));
+        assert!(shown.stdout.contains(beside.to_str().unwrap()), "{}", shown.stdout);
+    }
+    assert!(shown.stdout.contains("deleted"), "what the job had deleted and is kept: {}", shown.stdout);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
