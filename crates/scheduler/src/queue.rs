@@ -115,14 +115,14 @@ async fn look_once(daemon: &Arc<Daemon>) {
             continue;
         }
         match see(daemon, job).await {
-            Ok(found) if found.request.is_some() => {
-                if daemon.config.scheduler.simulate.is_some() && job.standing == Standing::Running {
+            Ok(found) => {
+                let simulated = daemon.config.scheduler.simulate.is_some();
+                if simulated && found.request.is_some() && job.standing == Standing::Running {
                     // Nobody waits in a Prolog; it is pretended, too.
                     let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
                 }
                 seen.push(found);
             }
-            Ok(_) => {}
             // It may be gone already; if not, the next look finds it.
             Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }

@@ -77,8 +77,7 @@ impl Service for Daemon {
             ("GET", ["log"]) => {
                 caller.must_be_administrator()?;
                 let lines = self.log(None).await?;
-                let lines: Vec<String> = lines.iter().filter_map(thesis::line).collect();
-                Ok(Reply::Text(lines.join("\n") + "\n"))
+                Ok(Reply::Text(lines.iter().filter_map(thesis::line).map(|line| line + "\n").collect()))
             }
             ("GET", ["metrics"]) => {
                 Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))

@@ -24,7 +24,7 @@ const LOST: &str = "results may be lost: ";
 pub struct Seen {
     /// The job.
     pub job: QueuedJob,
-    /// What it asks for, with absolute paths.
+    /// What it asks for, with absolute paths. Without it, it is noted in the log alone.
     pub request: Option<Request>,
     /// The directory it was submitted from.
     pub work_dir: PathBuf,
@@ -213,6 +213,9 @@ pub struct Schedule {
     nodes: Nodes,
     /// Jobs that are next since then, but not yet for long enough to be believed.
     candidates: BTreeMap<Incarnation, Time>,
+    /// Jobs that are next and have asked for nothing, as the thesis's log has them; and since when they are no longer
+    /// next. Nothing is done for them, so nothing of them is kept.
+    bystanders: BTreeMap<Incarnation, Option<Time>>,
     last_task: u64,
     last_epoch: Epoch,
 }
@@ -221,7 +224,15 @@ impl Schedule {
     /// Begins with what was kept: jobs, nodes, and the greatest task number and epoch that were ever given.
     pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_task: u64, last_epoch: Epoch) -> Schedule {
         let jobs = jobs.into_iter().map(|job| (job.id, job)).collect();
-        Schedule { site, jobs, nodes, candidates: BTreeMap::new(), last_task, last_epoch }
+        Schedule {
+            site,
+            jobs,
+            nodes,
+            candidates: BTreeMap::new(),
+            bystanders: BTreeMap::new(),
+            last_task,
+            last_epoch,
+        }
     }
 
     /// What the site decides.
@@ -425,11 +436,14 @@ impl Step<'_> {
     fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
+        let mut bystanders = BTreeMap::new();
         for seen in jobs {
             let id = seen.job.id;
             missing.remove(&id);
             if self.schedule.jobs.contains_key(&id) {
                 self.stands(taken, &seen);
+            } else if seen.request.is_none() {
+                self.stands_by(&seen.job, &mut candidates, &mut bystanders);
             } else if let Some(request) = &seen.request {
                 match seen.job.standing {
                     Standing::Ended => {}
@@ -447,12 +461,54 @@ impl Step<'_> {
                 }
             }
         }
-        self.schedule.candidates = candidates;
+        (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
         for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
                 self.set_job_state(id, JobState::Finished, "left the queue");
+            }
+        }
+    }
+
+    /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.
+    fn stands_by(
+        &mut self,
+        job: &QueuedJob,
+        candidates: &mut BTreeMap<Incarnation, Time>,
+        bystanders: &mut BTreeMap<Incarnation, Option<Time>>,
+    ) {
+        let (id, now, debounce) = (job.id, self.now, self.schedule.site.debounce);
+        let mut log = |state: JobState, text: String| {
+            let states = Some((state, RsaState::Ineligible));
+            self.effects.changes.push(Change { job: Some(id), states, text });
+        };
+        let known = self.schedule.bystanders.get(&id).copied();
+        match (job.standing, known) {
+            (Standing::Running | Standing::Ended | Standing::Configuring, _) => {}
+            (_, known) if is_next(&self.schedule.site, now, job) => {
+                let since = *self.schedule.candidates.get(&id).unwrap_or(&now);
+                if known.is_none() && now.since(since) < debounce {
+                    candidates.insert(id, since);
+                    return;
+                }
+                if known.is_none() {
+                    log(
+                        JobState::Ondeck,
+                        format!("job {id} does not have RSA variables set, marking ineligible"),
+                    );
+                }
+                bystanders.insert(id, None);
+            }
+            (_, None) => {}
+            (_, Some(doubted)) => {
+                let since = doubted.unwrap_or(now);
+                if now.since(since) < debounce {
+                    bystanders.insert(id, Some(since));
+                    return;
+                }
+                log(JobState::Demoted, format!("job {id} has been demoted"));
+                log(JobState::Demoted, format!("removing state of job {id}"));
             }
         }
     }
@@ -754,7 +810,7 @@ impl Step<'_> {
                 // Compute nodes are not the RSA's to drain.
                 self.failed(id, &format!("mount: {why}"), &[], fault);
                 self.job(id).mount_failed = true;
-                self.become_state(id, S::UnmountNeeded, "");
+                self.become_state(id, S::UnmountNeeded, "what is mounted of it is taken away");
             }
             (Work::Unmount { .. }, Outcome::Done(text)) => {
                 let job = self.job(id);
@@ -1040,7 +1096,9 @@ impl Step<'_> {
                 self.work(id, Work::Mount, RsaState::Mounting)
             }
             Move::NeedUnmount => {
-                self.become_state(id, RsaState::UnmountNeeded, "");
+                let text =
+                    if self.job(id).broken { "it is taken away, because a server of it is lost" } else { "" };
+                self.become_state(id, RsaState::UnmountNeeded, text);
                 true
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
@@ -1165,8 +1223,10 @@ impl Step<'_> {
         self.schedule.last_task += 1;
         let number = self.schedule.last_task;
         let task = Task { number, work, until: self.now.plus(self.limit(work)) };
-        self.job(id).task = Some(task);
-        self.become_state(id, state, "");
+        let job = self.job(id);
+        job.task = Some(task);
+        let prepares = work == Work::StageIn && job.purpose == Purpose::Output;
+        self.become_state(id, state, if prepares { "preparing its output directories" } else { "" });
         self.effects.actions.push(Action::Begin(id, task));
         true
     }
