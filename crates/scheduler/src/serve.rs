@@ -20,6 +20,9 @@ use crate::{metrics, queue, thesis};
 /// The longest that a request may wait for a state.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// How long a look at the queue is waited for.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// The most lines of a log that are given at once.
 const LOG_LINES: u32 = 10_000;
 
@@ -202,6 +205,10 @@ impl Daemon {
     ) -> Result<Waited, Refusal> {
         let until = Instant::now() + wait;
         let mut changed = self.watch();
+        if self.job(id).is_none() {
+            // It may have been submitted since the queue was last looked at.
+            let _ = tokio::time::timeout(LOOK, self.queue.fresh()).await;
+        }
         loop {
             let waited = self.waited(id, caller).await?;
             let left = until.saturating_duration_since(Instant::now());
