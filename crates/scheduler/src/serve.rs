@@ -15,7 +15,7 @@ use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
 use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
-use crate::{metrics, queue, thesis};
+use crate::{metrics, openapi, queue, thesis};
 
 /// The longest that a request may wait for a state.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -85,6 +85,11 @@ impl Service for Daemon {
             }
             ("GET", ["metrics"]) => {
                 Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+            }
+            ("GET", ["openapi.json"]) => {
+                let document: serde_json::Value = serde_json::from_str(openapi::DOCUMENT)
+                    .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+                Ok(Reply::Json(document))
             }
             _ => Err(request.no_such_path()),
         }
