@@ -238,9 +238,13 @@ impl Daemon {
         if let Some(job) = self.job(id) {
             return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
         }
-        // Nothing is done for it now. If it has not ended, something may be yet.
-        let sight = self.queue.sight();
-        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended;
+        // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
+        let mut sight = self.queue.sight();
+        if !sight.jobs.iter().any(|job| job.id == id) {
+            sight = self.queue.fresh().await;
+        }
+        let asks = !self.queue.asks_for_nothing(id.job);
+        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended && asks;
         if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
             return Ok(Waited {
                 done: false,
@@ -261,7 +265,7 @@ impl Daemon {
                 done: true,
                 abandoned: false,
                 stuck: false,
-                state: "ended".into(),
+                state: "nothing is done for it".into(),
                 message: String::new(),
             }),
             None => Err(unknown(id)),
@@ -308,9 +312,11 @@ impl Daemon {
         if let Some(fault) = sight.fault {
             return Ok(on_disk(&fault));
         }
-        let Some(job) = sight.jobs.iter().find(|job| job.id == hook.job) else {
+        // Nor which life of the job it is: Slurm has a job in the queue once, and its hooks don't always count right.
+        let Some(job) = sight.jobs.iter().find(|job| job.id.job == hook.job.job) else {
             return Ok(on_disk(""));
         };
+        let id = job.id;
         let starts = matches!(job.standing, Standing::Running | Standing::Configuring);
         if !starts || !job.nodes.contains(&hook.node) {
             return Ok(on_disk(""));
@@ -323,7 +329,7 @@ impl Daemon {
         let mut changed = self.watch();
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
         loop {
-            let Some(job) = self.job(hook.job) else { return Ok(on_disk("")) };
+            let Some(job) = self.job(id) else { return Ok(on_disk("")) };
             if job.prolog != Prolog::Waiting {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);

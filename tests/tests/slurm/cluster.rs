@@ -237,7 +237,12 @@ impl Cluster {
     /// A job's line of the status.
     pub fn job(&self, id: u32) -> Option<Value> {
         let status = self.status();
-        status["jobs"].as_array().unwrap().iter().find(|job| job["id"] == id.to_string()).cloned()
+        status["jobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|job| job["id"].as_str() == Some(&id.to_string()))
+            .cloned()
     }
 
     pub fn story(&self, id: u32) -> Value {

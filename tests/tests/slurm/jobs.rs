@@ -36,11 +36,21 @@ impl Blocker {
     /// Occupies so many nodes with a job of bob's.
     #[track_caller]
     pub fn new(cluster: &Cluster, nodes: usize) -> Blocker {
+        Blocker::with(cluster, &format!("--nodes={nodes}"))
+    }
+
+    /// Occupies certain nodes.
+    #[track_caller]
+    pub fn on(cluster: &Cluster, nodes: &str) -> Blocker {
+        Blocker::with(cluster, &format!("--nodelist={nodes}"))
+    }
+
+    #[track_caller]
+    fn with(cluster: &Cluster, nodes: &str) -> Blocker {
         let bob = cluster.user("bob");
         let gate = Gate::of(bob, &format!("blocker-{}", number()));
         let script = format!("#!/bin/sh\n{}", gate.line());
-        let options = [&*format!("--nodes={nodes}"), "--exclusive", "--output=/dev/null"];
-        let job = cluster.slurm.submit(bob, &script, &options);
+        let job = cluster.slurm.submit(bob, &script, &[nodes, "--exclusive", "--output=/dev/null"]);
         cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
         Blocker { job, gate }
     }

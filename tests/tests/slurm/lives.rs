@@ -46,7 +46,13 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
     assert_passed(&cluster.states(job), &["INUSE_BOTH", "UNMOUNTED", "STAGING_OUT", "TEARDOWN", "DESTROYED"]);
 
     fs::write(input.join("a"), "another alpha").unwrap();
-    let blocker = Blocker::new(&cluster, 4);
+    // A node that has run a job's Prolog does not run it again within two minutes, for which Slurm waits by itself.
+    let nodes = cluster.slurm.compute().iter().map(ondeck_testbed::Host::name);
+    let former = cluster.story(job)["job"]["io_nodes"].clone();
+    let is_former = |node: &&str| former.as_array().unwrap().iter().any(|known| known == node);
+    let (former, others): (Vec<&str>, Vec<&str>) = nodes.partition(is_former);
+    let (kept, blocker) =
+        (Blocker::on(&cluster, &former.join(",")), Blocker::on(&cluster, &others.join(",")));
     cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
     let second = format!("{job}.1");
     wait_until(DEADLINE, "its second life is on deck", || {
@@ -56,11 +62,12 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
     });
     blocker.release();
     cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    kept.release();
     cluster.ondeck(&["wait", &second, "--timeout", "60s"]).assert_success();
     let wanted = [("life-0", "alpha"), ("life-1", "another alpha"), ("lives", "0\n1\n")];
     assert_eq!(tree(&output), wanted.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into());
     for end in ["in-0", "in-1", "out-0", "out-1"] {
-        assert!(was_ram(&file(&place, end)), "{end}");
+        assert!(was_ram(&file(&place, end)), "{end}: {}", cluster.ondeck(&["job", "show", &second]).stdout);
     }
     cluster.assert_quiet();
     cluster.assert_clean();

@@ -62,7 +62,8 @@ enum JobCommand {
 
 /// Wait until a job's results are on disk
 ///
-/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over.
+/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over; with 2 if the
+/// job has asked for nothing. A job that is still in the queue is waited for, too.
 #[derive(Args)]
 pub struct WaitArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Allocation, Job, Prolog, Purpose, Task, Work};
 use super::nodes::Nodes;
-use super::policy::{self, LockIn, Placement, Site, Use};
+use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
@@ -964,19 +964,21 @@ impl Step<'_> {
             .map(|job| (std::cmp::Reverse(job.priority), job.submitted, job.id))
             .collect();
         order.sort_unstable();
+        let mut usage = self.usage();
         loop {
-            let mut usage = self.usage();
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
                     let next = decide(job);
-                    let moved = self.apply(*id, next, &usage);
-                    if !moved {
+                    if next == Move::Wait {
                         break;
                     }
-                    if matches!(next, Move::Assign(_) | Move::Release | Move::Mount | Move::Forget) {
-                        usage = self.usage();
+                    let before = Taken::by(job);
+                    if !self.apply(*id, next, &usage) {
+                        break;
                     }
+                    let after = self.schedule.jobs.get(id).map(Taken::by).unwrap_or_default();
+                    usage.change(&before, &after, &self.schedule.nodes);
                     again |= matches!(next, Move::Release | Move::Forget);
                 }
                 if let Some(job) = self.schedule.jobs.get_mut(id)
@@ -994,6 +996,8 @@ impl Step<'_> {
                 break;
             }
         }
+        #[cfg(test)]
+        assert_eq!(usage, self.usage(), "what is in use was not kept up to date");
     }
 
     fn usage(&self) -> Use {
@@ -1082,13 +1086,11 @@ impl Step<'_> {
     }
 
     fn must_wait_to_stage(&mut self, id: Incarnation, usage: &Use) -> bool {
-        if let Some(most) = self.schedule.site.staging {
-            let staging =
-                |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
-            if self.schedule.jobs.values().filter(staging).count() >= most as usize {
-                self.waits(id, &format!("{most} jobs are staging already"));
-                return true;
-            }
+        if let Some(most) = self.schedule.site.staging
+            && usage.copying() >= most
+        {
+            self.waits(id, &format!("{most} jobs are staging already"));
+            return true;
         }
         self.must_wait_for_results(id, usage)
     }
@@ -1099,10 +1101,9 @@ impl Step<'_> {
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let others = usage.with_results().filter_map(|other| self.schedule.jobs.get(other));
-        let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
-        let Some((other, path)) = found else { return false };
-        self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
+        let Some((other, path)) = usage.results_in_the_way_of(id, &job.request) else { return false };
+        let why = format!("results of job {other} for {} are not on disk yet", path.display());
+        self.waits(id, &why);
         true
     }
 
@@ -1111,7 +1112,7 @@ impl Step<'_> {
             return false;
         }
         let job = &self.schedule.jobs[&id];
-        match policy::place(&self.schedule.site, &self.schedule.nodes, usage, job) {
+        match policy::place(&self.schedule.site, usage, job) {
             Placement::Later(why) => self.waits(id, &why),
             Placement::Never(why) => {
                 self.job(id).hopeless = true;

@@ -1,0 +1,269 @@
+//! Daemons that are killed and started again: the scheduler, agents, slurmctld. Nothing that they did may be lost, and
+//! nothing may be taken for what it is not.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ondeck_testbed::{available, wait_until};
+
+use crate::aids::{LONG, SLOW, await_file, files, folder, give, script};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+
+fn slow() -> Setup {
+    Setup { scheduler: SLOW.into(), ..Setup::default() }
+}
+
+#[test]
+fn a_scheduler_that_is_killed_while_a_job_is_staged_in_and_out_goes_on_where_it_was() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(6, 2 << 20);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("DATA_OUT={}", output.display()),
+            "OUT_SIZE=16MiB".into(),
+        ],
+        &format!(
+            "findmnt -n -o SOURCE -T {input} > {scratch}/where\ncp {input}/* {output}",
+            input = input.display(),
+            output = output.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 2);
+    cluster.wait_rsa(job, "STAGING_IN");
+    // Another one may not begin beside it.
+    let second = cluster.ondeck(&["serve"]);
+    second.assert_code(1).assert_says("another scheduler is running");
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    // Each of them was done once.
+    let states = cluster.states(job);
+    for state in ["BOOTING", "STAGING_IN", "STAGING_OUT"] {
+        assert_eq!(states.iter().filter(|found| *found == state).count(), 1, "{states:?}");
+    }
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_scheduler_that_is_killed_while_a_ram_disk_is_built_builds_it_anew() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(3, 1000);
+    let input = folder(alice, "in", &content);
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display())],
+        &format!("cp -r {} {}/seen", input.display(), alice.scratch.display()),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 2);
+    wait_until(DEADLINE, "the RAM disk is being built", || {
+        cluster.job(job).is_some_and(|job| job["rsa_state"] == "BOOTING")
+    });
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(job);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_ends_while_the_scheduler_is_down_is_unmounted_by_its_epilog_and_brought_home_later() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(4, 200_000);
+    let source = folder(alice, "source", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("cp {}/* {}\ntell written\nawait go\n", source.display(), output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    assert_eq!(cluster.covers_of(&output).len(), 2);
+    cluster.kill("scheduler");
+    give(alice, "go");
+    let began = Instant::now();
+    // COMPLETING until the Epilogs have ended.
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    assert!(began.elapsed() < Duration::from_secs(22), "the Epilog took {:?}", began.elapsed());
+    assert!(cluster.covers_of(&output).is_empty(), "{:?}", cluster.covers_of(&output));
+    assert!(tree(&output).is_empty(), "the results are in RAM");
+    // Meanwhile a job that asks for something works on disk.
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", source.display())],
+        &format!("cp -r {} {}/seen", source.display(), alice.scratch.display()),
+    );
+    let other = cluster.submit(&text, 1);
+    cluster.slurm.wait_state(other, "COMPLETED", DEADLINE);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    cluster.start_scheduler();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_stages_in_and_out_does_so_again() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(6, 2 << 20);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("DATA_OUT={}", output.display()),
+            "OUT_SIZE=16MiB".into(),
+        ],
+        &format!("cp {}/* {}", input.display(), output.display()),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 2);
+    cluster.wait_rsa(job, "STAGING_IN");
+    // All of them: one does the work.
+    let nodes = cluster.rsa_nodes(job);
+    for node in &nodes {
+        cluster.kill(node);
+        cluster.start_agent(node);
+    }
+    cluster.wait_rsa(job, "READY");
+    assert_eq!(cluster.rsa_nodes(job), nodes);
+    cluster.slurm.cancel(blocker);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    for node in &nodes {
+        cluster.kill(node);
+        cluster.start_agent(node);
+    }
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_goes_on_when_the_agents_of_its_nodes_and_of_the_rsa_are_killed_and_started_again() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(4, 100_000);
+    let source = folder(alice, "source", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "cp {source}/part-0 {source}/part-1 {output}\ntell written\nawait go\n\
+         cmp {source}/part-0 {output}/part-0 && cp {source}/part-2 {source}/part-3 {output}",
+        source = source.display(),
+        output = output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    for node in ["c1", "c2"].into_iter().chain(cluster.rsa_nodes(job).iter().map(String::as_str)) {
+        cluster.kill(node);
+        cluster.start_agent(node);
+    }
+    // The scheduler hears of all of them again.
+    let address = |name: &str| std::net::SocketAddr::new(cluster.host(name).address().into(), 7272);
+    for node in ["c1", "c2"] {
+        wait_until(DEADLINE, "the agent listens", || cluster.host(node).listening().contains(&address(node)));
+    }
+    assert_eq!(cluster.covers_of(&output).len(), 2);
+    give(alice, "go");
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_slurmctld_that_does_not_answer_is_never_taken_for_an_empty_queue() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(4, 100_000);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("cp {}/* {}\ntell written\nawait go", input.display(), output.display());
+    let runs = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    let blocker = cluster.block(2);
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display())],
+        &format!(
+            "findmnt -n -o SOURCE -T {input} > {scratch}/where\ncp -r {input} {scratch}/seen",
+            input = input.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    let waits = cluster.submit(&text, 1);
+    cluster.wait_rsa(waits, "READY");
+    for job in [runs, blocker, waits] {
+        cluster.slurm.wait_saved(job);
+    }
+    let assert_kept = || {
+        let line = |job| cluster.job(job).unwrap_or_else(|| panic!("job {job} was given up"));
+        let (first, second) = (line(runs), line(waits));
+        assert_eq!((&first["job_state"], &first["rsa_state"]), (&"RUNNING".into(), &"INUSE_OUT".into()));
+        assert_eq!((&second["job_state"], &second["rsa_state"]), (&"ONDECK".into(), &"READY".into()));
+    };
+    cluster.slurm.kill_controller();
+    wait_until(LONG, "the status says that Slurm does not answer", || {
+        assert_kept();
+        !cluster.status()["workload_manager"].is_null()
+    });
+    let said = cluster.ondeck(&["status"]);
+    assert!(said.stdout.contains("! "), "{}", said.stdout);
+    // A scheduler that starts meanwhile knows no better.
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    wait_until(LONG, "the new scheduler says so, too", || {
+        assert_kept();
+        !cluster.status()["workload_manager"].is_null()
+    });
+    cluster.slurm.start_controller();
+    wait_until(LONG, "the status says that Slurm answers", || {
+        assert_kept();
+        cluster.status()["workload_manager"].is_null()
+    });
+    assert_kept();
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(waits);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    give(alice, "go");
+    cluster.wait_done(runs);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean();
+}

@@ -1,0 +1,250 @@
+//! Room that is missing: on disk, in the pool.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ondeck_testbed::{User, available, wait_until};
+
+use crate::aids::{LONG, await_file, files, folder, give, make, noise, own_file, script};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+
+/// A small disk of its own that all hosts have mounted at the same path.
+struct SmallDisk {
+    at: PathBuf,
+    ballast: PathBuf,
+}
+
+impl SmallDisk {
+    /// 24 MiB, of which most is taken.
+    fn new(cluster: &Cluster, user: &User) -> SmallDisk {
+        let image = cluster.bed.dir().join("small-disk");
+        fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+        let run = |program: &str, arguments: &[&str]| {
+            let output = std::process::Command::new(program).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        run("mkfs.ext4", &["-q", "-m", "0", "-O", "^has_journal", image.to_str().unwrap()]);
+        let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
+        let at = folder(user, "small", &BTreeMap::new());
+        for host in cluster.bed.hosts() {
+            host.ok(&["mount", "-t", "ext4", &device, at.to_str().unwrap()]);
+        }
+        // It goes when the last host has unmounted it.
+        run("losetup", &["--detach", &device]);
+        let host = cluster.host("ctl");
+        let small = SmallDisk { ballast: at.join("ballast"), at };
+        host.ok(&["chown", &format!("{0}:{0}", user.uid), small.at.to_str().unwrap()]);
+        host.ok(&["fallocate", "--length", "19MiB", small.ballast.to_str().unwrap()]);
+        small
+    }
+
+    fn free(&self, cluster: &Cluster) {
+        cluster.host("ctl").ok(&["rm", "-f", self.ballast.to_str().unwrap()]);
+    }
+
+    /// Seen from a host: the test has not mounted it.
+    fn tree(&self, cluster: &Cluster, below: &str) -> BTreeMap<String, Vec<u8>> {
+        tree(&cluster.host("ctl").path_from_outside(self.at.join(below)))
+    }
+}
+
+fn results_on(cluster: &Cluster, output: &Path, content: &BTreeMap<String, Vec<u8>>) -> u32 {
+    let alice = cluster.user("alice");
+    let source = folder(alice, "source", content);
+    cluster.host("ctl").log_in(alice).ok(&["mkdir", output.to_str().unwrap()]);
+    let body = format!("cp {}/* {}", source.display(), output.display());
+    cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2)
+}
+
+#[test]
+fn results_that_find_no_room_on_disk_are_kept_in_ram_until_their_owner_has_made_some() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "stage_out_attempts = 2".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let small = SmallDisk::new(&cluster, alice);
+    let (output, content) = (small.at.join("out"), files(6, 2 << 20));
+    let job = results_on(&cluster, &output, &content);
+    let number = job.to_string();
+    cluster.wait_rsa(job, "HELD");
+    // It was tried twice: then somebody has to look.
+    cluster.wait_note(job, "until `ondeck job retry");
+    let note = cluster.note(job);
+    assert!(note.contains("no room") && note.contains(&output.display().to_string()), "{note}");
+    assert!(cluster.show(job).contains("no room"), "{}", cluster.show(job));
+    cluster.ondeck(&["wait", &number]).assert_code(1).assert_says("no room");
+    assert_eq!(cluster.rsa_nodes(job).len(), 2, "the RAM disk is kept");
+    small.free(&cluster);
+    let user = cluster.host("ctl").log_in(alice);
+    cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
+    cluster.ondeck_on(&user, &["wait", &number, "--timeout", "60s"]).assert_success();
+    assert_eq!(small.tree(&cluster, "out"), content, "all of it, and nothing beside");
+    assert!(cluster.note(job).contains("on disk"), "{}", cluster.note(job));
+    cluster.assert_clean();
+}
+
+#[test]
+fn results_that_found_no_room_on_disk_come_home_by_themselves_once_there_is_some() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let small = SmallDisk::new(&cluster, alice);
+    let (output, content) = (small.at.join("out"), files(6, 2 << 20));
+    let job = results_on(&cluster, &output, &content);
+    cluster.wait_note(job, "tried again in");
+    small.free(&cluster);
+    cluster.wait_done(job);
+    assert_eq!(small.tree(&cluster, "out"), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_finds_no_rsa_node_free_waits_and_works_on_disk_when_it_starts() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { rsa_nodes: 2, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(3, 10_000);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("echo first > {}/first\ntell first\nawait go", output.display());
+    let first = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "first");
+    let blocker = cluster.block(2);
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display())],
+        &format!(
+            "findmnt -n -o SOURCE -T {input} > {scratch}/where\ncp -r {input} {scratch}/seen",
+            input = input.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    let second = cluster.submit(&text, 2);
+    wait_until(LONG, "it waits for RSA nodes", || {
+        let line = cluster.job(second).unwrap_or_default();
+        line["message"].as_str().is_some_and(|text| text.contains("insufficient free RSA nodes"))
+    });
+    assert!(cluster.rsa_nodes(second).is_empty());
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(second);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
+    assert!(!place.contains("ondeck") && !place.contains("job-"), "{place}");
+    assert!(cluster.states(second).contains(&"INELIGIBLE".to_owned()), "{:?}", cluster.states(second));
+
+    give(alice, "go");
+    cluster.wait_done(first);
+    assert_eq!(tree(&output)["first"], b"first\n");
+    cluster.assert_clean();
+}
+
+#[test]
+fn rsa_nodes_that_are_released_go_to_the_job_that_waits_for_them() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { rsa_nodes: 2, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(3, 10_000);
+    let input = folder(alice, "in", &content);
+    let first_script = script(alice, &[format!("DATA_IN={}", input.display())], "tell first\nawait go");
+    let first = cluster.start_staged(&first_script, 2);
+    await_file(alice, "first");
+    let blocker = cluster.block(2);
+    // All four compute nodes, two of which stay busy; it asks for both RSA nodes.
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display()), "NODES=2".into()],
+        &format!("cp -r {} {}/seen", input.display(), alice.scratch.display()),
+    );
+    let second = cluster.submit(&text, 4);
+    wait_until(LONG, "it waits for RSA nodes", || {
+        let line = cluster.job(second).unwrap_or_default();
+        line["message"].as_str().is_some_and(|text| text.contains("insufficient free RSA nodes"))
+    });
+    give(alice, "go");
+    cluster.wait_done(first);
+    cluster.wait_rsa(second, "READY");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(second);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    cluster.assert_clean();
+}
+
+#[test]
+fn jobs_that_are_too_small_or_ask_for_more_than_there_is_are_told_so_and_work_on_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "proportion = 2".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(3, 10_000);
+    let input = folder(alice, "in", &content);
+    let asks: [(&[&str], usize, &str); 4] = [
+        (&[], 1, "too small, marking ineligible"),
+        (&["NODES=9"], 2, "it needs 9 RSA nodes"),
+        (&["CAPACITY=1TiB"], 2, "RSA nodes, and the pool"),
+        (&["POOL=fast"], 2, "there is no pool `fast`"),
+    ];
+    for (number, (further, nodes, why)) in asks.into_iter().enumerate() {
+        let blocker = cluster.block(4);
+        let mut directives = vec![format!("DATA_IN={}", input.display())];
+        directives.extend(further.iter().map(|line| (*line).to_owned()));
+        let body = format!("cp -r {} {}/seen-{number}", input.display(), alice.scratch.display());
+        let job = cluster.submit(&script(alice, &directives, &body), nodes);
+        cluster.wait_rsa(job, "INELIGIBLE");
+        let note = cluster.note(job);
+        assert!(note.contains(why) && note.contains("works on disk"), "{note}");
+        wait_until(DEADLINE, "Slurm's AdminComment says so", || {
+            cluster.slurm.job(job).get("AdminComment").is_some_and(|comment| comment.contains(why))
+        });
+        cluster.slurm.cancel(blocker);
+        cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+        assert_eq!(tree(&alice.scratch.join(format!("seen-{number}"))), content);
+    }
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_keeps_a_node_that_is_drained_and_nobody_else_gets_it_until_it_is_resumed() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { rsa_nodes: 1, compute_nodes: 2, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("echo one > {0}/one\ntell first\nawait go\necho two > {0}/two", output.display());
+    let first = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 1);
+    await_file(alice, "first");
+    cluster.ondeck(&["node", "drain", "r1", "--reason", "new memory"]).assert_success();
+    let listed = cluster.ondeck(&["node", "list"]).stdout;
+    assert!(listed.contains("draining") && listed.contains("new memory"), "{listed}");
+    give(alice, "go");
+    cluster.wait_done(first);
+    assert_eq!(
+        tree(&output),
+        BTreeMap::from([("one".into(), b"one\n".into()), ("two".into(), b"two\n".into())])
+    );
+    let blocker = cluster.block(2);
+    make(alice, &alice.scratch.join("in"), &files(2, 1000));
+    own_file(alice, &alice.scratch.join("in/more"), &noise(9, 10));
+    let text = script(alice, &[format!("DATA_IN={}/in", alice.scratch.display())], "true");
+    let second = cluster.submit(&text, 1);
+    wait_until(LONG, "it waits for an RSA node", || {
+        let line = cluster.job(second).unwrap_or_default();
+        line["message"].as_str().is_some_and(|text| text.contains("insufficient free RSA nodes"))
+    });
+    assert_eq!(cluster.node("r1")["state"], "draining");
+    cluster.ondeck(&["node", "resume", "r1"]).assert_success();
+    cluster.wait_rsa(second, "READY");
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(second);
+    cluster.assert_clean();
+}

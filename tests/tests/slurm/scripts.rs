@@ -1,0 +1,223 @@
+//! Users' own staging scripts, after appendix U of the thesis: ones that work, fail, hang, and misbehave.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use ondeck_testbed::{Host, available, wait_until};
+
+use crate::aids::{LONG, files, folder, program, script};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+
+fn tar(arguments: &[&str]) {
+    let output = Command::new("tar").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The processes on all hosts whose command line has this text.
+fn processes(cluster: &Cluster, text: &str) -> Vec<String> {
+    let all = cluster.bed.hosts().iter().flat_map(Host::processes);
+    all.map(|process| process.command_line.join(" ")).filter(|line| line.contains(text)).collect()
+}
+
+#[test]
+fn scripts_unpack_the_input_and_pack_the_results_as_in_the_thesis() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(5, 50_000);
+    let loose = folder(alice, "loose", &content);
+    let input = folder(alice, "in", &BTreeMap::new());
+    let output = folder(alice, "out", &BTreeMap::new());
+    tar(&["cf", &format!("{}/input.tar", input.display()), "-C", loose.to_str().unwrap(), "."]);
+    let stage_in = program(alice, "stage-in.sh", "#!/bin/bash\ntar xf \"$2/input.tar\" -C \"$1\"\n");
+    let stage_out = program(
+        alice,
+        "stage-out.sh",
+        "#!/bin/bash\ntar cf \"$2/result.tar\" -C \"$1\" .\n\
+         echo \"$RSA_JOB_ID $RSA_RAMDISK $RSA_DATA_IN $RSA_DATA_OUT $(id -un)\" > \"$2/told\"\n",
+    );
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("STAGE_IN={}", stage_in.display()),
+            format!("DATA_OUT={}", output.display()),
+            format!("STAGE_OUT={}", stage_out.display()),
+            "OUT_SIZE=1MiB".into(),
+        ],
+        &format!(
+            "ls {input} > {scratch}/listed\nfor f in {input}/part-*; do tac $f > {output}/$(basename $f); done",
+            input = input.display(),
+            output = output.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    // It is held until its input is there, though all nodes are free.
+    let job = cluster.submit(&text, 2);
+    cluster.wait_done(job);
+    let listed = fs::read_to_string(alice.scratch.join("listed")).unwrap();
+    assert_eq!(listed, "part-0\npart-1\npart-2\npart-3\npart-4\n");
+    let names: Vec<String> = tree(&output).into_keys().collect();
+    assert_eq!(names, ["result.tar", "told"]);
+    let told = fs::read_to_string(output.join("told")).unwrap();
+    let words: Vec<&str> = told.split_whitespace().collect();
+    assert_eq!((words[0], words[4]), (&*job.to_string(), "alice"), "{told}");
+    assert_eq!((words[2], words[3]), (input.to_str().unwrap(), output.to_str().unwrap()), "{told}");
+    let unpacked = folder(alice, "unpacked", &BTreeMap::new());
+    tar(&["xf", output.join("result.tar").to_str().unwrap(), "-C", unpacked.to_str().unwrap()]);
+    for (name, bytes) in &content {
+        let turned = Command::new("tac").arg(loose.join(name)).output().unwrap().stdout;
+        assert_eq!(fs::read(unpacked.join(name)).unwrap(), turned, "{name}");
+        assert_eq!(turned.len(), bytes.len());
+    }
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_stays_held_when_its_stage_in_script_fails_and_is_told_why() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 10));
+    let stage_in = program(alice, "stage-in.sh", "#!/bin/sh\necho no licence >&2\nexit 3\n");
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", stage_in.display())],
+        &format!("touch {}/ran", alice.scratch.display()),
+    );
+    let job = cluster.submit(&text, 1);
+    cluster.wait_rsa(job, "INELIGIBLE");
+    cluster.wait_note(job, "stays held");
+    let note = cluster.note(job);
+    assert!(note.contains(stage_in.to_str().unwrap()) && note.contains("exit code 3"), "{note}");
+    assert!(!note.contains("works on disk"), "{note}");
+    let held = cluster.slurm.wait_job(job, "has a comment", DEADLINE, |job| {
+        job.get("AdminComment").is_some_and(|comment| comment.contains("exit code 3"))
+    });
+    assert_eq!((&*held["JobState"], &*held["Priority"]), ("PENDING", "0"), "{held:?}");
+    // It is not begun for ever, and nobody else has to wait for what it had.
+    for node in cluster.status()["nodes"].as_array().unwrap() {
+        assert_eq!((&node["free"], &node["state"]), (&node["capacity"], &"up".into()), "{node}");
+    }
+    cluster.slurm.cancel(job);
+    wait_until(DEADLINE, "it is forgotten", || cluster.job(job).is_none());
+    assert!(!alice.scratch.join("ran").exists());
+    cluster.assert_clean();
+}
+
+#[test]
+fn results_are_held_while_a_stage_out_script_fails_or_hangs_until_it_is_mended() {
+    if !available() {
+        return;
+    }
+    let limits = "stage_out_attempts = 1\n[scheduler.limits]\nstage_out = \"4s\"";
+    let cluster = Cluster::with(Setup { scheduler: limits.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let user = cluster.host("ctl").log_in(alice);
+    let broken =
+        [("exit 5\n", "exit code 5"), ("sleep 4711\n", "took longer"), ("exec sleep 4712\n", "took longer")];
+    for (round, (body, why)) in broken.into_iter().enumerate() {
+        let output = folder(alice, &format!("out-{round}"), &BTreeMap::new());
+        let name = format!("stage-out-{round}.sh");
+        let path = program(alice, &name, &format!("#!/bin/sh\ncp -r \"$1/.\" \"$2/early\"\n{body}"));
+        let text = script(
+            alice,
+            &[format!("DATA_OUT={}", output.display()), format!("STAGE_OUT={}", path.display())],
+            &format!("echo result > {}/result", output.display()),
+        );
+        let job = cluster.start_staged(&text, 1);
+        let number = job.to_string();
+        cluster.wait_rsa(job, "HELD");
+        let note = cluster.note(job);
+        assert!(note.contains(why) && note.contains("ondeck job retry"), "{note}");
+        cluster.ondeck(&["wait", &number]).assert_code(1).assert_says(why);
+        wait_until(DEADLINE, "nothing of the script is left", || processes(&cluster, "sleep 471").is_empty());
+        // Its owner mends it.
+        program(alice, &name, "#!/bin/sh\ncp -r \"$1/.\" \"$2\"\n");
+        cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
+        cluster.wait_done(job);
+        assert_eq!(tree(&output)["result"], b"result\n");
+    }
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_stage_in_script_that_hangs_is_ended_with_all_that_it_has_started() {
+    if !available() {
+        return;
+    }
+    let limits = "attempts = 1\n[scheduler.limits]\nstage_in = \"3s\"";
+    let cluster = Cluster::with(Setup { scheduler: limits.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 10));
+    let stage_in = program(
+        alice,
+        "stage-in.sh",
+        "#!/bin/sh\nsetsid sleep 4721 &\n(trap '' TERM; sleep 4722) &\ntrap '' TERM\nsleep 4723\n",
+    );
+    let text = script(
+        alice,
+        &[format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", stage_in.display())],
+        "true",
+    );
+    let job = cluster.submit(&text, 1);
+    cluster.wait_rsa(job, "STAGING_IN");
+    wait_until(DEADLINE, "the script runs", || processes(&cluster, "sleep 472").len() >= 3);
+    cluster.wait_rsa(job, "INELIGIBLE");
+    cluster.wait_note(job, "stays held");
+    assert!(cluster.note(job).contains("took longer than"), "{}", cluster.note(job));
+    wait_until(DEADLINE, "nothing of the script is left", || processes(&cluster, "sleep 472").is_empty());
+    cluster.slurm.cancel(job);
+    cluster.assert_clean();
+}
+
+#[test]
+fn scripts_leave_no_daemon_and_take_no_more_memory_than_they_may() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { agent: "script_memory = \"96MiB\"".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(2, 1000);
+    let input = folder(alice, "in", &content);
+    // It has done its work, and leaves something behind that would go on for ever.
+    let daemons = program(
+        alice,
+        "daemons.sh",
+        "#!/bin/sh\ncp \"$2\"/* \"$1\"\nsetsid nohup sleep 4731 > /dev/null 2>&1 &\n(sleep 4732 &)\nexit 0\n",
+    );
+    let directives = |path: &std::path::Path| {
+        [format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", path.display())]
+    };
+    let body = format!("cp -r {} {}/seen", input.display(), alice.scratch.display());
+    let job = cluster.submit(&script(alice, &directives(&daemons), &body), 1);
+    cluster.wait_done(job);
+    assert_eq!(tree(&alice.scratch.join("seen")), content);
+    assert_eq!(processes(&cluster, "sleep 473"), Vec::<String>::new());
+
+    let hungry = program(
+        alice,
+        "hungry.sh",
+        "#!/bin/sh\n# One line of three gigabytes.\nhead -c 3G /dev/zero | tail -n 1 > /dev/null\n",
+    );
+    let agents = || processes(&cluster, "ondeck agent").len();
+    let before = agents();
+    let job = cluster.submit(&script(alice, &directives(&hungry), "true"), 1);
+    wait_until(LONG, "the script has failed", || {
+        cluster.job(job).is_some_and(|job| job["rsa_state"] == "INELIGIBLE")
+    });
+    cluster.wait_note(job, "stays held");
+    assert!(cluster.note(job).contains(hungry.to_str().unwrap()), "{}", cluster.note(job));
+    assert_eq!(agents(), before);
+    cluster.slurm.cancel(job);
+    wait_until(DEADLINE, "it is forgotten", || cluster.job(job).is_none());
+    // Others go on.
+    let job = cluster.submit(&script(alice, &directives(&daemons), "true"), 1);
+    cluster.wait_done(job);
+    cluster.assert_clean();
+}
