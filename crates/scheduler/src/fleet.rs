@@ -26,6 +26,9 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
+    let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
+    let devices: BTreeMap<&NodeName, &str> =
+        pools.values().flat_map(|pool| pool.nodes.iter().map(|node| (node, &*pool.device))).collect();
     loop {
         let next = Instant::now() + INTERVAL;
         let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
@@ -44,7 +47,10 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
             match look.found {
                 Some((report, ramdisks)) => {
                     heard.insert(look.node.clone(), Instant::now());
-                    node_answers(&daemon, &look.node, &report, &ramdisks, &mut strangers).await;
+                    let device = devices.get(&look.node).and_then(|device| report.devices.get(*device));
+                    // What can be lent in all does not shrink because something is lent.
+                    let capacity = device.map_or(Bytes::ZERO, |device| device.capacity);
+                    node_answers(&daemon, &look.node, capacity, &ramdisks, &mut strangers).await;
                 }
                 None => {
                     let since = heard.get(&look.node).unwrap_or(&began);
@@ -62,19 +68,10 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 async fn node_answers(
     daemon: &Arc<Daemon>,
     node: &NodeName,
-    report: &NodeReport,
+    capacity: Bytes,
     ramdisks: &[LocalReport],
     strangers: &mut BTreeSet<RamDiskId>,
 ) {
-    let device = daemon
-        .config
-        .scheduler
-        .pools(&daemon.config.nodes)
-        .values()
-        .find(|pool| pool.nodes.contains(node))
-        .and_then(|pool| report.devices.get(&pool.device).map(|device| device.capacity));
-    // What can be lent in all does not shrink because something is lent.
-    let capacity = device.unwrap_or(Bytes::ZERO);
     let (news, residue, broken, whole) = {
         let brain = daemon.brain();
         let schedule = &brain.schedule;
@@ -83,9 +80,13 @@ async fn node_answers(
         let residue: Vec<RamDiskId> =
             known.map(|known| known.residue.iter().cloned().collect()).unwrap_or_default();
         let (mut broken, mut whole) = (Vec::new(), Vec::new());
-        for job in schedule.jobs().values() {
-            let Some(id) = job.ramdisk() else { continue };
-            let Some(local) = ramdisks.iter().find(|local| local.layout.id == id) else { continue };
+        // What is on the node is little; all jobs may be many.
+        for local in ramdisks {
+            let id = local.layout.id.clone();
+            let Some(job) = job_of(&id).and_then(|job| schedule.jobs().get(&job)) else { continue };
+            if job.ramdisk().as_ref() != Some(&id) {
+                continue;
+            }
             let ended = local.processes.iter().find(|process| process.role != "client" && !process.running);
             match (ended, job.broken) {
                 (Some(ended), false) => {
