@@ -83,6 +83,14 @@ enum Command {
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes six minutes.
     Hooks(scheduler::Options),
+    /// Scheduler benchmark: the thesis's tables 5.1 to 5.4, on a disk of 50 MB/s beside a real Slurm; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes, and 4 GB of /var/tmp.
+    Thesis(scheduler::Options),
+    /// The program that the thesis's jobs run
+    #[command(hide = true)]
+    Writer(scheduler::writer::Writer),
     /// Print the phases of a report of `ondeck run`, one a line: name, seconds, bytes, files
     Phases {
         /// What `ondeck run --report` wrote
@@ -151,6 +159,8 @@ fn main() -> ExitCode {
         Command::Ramdisk(options) => ramdisk::run(&options),
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),
+        Command::Thesis(options) => scheduler::thesis::run(&options),
+        Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
         Command::Memcpy => memcpy::print(),

@@ -68,7 +68,6 @@ impl Cluster {
         let (ondeck, own) = (copy(ondeck, "ondeck")?, copy(&this, "ondeck-bench")?);
         let scratch = dir.join("scratch");
         write_config(&bed, setup, setup.disk.unwrap_or(&scratch))?;
-        fs::create_dir_all(dir.join("log"))?;
         fs::File::create(dir.join("hooks"))?;
         let hook = |name: &str| -> Result<PathBuf> {
             let path = dir.join(format!("slurm-{name}"));

@@ -437,28 +437,28 @@ impl Step<'_> {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
-        for seen in jobs {
+        for mut seen in jobs {
             let id = seen.job.id;
             missing.remove(&id);
             if self.schedule.jobs.contains_key(&id) {
                 self.stands(taken, &seen);
-            } else if seen.request.is_none() {
-                self.stands_by(&seen.job, &mut candidates, &mut bystanders);
-            } else if let Some(request) = &seen.request {
+            } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
                     Standing::Ended => {}
-                    Standing::Running => self.begin(&seen, request.clone(), JobState::Running),
+                    Standing::Running => self.begin(&seen, request, JobState::Running),
                     _ if is_next(&self.schedule.site, self.now, &seen.job) => {
                         let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
                         // Right after it was submitted, a job may be called next and be behind others a moment later.
                         if self.now.since(since) >= self.schedule.site.debounce {
-                            self.begin(&seen, request.clone(), JobState::Ondeck);
+                            self.begin(&seen, request, JobState::Ondeck);
                         } else {
                             candidates.insert(id, since);
                         }
                     }
                     _ => {}
                 }
+            } else {
+                self.stands_by(&seen.job, &mut candidates, &mut bystanders);
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
