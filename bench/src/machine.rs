@@ -22,6 +22,11 @@ pub fn own_peak_memory() -> u64 {
     kib_field("/proc/self/status", "VmHWM")
 }
 
+/// A field of a process's status in bytes; 0 when there is none.
+pub fn process_memory(pid: i32, field: &str) -> u64 {
+    kib_field(&format!("/proc/{pid}/status"), field)
+}
+
 fn kib_field(file: &str, field: &str) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.lines()

@@ -19,6 +19,7 @@
 //! | [`goals`] | the stated goals, met or missed |
 //! | [`machine`], [`page`] | what it ran on; the page that is printed |
 //! | [`ramdisk`] | another page: what the engines of RAM disks cost |
+//! | [`scheduler`] | a third page: what the scheduler costs and saves |
 //! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
 mod copies;
@@ -33,6 +34,7 @@ mod page;
 mod phases;
 mod ramdisk;
 mod run_overhead;
+mod scheduler;
 mod scratch;
 mod timed;
 mod tools;
@@ -71,6 +73,24 @@ enum Command {
     /// environment variables ONDECK and ONDECK_TESTBED name. The full set takes up to 15 minutes and
     /// 16 GiB of memory.
     Ramdisk(ramdisk::Options),
+    /// Scheduler benchmark: a pass over 10,000 jobs and 1,000 RSA nodes, and the daemon beside them
+    ///
+    /// The daemon is the newest release build of the workspace, or what the environment variable ONDECK
+    /// names. Slurm is pretended. Takes three minutes.
+    Schedule(scheduler::Options),
+    /// Scheduler benchmark: what Prolog and Epilog add, and from on deck to READY, beside a real Slurm; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes six minutes.
+    Hooks(scheduler::Options),
+    /// Scheduler benchmark: the thesis's tables 5.1 to 5.4, on a disk of 50 MB/s beside a real Slurm; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes, and 4 GB of /var/tmp.
+    Thesis(scheduler::Options),
+    /// The program that the thesis's jobs run
+    #[command(hide = true)]
+    Writer(scheduler::writer::Writer),
     /// Print the phases of a report of `ondeck run`, one a line: name, seconds, bytes, files
     Phases {
         /// What `ondeck run --report` wrote
@@ -137,6 +157,10 @@ fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Stage(options) => stage(&options),
         Command::Ramdisk(options) => ramdisk::run(&options),
+        Command::Schedule(options) => scheduler::schedule::run(&options),
+        Command::Hooks(options) => scheduler::hooks::run(&options),
+        Command::Thesis(options) => scheduler::thesis::run(&options),
+        Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
         Command::Memcpy => memcpy::print(),

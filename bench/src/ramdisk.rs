@@ -29,7 +29,7 @@ pub mod load;
 mod memory;
 mod metadata_device;
 mod preallocate;
-mod samples;
+pub mod samples;
 mod staging;
 mod throughput;
 

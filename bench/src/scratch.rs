@@ -159,14 +159,14 @@ impl Drop for Scratch {
 }
 
 /// Open to all whatever the umask: one measurement runs as an ordinary user.
-fn make_directory(path: &Path) -> Result<()> {
+pub fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir(path)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
         .with_context(|| format!("cannot make {}", path.display()))
 }
 
 /// Leaves the mount namespace that the rest of the machine sees.
-fn own_mounts() -> Result<()> {
+pub fn own_mounts() -> Result<()> {
     // SAFETY: takes no pointers; it changes which mounts this process and its children see.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } == -1 {
         return Err(std::io::Error::last_os_error()).context("cannot make a mount namespace, though root");
@@ -192,7 +192,7 @@ fn write_image(path: &Path, size: u64) -> Result<()> {
 }
 
 /// What a program of the system prints, given some options and one path.
-fn output_of(name: &str, options: &[&str], path: &Path) -> Result<String> {
+pub fn output_of(name: &str, options: &[&str], path: &Path) -> Result<String> {
     // An administrator's PATH may lack these when the bench is started by sudo or cron.
     let program = find_program(name, &["/usr/sbin".into(), "/sbin".into()])
         .with_context(|| format!("{name} is not installed; --plain-disk does without"))?;
@@ -212,7 +212,7 @@ fn output_of(name: &str, options: &[&str], path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn require_free(path: &Path, needed: u64) -> Result<()> {
+pub fn require_free(path: &Path, needed: u64) -> Result<()> {
     let statistics = rustix::fs::statvfs(path)
         .with_context(|| format!("cannot ask for the free space of {}", path.display()))?;
     let free = statistics.f_bavail * statistics.f_frsize;

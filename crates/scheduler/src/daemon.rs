@@ -1,6 +1,6 @@
 //! The middle of the daemon: one event after the other, kept before anything is done about it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -216,7 +216,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     let store = Store::open(&config.scheduler.state)?;
     let kept = store.load()?;
     let mut nodes: Nodes = kept.nodes.into_iter().collect();
-    let mut configured: Vec<NodeName> = Vec::new();
+    let mut configured: BTreeSet<NodeName> = BTreeSet::new();
     for (pool, members) in config.scheduler.pools(&config.nodes) {
         for node in members.nodes {
             let known = nodes.entry(node.clone()).or_insert_with(|| Node::new(&pool));
@@ -225,7 +225,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
             if config.scheduler.simulate.is_some() {
                 (known.up, known.capacity) = (true, ondeck_core::Bytes(1 << 40));
             }
-            configured.push(node);
+            configured.insert(node);
         }
     }
     // A node that the configuration no longer has lends nothing new, but what is on it is not forgotten.

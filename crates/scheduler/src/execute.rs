@@ -90,6 +90,9 @@ fn said(job: &Job, work: Work) -> String {
     let id = job.id;
     match work {
         Work::Construct => format!("done constructing RSA block for job {id}"),
+        Work::StageIn if job.purpose == Purpose::Output => {
+            format!("prepared the output directories of job {id}")
+        }
         Work::StageIn => format!("finished staging data in for job {id}"),
         Work::StopStageIn => format!("stopped data staging process for job {id}"),
         Work::Mount => format!("mounted the RAMDISK on {} I/O nodes for job {id}", job.io_nodes.len()),

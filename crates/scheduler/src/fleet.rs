@@ -29,6 +29,9 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
+    let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
+    let devices: BTreeMap<&NodeName, &str> =
+        pools.values().flat_map(|pool| pool.nodes.iter().map(|node| (node, &*pool.device))).collect();
     loop {
         let (next, taken) = (Instant::now() + INTERVAL, now());
         let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
@@ -48,7 +51,10 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
             match look.found {
                 Some((report, ramdisks)) => {
                     heard.insert(look.node.clone(), Instant::now());
-                    node_answers(&daemon, &look.node, &report, &ramdisks, &mut strangers).await;
+                    let device = devices.get(&look.node).and_then(|device| report.devices.get(*device));
+                    // What can be lent in all does not shrink because something is lent.
+                    let capacity = device.map_or(Bytes::ZERO, |device| device.capacity);
+                    node_answers(&daemon, &look.node, capacity, &ramdisks, &mut strangers).await;
                     sights.insert(look.node, ramdisks);
                 }
                 None => {
@@ -122,19 +128,10 @@ fn is_built(state: RsaState) -> bool {
 async fn node_answers(
     daemon: &Arc<Daemon>,
     node: &NodeName,
-    report: &NodeReport,
+    capacity: Bytes,
     ramdisks: &[LocalReport],
     strangers: &mut BTreeSet<RamDiskId>,
 ) {
-    let device = daemon
-        .config
-        .scheduler
-        .pools(&daemon.config.nodes)
-        .values()
-        .find(|pool| pool.nodes.contains(node))
-        .and_then(|pool| report.devices.get(&pool.device).map(|device| device.capacity));
-    // What can be lent in all does not shrink because something is lent.
-    let capacity = device.unwrap_or(Bytes::ZERO);
     let (news, residue) = {
         let brain = daemon.brain();
         let known = brain.schedule.nodes().get(node);

@@ -9,12 +9,14 @@
 //! - [`store`]: the journal
 //! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
 //! - `execute`: doing what was decided
-//! - `serve`: the API; [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
+//! - `serve`: the API, and [`openapi`], its description
+//! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
 
 pub mod daemon;
 mod execute;
 mod fleet;
 mod metrics;
+pub mod openapi;
 mod queue;
 mod serve;
 pub mod store;

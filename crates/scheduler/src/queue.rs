@@ -9,8 +9,12 @@ use ondeck_core::schedule::{Event, RsaState, Seen, Time};
 use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, now};
+
+/// How many scripts are read at a time: each is a process and a request to the workload manager.
+const SCRIPTS: usize = 4;
 
 /// What a job's script asks for, if anything.
 #[derive(Clone, Debug)]
@@ -109,23 +113,13 @@ async fn look_once(daemon: &Arc<Daemon>) {
     if known.fault.is_some() {
         tracing::info!("the queue can be seen again");
     }
-    let mut seen = Vec::new();
-    for job in jobs.iter() {
-        let candidate = daemon.brain().schedule.is_candidate(now(), job);
-        if !candidate && !daemon.queue.asked().contains_key(&job.id.job) {
-            continue;
-        }
-        match see(daemon, job).await {
-            Ok(found) if found.request.is_some() => {
-                if daemon.config.scheduler.simulate.is_some() && job.standing == Standing::Running {
-                    // Nobody waits in a Prolog; it is pretended, too.
-                    let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
-                }
-                seen.push(found);
+    let seen = see_all(daemon, &jobs).await;
+    if daemon.config.scheduler.simulate.is_some() {
+        for found in seen.iter().filter(|found| found.request.is_some()) {
+            if found.job.standing == Standing::Running {
+                // Nobody waits in a Prolog; it is pretended, too.
+                let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
             }
-            Ok(_) => {}
-            // It may be gone already; if not, the next look finds it.
-            Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
         }
     }
     let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
@@ -151,6 +145,56 @@ async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
             tracing::warn!(array = %held.array, element = held.next, %error, "can't prepare it by itself");
         }
     }
+}
+
+/// The jobs that the schedule wants to know of, in the order of the queue.
+async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
+    // One lock for all of them: most jobs of a queue of thousands only wait, or are known to ask for nothing.
+    let (known, new): (Vec<_>, Vec<_>) = {
+        let (brain, asked, at) = (daemon.brain(), daemon.queue.asked(), now());
+        let wanted = jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&job.id.job) {
+            // Of those that ask for nothing, the log tells while they wait.
+            Some(Asked { request: None, .. }) => {
+                (job.standing != Standing::Running).then_some((place, job, true))
+            }
+            Some(_) => Some((place, job, true)),
+            None => brain.schedule.is_candidate(at, job).then_some((place, job, false)),
+        });
+        wanted.partition(|(_, _, known)| *known)
+    };
+    let mut seen = Vec::new();
+    for (place, job, _) in known {
+        seen.push((place, job.clone(), see(daemon, job).await));
+    }
+    let mut reading = JoinSet::new();
+    for (place, job, _) in new {
+        if reading.len() == SCRIPTS
+            && let Some(Ok(read)) = reading.join_next().await
+        {
+            seen.push(read);
+        }
+        let (daemon, job) = (Arc::clone(daemon), job.clone());
+        reading.spawn(async move {
+            let read = see(&daemon, &job).await;
+            (place, job, read)
+        });
+    }
+    while let Some(Ok(read)) = reading.join_next().await {
+        seen.push(read);
+    }
+    seen.sort_unstable_by_key(|(place, _, _)| *place);
+    let brain = daemon.brain();
+    let found = seen.into_iter().filter_map(|(_, job, read)| match read {
+        Ok(found) => Some(found),
+        Err(error) => {
+            tracing::debug!(job = %job.id, %error, "its script can't be read");
+            // A job that something is done for is there, whether its script can be read again or not. Of others the next
+            // look finds what they ask for.
+            let nothing = |job| Seen { job, request: None, work_dir: "/".into(), io_nodes: Vec::new() };
+            brain.schedule.jobs().contains_key(&job.id).then(|| nothing(job))
+        }
+    });
+    found.collect()
 }
 
 /// A job with what its script asks for, which is read once.

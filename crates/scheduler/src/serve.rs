@@ -15,10 +15,13 @@ use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
 use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
-use crate::{metrics, queue, thesis};
+use crate::{metrics, openapi, queue, thesis};
 
 /// The longest that a request may wait for a state.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// How long a look at the queue is waited for.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The most lines of a log that are given at once.
 const LOG_LINES: u32 = 10_000;
@@ -77,11 +80,15 @@ impl Service for Daemon {
             ("GET", ["log"]) => {
                 caller.must_be_administrator()?;
                 let lines = self.log(None).await?;
-                let lines: Vec<String> = lines.iter().filter_map(thesis::line).collect();
-                Ok(Reply::Text(lines.join("\n") + "\n"))
+                Ok(Reply::Text(lines.iter().filter_map(thesis::line).map(|line| line + "\n").collect()))
             }
             ("GET", ["metrics"]) => {
                 Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+            }
+            ("GET", ["openapi.json"]) => {
+                let document: serde_json::Value = serde_json::from_str(openapi::DOCUMENT)
+                    .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+                Ok(Reply::Json(document))
             }
             _ => Err(request.no_such_path()),
         }
@@ -202,6 +209,10 @@ impl Daemon {
     ) -> Result<Waited, Refusal> {
         let until = Instant::now() + wait;
         let mut changed = self.watch();
+        if self.job(id).is_none() {
+            // It may have been submitted since the queue was last looked at.
+            let _ = tokio::time::timeout(LOOK, self.queue.fresh()).await;
+        }
         loop {
             let waited = self.waited(id, caller).await?;
             let left = until.saturating_duration_since(Instant::now());

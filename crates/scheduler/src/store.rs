@@ -362,7 +362,8 @@ impl Store {
         read().map_err(|source| self.sqlite(source))
     }
 
-    /// Forgets jobs that ended before a time, with their logs.
+    /// Forgets jobs that ended before a time, with their logs, and what was logged before it of nodes and of jobs that
+    /// were never known.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -370,8 +371,14 @@ impl Store {
         let forget = |transaction: &Transaction<'_>| -> rusqlite::Result<usize> {
             let old = "SELECT id FROM past_jobs WHERE ended_ms < ?1";
             transaction.execute(&format!("DELETE FROM journal WHERE job IN ({old})"), [ended.0 as i64])?;
-            transaction.execute("DELETE FROM journal WHERE job IS NULL AND at_ms < ?1", [ended.0 as i64])?;
-            transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])
+            let forgotten =
+                transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])?;
+            let known = "SELECT id FROM jobs UNION ALL SELECT id FROM past_jobs";
+            transaction.execute(
+                &format!("DELETE FROM journal WHERE at_ms < ?1 AND (job IS NULL OR job NOT IN ({known}))"),
+                [ended.0 as i64],
+            )?;
+            Ok(forgotten)
         };
         let path = self.path.clone();
         let done = self.connection.transaction().and_then(|transaction| {

@@ -702,7 +702,10 @@ impl Engine<'_> {
                 fs::unlinkat(target, name, AtFlags::empty()).during("replacing it by a directory")?;
                 self.make_directory(target, name, false)
             }
-            _ => self.make_directory(target, name, parent.kind == Kind::Existing),
+            _ => {
+                let seen = parent.kind == Kind::Existing && !self.options.unseen;
+                self.make_directory(target, name, seen)
+            }
         }
     }
 

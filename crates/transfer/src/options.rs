@@ -52,6 +52,8 @@ pub struct Options {
     /// Marks temporary names as those of one run, which then needs no lock against others. Without it they follow from
     /// the final name alone, so that the same copy finds them again, and the target is locked.
     pub tag: Option<String>,
+    /// Nobody looks into the target before the copy is done: new directories need not be built under temporary names.
+    pub unseen: bool,
     /// Where the manifest is written, and read from when a copy is resumed. `None` keeps none.
     pub manifest: Option<PathBuf>,
     /// Asked before anything is deleted and before success is claimed.
@@ -103,6 +105,7 @@ impl Default for Options {
             attributes_best_effort: false,
             recheck: false,
             tag: None,
+            unseen: false,
             manifest: None,
             gate: None,
         }

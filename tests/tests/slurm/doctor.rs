@@ -104,6 +104,8 @@ fn of_slurm(cluster: &Cluster, good: &Path) {
         program("own-prolog", 0o755, &format!("#!/bin/sh\n{}\nexit 0\n", dir.join("slurm-prolog").display()));
     with("Prolog=", &format!("Prolog={own}"));
     assert_eq!(complaints(&doctor(cluster, good).1), [""; 0], "a Prolog may call ours");
+    with("TaskProlog=", "");
+    only(cluster, good, "TaskProlog: none is set", "TaskProlog=/etc/slurm/task_prolog", 0);
     with("PrologFlags=", "");
     only(cluster, good, "PrologFlags: without Alloc", "PrologFlags=Alloc", 1);
     with("PrologEpilogTimeout=", "PrologEpilogTimeout=15");

@@ -24,4 +24,5 @@ mod shares;
 mod simulate;
 mod soak;
 mod switch;
+mod thesis;
 mod walls;

@@ -1,9 +1,6 @@
 //! `ondeck prolog` and `ondeck epilog`: what Slurm calls on a node of a job. They end within a bound, and with 0: a job
 //! never fails because of them.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -69,17 +66,18 @@ fn note_path() -> Result<PathBuf> {
     Ok(Path::new(NOTES).join(job()?.job.to_string()))
 }
 
-/// The note is the job's user's alone: the names of files and directories may stand in it.
 fn leave_note(note: &str) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o711).create(NOTES)?;
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
+    // Paths of the job stand in it: it is for its user alone.
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(NOTES)?;
+    let path = note_path()?;
+    let uid: u32 = std::env::var("SLURM_JOB_UID").context("there is no SLURM_JOB_UID")?.parse()?;
     let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(note_path()?)?;
-    if let Some(uid) = number("SLURM_JOB_UID").or(number("SLURM_UID")) {
-        std::os::unix::fs::fchown(&file, Some(uid), None)?;
-    }
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o400).open(&path)?;
+    chown(&path, Some(uid), None)?;
     // One line: TaskProlog obeys lines of other kinds.
     let line = note.lines().collect::<Vec<_>>().join(" ");
-    file.write_all(format!("{line}\n").as_bytes())?;
+    std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes())?;
     Ok(())
 }
 
@@ -121,13 +119,9 @@ fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
     answer.map_err(|error| anyhow::anyhow!("{}", explain(&error)))
 }
 
-/// A number of Slurm's environment.
-fn number(name: &str) -> Option<u32> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 /// The job, as Slurm names it to Prolog and Epilog.
 fn job() -> Result<Incarnation> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     let job =
         number("SLURM_JOB_ID").context("there is no SLURM_JOB_ID; this is for Slurm's Prolog and Epilog")?;
     let restarts = number("SLURM_JOB_RESTART_COUNT").or(number("SLURM_RESTART_COUNT")).unwrap_or(0);

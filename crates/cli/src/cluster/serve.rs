@@ -27,16 +27,27 @@ pub struct ServeArgs {
     /// Read the configuration, say what it means, and end
     #[arg(long)]
     check: bool,
+
+    /// Print the description of its API (OpenAPI 3.1, JSON), and end
+    #[arg(long)]
+    openapi: bool,
 }
 
 const EXAMPLES: &str = "Examples:
   ondeck serve                     with /etc/ondeck/ondeck.toml
   ondeck serve --check             is the configuration right?
+  ondeck serve --openapi           what programs can ask it
 
 With simulate = \"2s\" in the part [scheduler] it decides and logs, but lends nothing.
 docs/admin.md sets a site up.";
 
 pub fn serve(args: &ServeArgs) -> ExitCode {
+    if args.openapi {
+        use std::io::Write as _;
+        // A reader that closed its end has seen what it wanted.
+        let _ = std::io::stdout().write_all(ondeck_scheduler::openapi::DOCUMENT.as_bytes());
+        return ExitCode::from(exit::OK);
+    }
     let config = match Config::load(args.config.as_deref()) {
         Ok(config) => config,
         Err(error) => {

@@ -160,6 +160,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
     findings.push(version(&settings));
     findings.push(hook("Prolog", &settings));
     findings.push(hook("Epilog", &settings));
+    findings.push(task_prolog(&settings));
     findings.push(prolog_flags(&settings));
     findings.extend(time_for_hooks(config, &settings));
     findings.push(job_submit(&settings));
@@ -274,6 +275,22 @@ fn hook(what: &'static str, settings: &BTreeMap<String, String>) -> Finding {
     let remedy =
         format!("call slurm/{command} from it, or `ondeck {command}`, and end with 0 whatever it says");
     finding(what, State::Missing, format!("{scripts} does not call `ondeck {command}`"), Some(&remedy))
+}
+
+/// It tells a job's user what became of the RAM disk; nothing depends on it.
+fn task_prolog(settings: &BTreeMap<String, String>) -> Finding {
+    const WHAT: &str = "TaskProlog";
+    let script = setting(settings, "taskprolog");
+    let remedy = "copy slurm/task_prolog beside slurm.conf and write TaskProlog=/etc/slurm/task_prolog: otherwise a job's \
+                  output does not say whether its data was in RAM";
+    if script.is_empty() {
+        return finding(WHAT, State::Limited, "none is set", Some(remedy));
+    }
+    match fs::read_to_string(script) {
+        Ok(text) if text.contains("ondeck") => finding(WHAT, State::Ok, script, None),
+        Ok(_) => finding(WHAT, State::Limited, format!("{script} is not ours"), Some(remedy)),
+        Err(error) => finding(WHAT, State::Limited, format!("{script}: {error}"), Some(remedy)),
+    }
 }
 
 /// The files that a path of slurm.conf means: Slurm allows a pattern for the name of the file.

@@ -122,7 +122,7 @@ impl Worker<'_> {
             ours: Mutex::new(HashMap::new()),
             made: Mutex::new(HashSet::new()),
         };
-        let left_out = self.left_out(directory, &slot, &directory.disk)?;
+        let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
             Some(share) if !share.all_but => kept::manifest_out(&format!("{name}-{}", share.index)),
             _ => kept::manifest_out(name),

@@ -81,12 +81,20 @@ impl Worker<'_> {
 
     fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
         let name = &directory.wanted.name;
-        let slot = kept::make_slot(&self.ram, name).map_err(|error| self.ram_failure(all, name, &error))?;
+        let slot = if self.has_a_part() {
+            kept::open_slot(&self.ram, name)
+        } else {
+            kept::make_slot(&self.ram, name)
+        };
+        let slot = slot.map_err(|error| self.ram_failure(all, name, &error))?;
         let mut left_out = directory.nested.clone();
-        left_out.extend(self.left_out(directory, &directory.disk, &slot)?);
+        left_out.extend(self.left_out(directory, &[&directory.disk])?);
         let options = Options {
-            // It becomes a copy: what an earlier attempt has found, and is gone by now, goes.
-            delete: true,
+            // It becomes a copy: what an earlier attempt has found, and is gone by now, goes. But what others are just
+            // putting there stays.
+            delete: !self.has_a_part(),
+            // The job is shown it when it is done.
+            unseen: true,
             // The copies in RAM are the user's alone.
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.

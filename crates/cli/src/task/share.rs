@@ -29,10 +29,15 @@ impl Worker<'_> {
                 continue;
             }
             let name = &directory.wanted.name;
-            let slot = kept::open_slot(&self.ram, name);
+            // Made once, before several nodes fill it.
+            let slot = if home { kept::open_slot(&self.ram, name) } else { kept::make_slot(&self.ram, name) };
             let root = match (&slot, home) {
                 (Ok(slot), true) => slot,
                 (Err(_), true) => continue,
+                (Err(error), false) => {
+                    let text = format!("{}: can't make `{name}` in the RAM disk: {error}", self.order.node);
+                    return Err(Failure::passing(text));
+                }
                 (_, false) => &directory.disk,
             };
             let mut has_links = false;
@@ -78,13 +83,8 @@ impl Worker<'_> {
         self.order.request.share.as_ref().is_some_and(|share| !share.all_but)
     }
 
-    /// The entries of a directory's top level that are other tasks'.
-    pub fn left_out(
-        &self,
-        directory: &Opened<'_>,
-        source: &OwnedFd,
-        target: &OwnedFd,
-    ) -> Result<Vec<Vec<u8>>, Failure> {
+    /// The entries of a directory's top level that are other tasks', of those that are in any of these roots.
+    pub fn left_out(&self, directory: &Opened<'_>, roots: &[&OwnedFd]) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(share) = &self.order.request.share else { return Ok(Vec::new()) };
         let listed = share.entries.iter().filter(|(name, _)| *name == directory.wanted.name);
         let listed: HashSet<&[u8]> = listed.map(|(_, entry)| entry.as_bytes()).collect();
@@ -92,7 +92,7 @@ impl Worker<'_> {
             return Ok(listed.into_iter().map(<[u8]>::to_vec).collect());
         }
         let mut others = HashSet::new();
-        for root in [source, target] {
+        for root in roots {
             let names = names(root).map_err(|error| {
                 Failure::passing(format!("{}: can't be read: {error}", directory.path.display()))
             })?;

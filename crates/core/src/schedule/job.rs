@@ -1,6 +1,6 @@
 //! What is known of one job.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -246,20 +246,4 @@ impl Job {
             self.request.data_out.iter().map(|path| path.display().to_string()).collect();
         paths.join(", ")
     }
-
-    /// Whether `other` has results that are not on disk yet where this job reads or writes; names the path.
-    pub fn waits_for_results_of(&self, other: &Job) -> Option<PathBuf> {
-        if self.id == other.id || !other.results {
-            return None;
-        }
-        let mine = self.request.data_in.iter().chain(&self.request.data_out);
-        mine.flat_map(|mine| other.request.data_out.iter().map(move |theirs| (mine, theirs)))
-            .find(|(mine, theirs)| overlap(mine, theirs))
-            .map(|(mine, _)| mine.clone())
-    }
-}
-
-/// Whether one path is the other or lies inside it.
-pub fn overlap(a: &Path, b: &Path) -> bool {
-    a.starts_with(b) || b.starts_with(a)
 }

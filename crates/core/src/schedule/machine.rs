@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Allocation, Job, Prolog, Purpose, Task, Work};
 use super::nodes::Nodes;
-use super::policy::{self, LockIn, Placement, Site, Use};
+use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
@@ -24,7 +24,7 @@ const LOST: &str = "results may be lost: ";
 pub struct Seen {
     /// The job.
     pub job: QueuedJob,
-    /// What it asks for, with absolute paths.
+    /// What it asks for, with absolute paths. Without it, it is noted in the log alone.
     pub request: Option<Request>,
     /// The directory it was submitted from.
     pub work_dir: PathBuf,
@@ -213,6 +213,9 @@ pub struct Schedule {
     nodes: Nodes,
     /// Jobs that are next since then, but not yet for long enough to be believed.
     candidates: BTreeMap<Incarnation, Time>,
+    /// Jobs that are next and have asked for nothing, as the thesis's log has them; and since when they are no longer
+    /// next. Nothing is done for them, so nothing of them is kept.
+    bystanders: BTreeMap<Incarnation, Option<Time>>,
     last_task: u64,
     last_epoch: Epoch,
 }
@@ -221,7 +224,15 @@ impl Schedule {
     /// Begins with what was kept: jobs, nodes, and the greatest task number and epoch that were ever given.
     pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_task: u64, last_epoch: Epoch) -> Schedule {
         let jobs = jobs.into_iter().map(|job| (job.id, job)).collect();
-        Schedule { site, jobs, nodes, candidates: BTreeMap::new(), last_task, last_epoch }
+        Schedule {
+            site,
+            jobs,
+            nodes,
+            candidates: BTreeMap::new(),
+            bystanders: BTreeMap::new(),
+            last_task,
+            last_epoch,
+        }
     }
 
     /// What the site decides.
@@ -425,34 +436,79 @@ impl Step<'_> {
     fn queue(&mut self, taken: Time, jobs: Vec<Seen>) {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
-        for seen in jobs {
+        let mut bystanders = BTreeMap::new();
+        for mut seen in jobs {
             let id = seen.job.id;
             missing.remove(&id);
             if self.schedule.jobs.contains_key(&id) {
                 self.stands(taken, &seen);
-            } else if let Some(request) = &seen.request {
+            } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
                     Standing::Ended => {}
-                    Standing::Running => self.begin(&seen, request.clone(), JobState::Running),
+                    Standing::Running => self.begin(&seen, request, JobState::Running),
                     _ if is_next(&self.schedule.site, self.now, &seen.job) => {
                         let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
                         // Right after it was submitted, a job may be called next and be behind others a moment later.
                         if self.now.since(since) >= self.schedule.site.debounce {
-                            self.begin(&seen, request.clone(), JobState::Ondeck);
+                            self.begin(&seen, request, JobState::Ondeck);
                         } else {
                             candidates.insert(id, since);
                         }
                     }
                     _ => {}
                 }
+            } else {
+                self.stands_by(&seen.job, &mut candidates, &mut bystanders);
             }
         }
-        self.schedule.candidates = candidates;
+        (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
         for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
                 self.set_job_state(id, JobState::Finished, "left the queue");
+            }
+        }
+    }
+
+    /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.
+    fn stands_by(
+        &mut self,
+        job: &QueuedJob,
+        candidates: &mut BTreeMap<Incarnation, Time>,
+        bystanders: &mut BTreeMap<Incarnation, Option<Time>>,
+    ) {
+        let (id, now, debounce) = (job.id, self.now, self.schedule.site.debounce);
+        let mut log = |state: JobState, text: String| {
+            let states = Some((state, RsaState::Ineligible));
+            self.effects.changes.push(Change { job: Some(id), states, text });
+        };
+        let known = self.schedule.bystanders.get(&id).copied();
+        match (job.standing, known) {
+            (Standing::Running | Standing::Ended | Standing::Configuring, _) => {}
+            (_, known) if is_next(&self.schedule.site, now, job) => {
+                let since = *self.schedule.candidates.get(&id).unwrap_or(&now);
+                if known.is_none() && now.since(since) < debounce {
+                    candidates.insert(id, since);
+                    return;
+                }
+                if known.is_none() {
+                    log(
+                        JobState::Ondeck,
+                        format!("job {id} does not have RSA variables set, marking ineligible"),
+                    );
+                }
+                bystanders.insert(id, None);
+            }
+            (_, None) => {}
+            (_, Some(doubted)) => {
+                let since = doubted.unwrap_or(now);
+                if now.since(since) < debounce {
+                    bystanders.insert(id, Some(since));
+                    return;
+                }
+                log(JobState::Demoted, format!("job {id} has been demoted"));
+                log(JobState::Demoted, format!("removing state of job {id}"));
             }
         }
     }
@@ -754,7 +810,7 @@ impl Step<'_> {
                 // Compute nodes are not the RSA's to drain.
                 self.failed(id, &format!("mount: {why}"), &[], fault);
                 self.job(id).mount_failed = true;
-                self.become_state(id, S::UnmountNeeded, "");
+                self.become_state(id, S::UnmountNeeded, "what is mounted of it is taken away");
             }
             (Work::Unmount { .. }, Outcome::Done(text)) => {
                 let job = self.job(id);
@@ -964,19 +1020,21 @@ impl Step<'_> {
             .map(|job| (std::cmp::Reverse(job.priority), job.submitted, job.id))
             .collect();
         order.sort_unstable();
+        let mut usage = self.usage();
         loop {
-            let mut usage = self.usage();
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
                     let next = decide(job);
-                    let moved = self.apply(*id, next, &usage);
-                    if !moved {
+                    if next == Move::Wait {
                         break;
                     }
-                    if matches!(next, Move::Assign(_) | Move::Release | Move::Mount | Move::Forget) {
-                        usage = self.usage();
+                    let before = Taken::by(job);
+                    if !self.apply(*id, next, &usage) {
+                        break;
                     }
+                    let after = self.schedule.jobs.get(id).map(Taken::by).unwrap_or_default();
+                    usage.change(&before, &after, &self.schedule.nodes);
                     again |= matches!(next, Move::Release | Move::Forget);
                 }
                 if let Some(job) = self.schedule.jobs.get_mut(id)
@@ -994,6 +1052,8 @@ impl Step<'_> {
                 break;
             }
         }
+        #[cfg(test)]
+        assert_eq!(usage, self.usage(), "what is in use was not kept up to date");
     }
 
     fn usage(&self) -> Use {
@@ -1036,7 +1096,9 @@ impl Step<'_> {
                 self.work(id, Work::Mount, RsaState::Mounting)
             }
             Move::NeedUnmount => {
-                self.become_state(id, RsaState::UnmountNeeded, "");
+                let text =
+                    if self.job(id).broken { "it is taken away, because a server of it is lost" } else { "" };
+                self.become_state(id, RsaState::UnmountNeeded, text);
                 true
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
@@ -1082,13 +1144,11 @@ impl Step<'_> {
     }
 
     fn must_wait_to_stage(&mut self, id: Incarnation, usage: &Use) -> bool {
-        if let Some(most) = self.schedule.site.staging {
-            let staging =
-                |job: &&Job| matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
-            if self.schedule.jobs.values().filter(staging).count() >= most as usize {
-                self.waits(id, &format!("{most} jobs are staging already"));
-                return true;
-            }
+        if let Some(most) = self.schedule.site.staging
+            && usage.copying() >= most
+        {
+            self.waits(id, &format!("{most} jobs are staging already"));
+            return true;
         }
         self.must_wait_for_results(id, usage)
     }
@@ -1099,10 +1159,9 @@ impl Step<'_> {
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let others = usage.with_results().filter_map(|other| self.schedule.jobs.get(other));
-        let found = others.filter_map(|other| Some((other.id, job.waits_for_results_of(other)?))).next();
-        let Some((other, path)) = found else { return false };
-        self.waits(id, &format!("results of job {other} for {} are not on disk yet", path.display()));
+        let Some((other, path)) = usage.results_in_the_way_of(id, &job.request) else { return false };
+        let why = format!("results of job {other} for {} are not on disk yet", path.display());
+        self.waits(id, &why);
         true
     }
 
@@ -1111,7 +1170,7 @@ impl Step<'_> {
             return false;
         }
         let job = &self.schedule.jobs[&id];
-        match policy::place(&self.schedule.site, &self.schedule.nodes, usage, job) {
+        match policy::place(&self.schedule.site, usage, job) {
             Placement::Later(why) => self.waits(id, &why),
             Placement::Never(why) => {
                 self.job(id).hopeless = true;
@@ -1164,8 +1223,10 @@ impl Step<'_> {
         self.schedule.last_task += 1;
         let number = self.schedule.last_task;
         let task = Task { number, work, until: self.now.plus(self.limit(work)) };
-        self.job(id).task = Some(task);
-        self.become_state(id, state, "");
+        let job = self.job(id);
+        job.task = Some(task);
+        let prepares = work == Work::StageIn && job.purpose == Purpose::Output;
+        self.become_state(id, state, if prepares { "preparing its output directories" } else { "" });
         self.effects.actions.push(Action::Begin(id, task));
         true
     }

@@ -1,16 +1,18 @@
 //! Which RSA nodes a job gets, and when.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::job::Job;
+use super::job::{Job, Task, Work};
 use super::nodes::{Node, Nodes};
 use super::{JobState, RsaState};
 use crate::allocation::SHARE_UNIT;
 use crate::request::keyword_enum;
-use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate};
+use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate, Request};
 
 keyword_enum! {
     /// How the RSA is shared between jobs that run and jobs that stage.
@@ -153,58 +155,261 @@ pub enum Placement {
 }
 
 /// What of a pool is in use.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PoolUse {
     nodes: u32,
-    /// Nodes of which nobody has anything.
-    free: u32,
+    /// Nodes of which nobody has anything, by what they lend.
+    whole: Offers,
+    /// Nodes that have something left to promise, by how much.
+    partly: Offers,
     /// Nodes of jobs that stage or wait for their start.
     staging: u32,
     /// What the largest node lends in all.
     largest: Bytes,
 }
 
-/// What of the RSA is in use, so that most jobs that have to wait are told so without a look at every node.
-#[derive(Clone, Debug, Default)]
+/// Nodes by what each can promise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Offers {
+    by_size: BTreeMap<Bytes, BTreeSet<NodeName>>,
+    count: u32,
+}
+
+impl Offers {
+    fn put(&mut self, size: Bytes, node: &NodeName) {
+        self.count += u32::from(self.by_size.entry(size).or_default().insert(node.clone()));
+    }
+
+    fn take(&mut self, size: Bytes, node: &NodeName) {
+        let Some(nodes) = self.by_size.get_mut(&size) else { return };
+        self.count -= u32::from(nodes.remove(node));
+        if nodes.is_empty() {
+            self.by_size.remove(&size);
+        }
+    }
+
+    /// Those with at least so much, the fullest first.
+    fn of_at_least(&self, size: Bytes) -> impl Iterator<Item = (Bytes, &NodeName)> {
+        self.by_size.range(size..).flat_map(|(size, nodes)| nodes.iter().map(|node| (*size, node)))
+    }
+}
+
+/// What of the RSA is in use, kept up to date while the table is applied: thousands of jobs may ask in one pass, and
+/// none of them is worth a look at every node and every other job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Use {
     pools: BTreeMap<String, PoolUse>,
     users: BTreeMap<u32, u32>,
     accounts: BTreeMap<String, u32>,
-    /// Jobs whose results are not on disk yet.
-    results: Vec<Incarnation>,
+    /// Directories with results that are not on disk yet, as [`key`]s, and whose they are.
+    results: BTreeMap<Vec<u8>, BTreeSet<Incarnation>>,
+    /// Jobs whose data is being copied.
+    copying: u32,
+    /// What was counted as free of each node: in whole, and in part.
+    offered: BTreeMap<NodeName, Offered>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Offered {
+    whole: bool,
+    free: Bytes,
+}
+
+/// What one job takes of the RSA, as [`Use`] counts it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    nodes: Vec<NodeName>,
+    staging: bool,
+    copying: bool,
+    results: Option<Incarnation>,
+    outputs: Vec<PathBuf>,
+    uid: u32,
+    account: String,
+}
+
+impl Taken {
+    /// By a job; nothing by most of those that wait.
+    pub fn by(job: &Job) -> Taken {
+        let mut taken = Taken::default();
+        if let Some(allocation) = &job.allocation {
+            taken.nodes.clone_from(&allocation.nodes);
+            taken.staging = is_staging(job);
+            (taken.uid, taken.account) = (job.owner.uid, job.account.clone());
+        }
+        taken.copying = matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
+        if job.results {
+            taken.results = Some(job.id);
+            taken.outputs.clone_from(&job.request.data_out);
+        }
+        taken
+    }
 }
 
 impl Use {
     /// Counts.
     pub fn of<'a>(nodes: &Nodes, jobs: impl Iterator<Item = &'a Job>) -> Use {
         let mut found = Use::default();
-        for node in nodes.values() {
+        for (name, node) in nodes {
             let pool = found.pools.entry(node.pool.clone()).or_default();
             pool.nodes += 1;
-            pool.free += u32::from(node.is_free());
             pool.largest = pool.largest.max(node.capacity);
+            found.look_at(name, node);
         }
-        for job in jobs {
-            if job.results {
-                found.results.push(job.id);
-            }
-            let Some(allocation) = &job.allocation else { continue };
-            let has = allocation.nodes.len() as u32;
-            *found.users.entry(job.owner.uid).or_default() += has;
-            *found.accounts.entry(job.account.clone()).or_default() += has;
-            if is_staging(job) {
-                let pool = allocation.nodes.first().and_then(|name| nodes.get(name)).map(|node| &node.pool);
-                if let Some(pool) = pool.and_then(|name| found.pools.get_mut(name)) {
-                    pool.staging += has;
-                }
-            }
+        for job in jobs.filter(|job| job.allocation.is_some() || job.results || job.task.is_some()) {
+            found.add(&Taken::by(job), nodes);
         }
         found
     }
 
-    /// Jobs whose results are not on disk yet.
-    pub fn with_results(&self) -> impl Iterator<Item = &Incarnation> {
-        self.results.iter()
+    /// What a job takes has changed.
+    pub fn change(&mut self, before: &Taken, after: &Taken, nodes: &Nodes) {
+        if before == after {
+            return;
+        }
+        self.remove(before, nodes);
+        self.add(after, nodes);
+        for name in before.nodes.iter().chain(&after.nodes) {
+            if let Some(node) = nodes.get(name) {
+                self.look_at(name, node);
+            }
+        }
+    }
+
+    /// Counts again what a node has left.
+    fn look_at(&mut self, name: &NodeName, node: &Node) {
+        let now = Offered { whole: node.is_free(), free: node.free() };
+        let before = self.offered.get(name).copied().unwrap_or_default();
+        if now == before {
+            return;
+        }
+        let Some(pool) = self.pools.get_mut(&node.pool) else { return };
+        if before.whole {
+            pool.whole.take(before.free, name);
+        }
+        if before.free > Bytes::ZERO {
+            pool.partly.take(before.free, name);
+        }
+        if now.whole {
+            pool.whole.put(now.free, name);
+        }
+        if now.free > Bytes::ZERO {
+            pool.partly.put(now.free, name);
+        }
+        if now == Offered::default() {
+            self.offered.remove(name);
+        } else {
+            self.offered.insert(name.clone(), now);
+        }
+    }
+
+    fn pool_of(&mut self, taken: &Taken, nodes: &Nodes) -> Option<&mut PoolUse> {
+        let node = taken.nodes.first().and_then(|name| nodes.get(name))?;
+        self.pools.get_mut(&node.pool)
+    }
+
+    fn add(&mut self, taken: &Taken, nodes: &Nodes) {
+        let has = taken.nodes.len() as u32;
+        if has > 0 {
+            *self.users.entry(taken.uid).or_default() += has;
+            *self.accounts.entry(taken.account.clone()).or_default() += has;
+            if taken.staging
+                && let Some(pool) = self.pool_of(taken, nodes)
+            {
+                pool.staging += has;
+            }
+        }
+        self.copying += u32::from(taken.copying);
+        if let Some(job) = taken.results {
+            for path in &taken.outputs {
+                self.results.entry(key(path)).or_default().insert(job);
+            }
+        }
+    }
+
+    fn remove(&mut self, taken: &Taken, nodes: &Nodes) {
+        let has = taken.nodes.len() as u32;
+        if has > 0 {
+            give_back(&mut self.users, &taken.uid, has);
+            give_back(&mut self.accounts, &taken.account, has);
+            if taken.staging
+                && let Some(pool) = self.pool_of(taken, nodes)
+            {
+                pool.staging -= has;
+            }
+        }
+        self.copying -= u32::from(taken.copying);
+        if let Some(job) = taken.results {
+            for path in &taken.outputs {
+                let key = key(path);
+                if let Some(jobs) = self.results.get_mut(&key) {
+                    jobs.remove(&job);
+                    if jobs.is_empty() {
+                        self.results.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many jobs are copying.
+    pub fn copying(&self) -> u32 {
+        self.copying
+    }
+
+    /// A job with results that are not on disk yet where `job` reads or writes, and the path that it reads or writes.
+    pub fn results_in_the_way_of<'a>(
+        &self,
+        job: Incarnation,
+        request: &'a Request,
+    ) -> Option<(Incarnation, &'a Path)> {
+        if self.results.is_empty() {
+            return None;
+        }
+        let another = |jobs: &BTreeSet<Incarnation>| jobs.iter().copied().find(|other| *other != job);
+        let mut mine = request.data_in.iter().chain(&request.data_out);
+        mine.find_map(|path| {
+            let key = key(path);
+            let ends = key.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| &key[..=end]);
+            for above in ends {
+                let mut inside = self.results.range::<[u8], _>((Bound::Included(above), Bound::Unbounded));
+                let (first, jobs) = inside.next()?;
+                if first == above
+                    && let Some(other) = another(jobs)
+                {
+                    return Some((other, path.as_path()));
+                }
+                if !first.starts_with(above) {
+                    // Nothing is there, and so nothing further down.
+                    return None;
+                }
+            }
+            let inside = self.results.range::<[u8], _>((Bound::Excluded(&*key), Bound::Unbounded));
+            let mut inside = inside.take_while(|(below, _)| below.starts_with(&key));
+            inside.find_map(|(_, jobs)| another(jobs)).map(|other| (other, path.as_path()))
+        })
+    }
+}
+
+/// A path so that those inside a directory begin with it and follow it: each part with a slash behind it.
+fn key(path: &Path) -> Vec<u8> {
+    let mut key = Vec::with_capacity(path.as_os_str().len() + 2);
+    for part in path.components() {
+        if part == Component::RootDir {
+            key.push(b'/');
+        } else {
+            key.extend_from_slice(part.as_os_str().as_encoded_bytes());
+            key.push(b'/');
+        }
+    }
+    key
+}
+
+fn give_back<K: Ord>(counts: &mut BTreeMap<K, u32>, whose: &K, has: u32) {
+    if let Some(count) = counts.get_mut(whose) {
+        *count -= has;
+        if *count == 0 {
+            counts.remove(whose);
+        }
     }
 }
 
@@ -239,7 +444,7 @@ fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<(u32, Option<Bytes>)
 }
 
 /// Which nodes a job gets now.
-pub fn place(site: &Site, nodes: &Nodes, usage: &Use, job: &Job) -> Placement {
+pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
     let name = job.request.pool.as_deref().unwrap_or(&site.pool);
     if job.request.engine.unwrap_or(site.engine) == EngineKind::Tmpfs {
         return Placement::Never(
@@ -286,24 +491,29 @@ pub fn place(site: &Site, nodes: &Nodes, usage: &Use, job: &Job) -> Placement {
         let why = format!("insufficient free RSA nodes for job {}, have {free} need {count}", job.id);
         Placement::Later(why)
     };
-    if share.is_none() && pool.free < count {
-        return too_few(pool.free);
-    }
-    let fits = |node: &Node| match share {
-        None => node.is_free(),
-        Some(share) => node.free() >= share && share > Bytes::ZERO,
+    let offers = match share {
+        None if pool.whole.count < count => return too_few(pool.whole.count),
+        None => pool.whole.of_at_least(Bytes::ZERO),
+        Some(Bytes(0)) => return too_few(0),
+        Some(share) => pool.partly.of_at_least(share),
     };
-    let members = nodes.iter().filter(|(_, node)| node.pool == name && fits(node));
-    let mut free: Vec<(&NodeName, Bytes)> = members.map(|(name, node)| (name, node.free())).collect();
-    if free.len() < count as usize {
-        return too_few(free.len() as u32);
-    }
     // Nodes that failed this job come last; of the others the fullest that still fits, so that whole ones stay whole.
-    free.sort_by_key(|(name, free)| (job.avoid.contains(name), *free, *name));
-    free.truncate(count as usize);
+    let mut found: Vec<(Bytes, &NodeName)> = Vec::new();
+    let mut avoided: Vec<(Bytes, &NodeName)> = Vec::new();
+    for (free, name) in offers {
+        if found.len() == count as usize {
+            break;
+        }
+        if job.avoid.contains(name) { &mut avoided } else { &mut found }.push((free, name));
+    }
+    found.extend(avoided);
+    if found.len() < count as usize {
+        return too_few(found.len() as u32);
+    }
+    found.truncate(count as usize);
     // All promise the same; of whole nodes as much as the smallest of them has.
-    let least = free.iter().map(|(_, free)| *free).min().unwrap_or_default();
-    Placement::Nodes(free.into_iter().map(|(name, _)| name.clone()).collect(), share.unwrap_or(least))
+    let least = found.iter().map(|(free, _)| *free).min().unwrap_or_default();
+    Placement::Nodes(found.into_iter().map(|(_, name)| name.clone()).collect(), share.unwrap_or(least))
 }
 
 impl Sharing {
@@ -326,5 +536,48 @@ fn is_staging(job: &Job) -> bool {
             !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible)
         }
         JobState::Running => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::JobId;
+
+    fn id(number: u32) -> Incarnation {
+        Incarnation { job: JobId(number), restarts: 0 }
+    }
+
+    fn path() -> impl Strategy<Value = PathBuf> {
+        let part = prop::sample::select(vec!["a", "b", "a-", "ab"]);
+        prop::collection::vec(part, 0..4).prop_map(|parts| Path::new("/").join(parts.join("/")))
+    }
+
+    proptest! {
+        #[test]
+        fn results_are_in_the_way_exactly_where_one_directory_is_or_holds_the_other(
+            outputs in prop::collection::vec(prop::collection::vec(path(), 1..3), 0..5),
+            mine in path(),
+        ) {
+            let mut usage = Use::default();
+            for (number, outputs) in (0..).zip(&outputs) {
+                let taken = Taken { results: Some(id(number)), outputs: outputs.clone(), ..Taken::default() };
+                usage.change(&Taken::default(), &taken, &Nodes::new());
+            }
+            let request = Request { data_in: vec![mine.clone()], ..Request::default() };
+            let overlap = |theirs: &PathBuf| mine.starts_with(theirs) || theirs.starts_with(&mine);
+            let others = outputs.iter().enumerate().filter(|(number, _)| *number != 1);
+            let expected: Vec<u32> =
+                others.filter(|(_, outputs)| outputs.iter().any(overlap)).map(|(number, _)| number as u32).collect();
+            match usage.results_in_the_way_of(id(1), &request) {
+                None => prop_assert!(expected.is_empty(), "{expected:?}"),
+                Some((other, path)) => {
+                    prop_assert!(expected.contains(&other.job.0));
+                    prop_assert_eq!(path, &*mine);
+                }
+            }
+        }
     }
 }
