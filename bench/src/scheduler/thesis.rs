@@ -178,9 +178,8 @@ pub fn run(options: &Options) -> Result<()> {
         ),
     );
     for pattern in Pattern::ALL {
-        let measured = bench.measure(pattern, options, first, rounds).and_then(|times| {
+        let measured = bench.measure(pattern, options, first, rounds).map(|times| {
             bench.report(pattern, &times, &mut part);
-            Ok(())
         });
         if let Err(error) = measured {
             // One table that fails is no reason to lose the others.
