@@ -24,7 +24,7 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
          cat {i}/a > {o}/life-$life\necho $life >> {o}/lives\ntouch {written}-$life\n\
          [ $life = 0 ] || exit 0\n{}",
         directives(&[&input], &[&output]),
-        note_source(&input, &place).replace(" > ", " > ").trim_end().to_owned() + "-in-$life\n",
+        note_source(&input, &place).trim_end().to_owned() + "-in-$life\n",
         note_source(&output, &place).trim_end().to_owned() + "-out-$life\n",
         gate.line(),
         i = input.display(),
