@@ -418,6 +418,10 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
     if let Some(first) = report.errors.first().filter(|first| !why.contains(first.as_str())) {
         why += &format!(" ({first})");
     }
+    // The reason is mostly in a script's last words.
+    if let Some(last) = report.log.lines().rev().map(str::trim).find(|line| !line.is_empty()) {
+        why += &format!("; it said at last: {last}");
+    }
     failed(why, if report.retryable { Fault::Again } else { Fault::User })
 }
 

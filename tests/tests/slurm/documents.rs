@@ -76,7 +76,9 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
         "ondeck:job-1-0@",
         "on deck",
         "100000 case/results/shuffled",
-        // The job whose script failed.
+        // The jobs whose scripts failed.
+        "the job stays held, because it may need what its stage-in script makes",
+        "it said at last: no tape in the drive",
         "not yet on disk",
         "staging out is tried again",
         "n2 lends again",
