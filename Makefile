@@ -4,7 +4,7 @@ CARGO ?= cargo
 ONDECK = target/$(shell rustc -vV | sed -n 's/^host: //p')/release/ondeck
 DEBUG = $(abspath $(dir $(ONDECK))../debug)
 
-.PHONY: help build install setup demo test testbed lint bench clean-testbed
+.PHONY: help build install setup demo test testbed lint bench bench-scheduler clean-testbed
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -40,6 +40,13 @@ bench: build ## Compare with other copy tools and write docs/benchmarks.md (20 m
 	$(CARGO) build --release --locked -p ondeck-bench -p ondeck-testbed
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --rounds 3 --markdown docs/benchmarks.md
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench ramdisk --rounds 3 --markdown docs/engine-benchmarks.md
+	$(MAKE) bench-scheduler
+
+bench-scheduler: build ## Measure the scheduler beside a real Slurm and write docs/scheduler-benchmarks.md (20 minutes, as root)
+	$(CARGO) build --release --locked -p ondeck-bench -p ondeck-testbed
+	set -e; for part in schedule hooks thesis; do \
+		ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench $$part --markdown docs/scheduler-benchmarks.md; \
+	done
 
 clean-testbed: ## Remove what a crashed test, benchmark or demonstration left behind
 	@tests/clean.sh

@@ -34,7 +34,7 @@ pub struct Setup<'a> {
 
 pub struct Cluster {
     /// Before the bed, so that they end first.
-    _daemons: Vec<Daemon>,
+    daemons: Vec<Daemon>,
     pub slurm: Slurm,
     bed: Testbed,
     ondeck: PathBuf,
@@ -89,7 +89,7 @@ impl Cluster {
             epilog: Some(epilog),
             ..SlurmSetup::new("ctl", names("c"))
         })?;
-        let mut cluster = Cluster { _daemons: Vec::new(), slurm, bed, ondeck, own };
+        let mut cluster = Cluster { daemons: Vec::new(), slurm, bed, ondeck, own };
         for name in names("r").iter().chain(&names("c")) {
             cluster.start(name, "agent", name)?;
         }
@@ -116,7 +116,7 @@ impl Cluster {
         command.arg(what).arg("--config").arg(self.bed.dir().join(format!("{config}.toml")));
         let log = self.bed.dir().join("log").join(format!("{what}-{}.log", host.name()));
         let daemon = host.spawn_daemon(command, &log)?;
-        self._daemons.push(daemon);
+        self.daemons.push(daemon);
         Ok(())
     }
 
