@@ -161,7 +161,8 @@ fn a_run_killed_at_100_moments_loses_no_result_of_a_program_that_was_started() {
                 assert_eq!(
                     scene.list("out").len(),
                     8,
-                    "what the program deleted is gone, and nothing else is there"
+                    "what the program deleted is gone, and nothing else is there: {:?} killed after {moment:?}",
+                    scene.list("out")
                 );
                 for number in 1..=8 {
                     assert_eq!(scene.read(&format!("out/f{number}")), format!("{number}\n"));

@@ -225,7 +225,9 @@ impl Daemon {
 
     async fn waited(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<Waited, Refusal> {
         let of = |job: &Job, done: bool| {
-            let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost);
+            // Also one that stays held for an input that its script did not make.
+            let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost)
+                || (job.rsa_state == RsaState::Ineligible && job.held);
             Waited {
                 done,
                 abandoned: job.abandoned,

@@ -785,6 +785,9 @@ impl Step<'_> {
             }
             (Work::StageIn, Outcome::Done(text)) => {
                 self.become_state(id, S::Ready, &text);
+                if !self.schedule.jobs[&id].message.is_empty() {
+                    self.tell(id, "its RAM disk is ready".into());
+                }
                 self.ready(id);
             }
             (Work::Construct | Work::StageIn, Outcome::Failed { why, blame, fault }) => {
@@ -920,7 +923,12 @@ impl Step<'_> {
                 job.avoid.push(node.clone());
             }
         }
-        let ends = if job.hopeless { "; the job works on disk" } else { "; it is tried again" };
+        let ends = match (job.hopeless, job.held && job.request.stage_in.is_some()) {
+            (false, _) => "; it is tried again",
+            (true, false) => "; the job works on disk",
+            // It stays held, which is said when it is given up.
+            (true, true) => "",
+        };
         self.tell(id, format!("{why}{ends}"));
         for node in blame {
             self.fails(node);
