@@ -108,6 +108,13 @@ impl Cluster {
         job
     }
 
+    /// No Prolog or Epilog has failed: Slurm would have drained the node.
+    #[track_caller]
+    pub fn assert_no_hook_failed(&self) {
+        let states = self.slurm.client(&["sinfo", "--noheader", "--Node", "--format=%N %T"]).stdout;
+        assert!(!states.contains("drain"), "{states}");
+    }
+
     /// What the job's user is told.
     pub fn note(&self, job: u32) -> String {
         self.story(job)["job"]["message"].as_str().unwrap_or_default().to_owned()

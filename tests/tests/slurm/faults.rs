@@ -55,6 +55,7 @@ fn what_a_job_wrote_is_brought_home_when_its_compute_node_crashes() {
     cluster.wait_done(next);
     let place = fs::read_to_string(alice.scratch.join("where")).unwrap();
     assert!(place.contains("ondeck") || place.contains("job-"), "the input was read from {place}");
+    cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
 
@@ -249,5 +250,35 @@ fn a_crash_of_an_rsa_node_while_results_are_brought_home_is_told_and_the_node_le
     assert_eq!((lost["state"].as_str(), lost["free"].as_u64()), (Some("lost"), Some(0)), "{lost}");
     cluster.boot(&dead);
     cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}
+
+#[test]
+fn results_that_could_not_be_reached_come_home_by_themselves_once_the_network_is_mended() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "for n in 1 2 3 4 5 6 7 8; do echo result $n > {}/$n; done\ntell written\nawait go",
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    let node = cluster.rsa_nodes(job)[1].clone();
+    cluster.host(&node).cut();
+    cluster.wait_note(job, &node);
+    give(alice, "go");
+    cluster.wait_rsa(job, "LOST");
+    cluster.host(&node).join();
+    wait_until(LONG, "the results are on disk", || cluster.job(job).is_none());
+    let found = tree(&output);
+    assert_eq!(found.len(), 8, "{found:?}");
+    for (name, bytes) in found {
+        assert_eq!(bytes, format!("result {name}\n").into_bytes());
+    }
+    cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }

@@ -122,6 +122,7 @@ fn a_job_that_ends_while_the_scheduler_is_down_is_unmounted_by_its_epilog_and_br
     let other = cluster.submit(&text, 1);
     cluster.slurm.wait_state(other, "COMPLETED", DEADLINE);
     assert_eq!(tree(&alice.scratch.join("seen")), content);
+    cluster.assert_no_hook_failed();
     cluster.start_scheduler();
     cluster.wait_done(job);
     assert_eq!(tree(&output), content);

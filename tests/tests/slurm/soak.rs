@@ -76,6 +76,7 @@ fn nothing_is_left_over_after_many_jobs() {
         let states = cluster.states(*job);
         assert!(states.contains(&"INUSE_BOTH".to_owned()), "job {job} worked on disk: {states:?}");
     }
+    cluster.assert_no_hook_failed();
     cluster.assert_clean();
     assert_eq!(memory_of(&cluster), before);
     for host in cluster.bed.hosts() {

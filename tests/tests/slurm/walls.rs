@@ -23,8 +23,7 @@ fn assert_nobody_is_blamed(cluster: &Cluster) {
     for node in cluster.status()["nodes"].as_array().unwrap() {
         assert_eq!((&node["state"], &node["why"]), (&"up".into(), &"".into()), "{node}");
     }
-    let states = cluster.slurm.client(&["sinfo", "--noheader", "--Node", "--format=%T"]).stdout;
-    assert!(!states.contains("drain") && !states.contains("down"), "{states}");
+    cluster.assert_no_hook_failed();
 }
 
 /// A job that reads and maybe writes a directory and is refused there: it must have worked on disk.
