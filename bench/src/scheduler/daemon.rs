@@ -25,7 +25,7 @@ use crate::{interrupt, machine, scratch};
 /// Resident memory of the daemon.
 const MEMORY: u64 = 200 * MIB;
 /// From the start until everything was seen once.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How often the figures are looked at.
 const GLANCE: Duration = Duration::from_millis(500);
 
@@ -263,10 +263,18 @@ pub fn measure(options: &Options, part: &mut Part) -> Result<()> {
         "CPU of squeue",
         "all seen after s",
     ]);
+    let mut missing = Vec::new();
     for &queue in queues {
         eprintln!("the daemon: {}", queue.title());
         let daemon = Daemon::start(ondeck, queue)?;
-        let seen = daemon.settle(queue)?;
+        let seen = match daemon.settle(queue) {
+            Ok(seen) => seen,
+            Err(error) => {
+                interrupt::check()?;
+                missing.push(format!("Not measured: {}: {error:#}.", queue.title()));
+                continue;
+            }
+        };
         // What the start had to do is over by then.
         std::thread::sleep(2 * GLANCE);
         let (began, before) = (Instant::now(), daemon.cpu()?);
@@ -308,6 +316,9 @@ pub fn measure(options: &Options, part: &mut Part) -> Result<()> {
         }
     }
     table.write(&mut part.text);
+    if !missing.is_empty() {
+        paragraph(&mut part.text, &missing.join(" "));
+    }
     Ok(())
 }
 
