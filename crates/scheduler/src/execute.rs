@@ -10,7 +10,7 @@ use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
     Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
-use ondeck_core::schedule::{Action, Event, Fault, Job, LockIn, Outcome, Purpose, Task, Work};
+use ondeck_core::schedule::{Action, Event, Fault, Job, JobState, LockIn, Outcome, Purpose, Task, Work};
 use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, QueuedJob, RamDiskId, Rate, Standing};
 use ondeck_ramdisk::Secret;
 use ondeck_wlm::{WlmError, WorkloadManager};
@@ -29,6 +29,9 @@ const AGENT_PAUSE: Duration = Duration::from_millis(300);
 
 /// The name of the task that fills a RAM disk.
 const FILL: &str = "fill";
+
+/// The name of the task that adds what was written meanwhile.
+const FILL_AGAIN: &str = "fill-again";
 
 fn failed(why: impl Into<String>, fault: Fault) -> Outcome {
     Outcome::Failed { why: why.into(), blame: Vec::new(), fault }
@@ -49,7 +52,13 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StageIn => {
             let script = job.request.stage_in.clone();
             let work = TaskWork::Fill { directories: directories(job), script };
-            stage(daemon, job, allocation.nodes.clone(), &id, FILL, work, until).await
+            let nodes = allocation.nodes.clone();
+            let filled = stage(daemon, job, nodes.clone(), &id, FILL, work.clone(), until).await;
+            if job.job_state == JobState::Running && matches!(filled, Outcome::Done(_)) {
+                // The job has gone on writing to disk meanwhile; what it wrote must be there when the RAM disk comes.
+                return stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await;
+            }
+            filled
         }
         Work::StopStageIn => stop(daemon, &allocation.nodes, &id).await,
         Work::Mount => mount(daemon, job, &id, until).await,
@@ -431,7 +440,7 @@ async fn stop(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Outco
     for (index, node) in nodes.iter().enumerate() {
         let mut names = vec![format!("{FILL}-{index}")];
         if index == 0 {
-            names.extend([format!("{FILL}-survey"), FILL.to_owned()]);
+            names.extend([format!("{FILL}-survey"), FILL.to_owned(), FILL_AGAIN.to_owned()]);
         }
         for name in names {
             if let Err(error) = daemon.fleet.stop_task(node, id, &name).await
