@@ -1111,7 +1111,7 @@ impl Step<'_> {
             }
             Move::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
             Move::StageOut => {
-                if self.must_wait_to_stage(id, usage) {
+                if self.must_wait_to_stage(id, usage) || self.must_wait_for_stage_out(id) {
                     return false;
                 }
                 let job = self.job(id);
@@ -1159,6 +1159,24 @@ impl Step<'_> {
             return true;
         }
         self.must_wait_for_results(id, usage)
+    }
+
+    /// Two jobs do not bring results home into the same directory at the same time: each looks what is there before it
+    /// puts its own version in place, or beside another's.
+    fn must_wait_for_stage_out(&mut self, id: Incarnation) -> bool {
+        let mine = &self.schedule.jobs[&id].request.data_out;
+        let meets = |other: &Job| {
+            let mut theirs = other.request.data_out.iter();
+            theirs.any(|theirs| mine.iter().any(|mine| mine.starts_with(theirs) || theirs.starts_with(mine)))
+        };
+        let stages_out = |other: &&Job| {
+            other.id != id && matches!(other.task, Some(Task { work: Work::StageOut, .. })) && meets(other)
+        };
+        let Some(other) = self.schedule.jobs.values().find(stages_out).map(|other| other.id) else {
+            return false;
+        };
+        self.waits(id, &format!("job {other} is bringing results home into the same directory"));
+        true
     }
 
     /// A stage-in whose source overlaps results that are not on disk yet waits for them.

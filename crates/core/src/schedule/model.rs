@@ -376,6 +376,21 @@ impl World {
                 assert!(job.allocation.as_ref().is_some_and(|found| found.nodes.contains(name)));
             }
         }
+        let home: Vec<&Job> = self
+            .schedule
+            .jobs()
+            .values()
+            .filter(|job| matches!(job.task, Some(Task { work: Work::StageOut, .. })))
+            .collect();
+        for (index, one) in home.iter().enumerate() {
+            for other in &home[..index] {
+                let meet = one.request.data_out.iter().any(|mine| {
+                    let mut theirs = other.request.data_out.iter();
+                    theirs.any(|theirs| mine.starts_with(theirs) || theirs.starts_with(mine))
+                });
+                assert!(!meet, "{} and {} bring results home to the same place", one.id, other.id);
+            }
+        }
         for job in self.schedule.jobs().values() {
             for name in job.allocation.iter().flat_map(|found| &found.nodes) {
                 assert!(self.schedule.nodes()[name].promised.contains_key(&job.id));
