@@ -50,7 +50,8 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
     match task.work {
         Work::Construct => construct(daemon, job, &id, until).await,
         Work::StageIn => {
-            let script = job.request.stage_in.clone();
+            // It makes input; without any there is nothing to make.
+            let script = job.request.stage_in.clone().filter(|_| job.purpose != Purpose::Output);
             let work = TaskWork::Fill { directories: directories(job), script };
             let nodes = allocation.nodes.clone();
             let filled = stage(daemon, job, nodes.clone(), &id, FILL, work.clone(), until).await;
@@ -83,7 +84,7 @@ pub(crate) fn resume(daemon: &Arc<Daemon>, id: Incarnation, task: Task) {
     tokio::spawn(async move {
         let Some(job) = daemon.job(id) else { return };
         let outcome = match task.work {
-            // How far it had come is not known, and nobody else may use its secret's ports meanwhile.
+            // How far it had come is not known; it is removed, and built anew under another epoch.
             Work::Construct if daemon.config.scheduler.simulate.is_none() => {
                 failed("the scheduler was started anew while it was being built", Fault::Again)
             }
