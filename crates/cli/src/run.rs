@@ -28,6 +28,8 @@ mod slurm;
 mod switch;
 mod watchers;
 
+pub use keeper::make_mount_point;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -347,7 +347,9 @@ impl Keeper {
             )));
         }
         for nested in &directory.nested {
-            make_mount_point(namespaces, index, nested).map_err(|error| not_started(error.into()))?;
+            open_slot(namespaces, &slot_name(index))
+                .and_then(|copy| make_mount_point(&copy, nested))
+                .map_err(|error| not_started(error.into()))?;
         }
         Ok(summary)
     }
@@ -1072,8 +1074,8 @@ fn open_slot(namespaces: &Namespaces, name: &str) -> io::Result<OwnedFd> {
 }
 
 /// Makes an empty directory in a staged copy, for another of the job's directories to be mounted on.
-fn make_mount_point(namespaces: &Namespaces, index: usize, path: &[u8]) -> io::Result<()> {
-    let mut dir = open_slot(namespaces, &slot_name(index))?;
+pub fn make_mount_point(copy: &OwnedFd, path: &[u8]) -> io::Result<()> {
+    let mut dir = rustix::io::fcntl_dupfd_cloexec(copy, 0)?;
     for name in path.split(|b| *b == b'/') {
         let name = CString::new(name)?;
         let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;

@@ -1,9 +1,8 @@
 //! Filling a RAM disk with what the job shall see.
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,11 +11,11 @@ use ondeck_api::wire::Directory;
 use ondeck_core::Bytes;
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{Event, Exclude, Monitor, Options, Roots, StageError, TargetRoot, stage_roots};
-use rustix::fs::{Mode, OFlags};
 
 use super::work::{Opened, Worker, failed_for_room, is_no_room};
 use super::{Failure, kept};
 use crate::run::homecoming::clock_of;
+use crate::run::make_mount_point;
 
 impl Worker<'_> {
     /// Puts every directory's content into the RAM disk.
@@ -229,32 +228,6 @@ fn open_up(directory: &Path) -> io::Result<()> {
         if entry.file_type()?.is_dir() {
             open_up(&entry.path())?;
         }
-    }
-    Ok(())
-}
-
-/// Makes an empty directory in a copy, for another of the job's directories to be mounted on.
-fn make_mount_point(slot: &OwnedFd, path: &[u8]) -> io::Result<()> {
-    let mut dir = rustix::io::fcntl_dupfd_cloexec(slot, 0)?;
-    for name in path.split(|byte| *byte == b'/') {
-        let name = CString::new(name)?;
-        let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;
-        let made = match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
-            // A copy of a directory that its owner may not write to.
-            Err(rustix::io::Errno::ACCESS) => {
-                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode | 0o700))?;
-                let made = rustix::fs::mkdirat(&dir, &*name, Mode::RWXU);
-                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
-                made
-            }
-            other => other,
-        };
-        match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        dir = rustix::fs::openat(&dir, &*name, flags, Mode::empty())?;
     }
     Ok(())
 }
