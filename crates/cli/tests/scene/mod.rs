@@ -143,7 +143,20 @@ impl Scene {
 
     /// Waits until no run of this scene is alive.
     pub fn wait_for_end(&self) {
-        wait_until("the keeper's end", || self.state().iter().all(|path| !path.is_dir()));
+        // A keeper whose front was killed at once may not have made its directory yet, so processes are asked first.
+        wait_until("the keeper's end", || {
+            !self.has_process() && self.state().iter().all(|path| !path.is_dir())
+        });
+    }
+
+    /// Whether a process runs this scene's command, or is forked from one that did.
+    fn has_process(&self) -> bool {
+        let ours = self.binary.to_str().unwrap();
+        let all = fs::read_dir("/proc").unwrap();
+        all.flatten().any(|entry| {
+            // A zombie has none.
+            fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(ours.as_bytes()))
+        })
     }
 
     pub fn read(&self, name: &str) -> String {
