@@ -18,12 +18,12 @@ use crate::dir::{
     self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, tagged_name,
 };
 use crate::error::{During, Fault, StageError};
-use crate::file::LargeFile;
+use crate::file::{LargeFile, TRIES, kept_changing};
 use crate::links::{Links, Role, Waiting};
 use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
 use crate::merge::{Action, DirectoryAction, MergePolicy, Place};
 use crate::progress::{Event, Monitor};
-use crate::queue::Queue;
+use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
 use crate::verify::{self, Verified};
 use crate::{Options, Ownership};
@@ -539,6 +539,8 @@ impl Engine<'_> {
     fn work(&self) {
         let mut worker = Worker { buffer: vec![0; BUFFER], lines: Lines::new() };
         while let Some(task) = self.queue.pop() {
+            // Also if it panics: the others must not wait for this one for ever.
+            let _done = Done(&self.queue);
             match task {
                 Task::Enter { parent, name } => self.enter(&parent, &name),
                 Task::Read { node, listing } => self.read_block(node, listing),
@@ -546,7 +548,6 @@ impl Engine<'_> {
                 Task::Chunks(file) => self.copy_chunk(file, &mut worker),
             }
             worker.lines.flush_if_old(self.manifest.as_ref());
-            self.queue.done();
         }
         if let Some(manifest) = &self.manifest {
             worker.lines.flush(manifest);
@@ -944,7 +945,7 @@ impl Engine<'_> {
     }
 
     /// Gives a complete new directory its name.
-    fn show_directory(&self, node: &DirNode, temporary: &CStr) -> Result<(), Fault> {
+    fn show_directory(&self, node: &Arc<DirNode>, temporary: &CStr) -> Result<(), Fault> {
         const ACTION: &str = "giving the finished directory its name";
         let parent_fds;
         let parent = match (&node.parent, &self.root_parent) {
@@ -960,7 +961,15 @@ impl Engine<'_> {
             // Some filesystems can't promise not to replace; a plain rename replaces an empty directory only.
             Err(Errno::INVAL | Errno::NOSYS) => fs::renameat(parent, temporary, parent, &*node.name),
             Err(Errno::EXIST) => {
-                // A file, symlink or the like that was there before: the source's directory takes its place.
+                // A file, symlink or the like that was there before: the source's directory takes its place. It may also
+                // have come meanwhile.
+                if let Some(policy) = self.policy
+                    && let Some(found) = stat_if_there(parent, &node.name)?
+                    && let DirectoryAction::Refuse(why) =
+                        policy.directory(&node.path(), node.fds(&self.budget)?.source.as_fd(), Some(&found))
+                {
+                    return Err(Fault::message(ACTION, why));
+                }
                 match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
                     Ok(()) => fs::renameat(parent, temporary, parent, &*node.name),
                     // A directory that someone made meanwhile and that may hold their files.
@@ -1019,15 +1028,15 @@ impl Engine<'_> {
                         self.queue.push([Task::Enter { parent: at.node.clone(), name: at.name.to_owned() }]);
                         Ok(())
                     }
-                    _ => self.other(at, worker),
+                    _ => self.other(at, worker, 0),
                 }
             }
-            _ => self.other(at, worker),
+            _ => self.other(at, worker, 0),
         }
     }
 
     /// Copies a symlink, FIFO, socket or device.
-    fn other(&self, at: &At<'_>, worker: &mut Worker) -> Result<(), Fault> {
+    fn other(&self, at: &At<'_>, worker: &mut Worker, attempt: u32) -> Result<(), Fault> {
         let source = at.fds.source.as_fd();
         let stat = fs::statat(source, at.name, AtFlags::SYMLINK_NOFOLLOW).during("reading it")?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
@@ -1043,7 +1052,7 @@ impl Engine<'_> {
             self.unchanged(at, &stat, false);
             return Ok(());
         }
-        if stat.st_nlink > 1 && self.join_links(at, &stat, &placement, worker)? {
+        if stat.st_nlink > 1 && attempt == 0 && self.join_links(at, &stat, &placement, worker)? {
             return Ok(());
         }
         let kind = match file_type {
@@ -1054,6 +1063,10 @@ impl Engine<'_> {
             _ => b'b',
         };
         let made = self.make_other(at, &stat, file_type, &placement);
+        if matches!(made, Ok(false)) && attempt + 1 < TRIES {
+            return self.other(at, worker, attempt + 1);
+        }
+        let made = made.and_then(|named| if named { Ok(()) } else { Err(kept_changing()) });
         if stat.st_nlink > 1 {
             self.settle_links(at, &stat, made.is_ok().then_some(&*placement.name));
         }
@@ -1062,7 +1075,51 @@ impl Engine<'_> {
         self.placed(at, &placement, kind, Digest::default(), &stat, true, worker)
     }
 
-    fn make_other(&self, at: &At<'_>, stat: &Stat, file_type: FileType, to: &Placement) -> Result<(), Fault> {
+    /// Gives an entry that is complete its name, and says whether it could: not if somebody has put something else
+    /// there since the policy was asked.
+    pub fn give_name(
+        &self,
+        target: BorrowedFd<'_>,
+        working: &CStr,
+        placement: &Placement,
+    ) -> Result<bool, Fault> {
+        const ACTION: &str = "giving it its name";
+        let name = &*placement.name;
+        if *working == *name {
+            return Ok(true);
+        }
+        let is_free = match placement.over {
+            Over::Anything => false,
+            Over::Nothing => true,
+            Over::This(seen) => match stat_if_there(target, name)? {
+                Some(now) if Version::of(&now) != seen => return Ok(false),
+                now => now.is_none(),
+            },
+        };
+        if is_free {
+            match fs::renameat_with(target, working, target, name, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(true),
+                Err(Errno::EXIST) => return Ok(false),
+                // Some filesystems can't promise not to replace.
+                Err(Errno::INVAL | Errno::NOSYS) if stat_if_there(target, name)?.is_some() => {
+                    return Ok(false);
+                }
+                Err(Errno::INVAL | Errno::NOSYS) => {}
+                Err(error) => return Err(Fault::new(ACTION, error)),
+            }
+        }
+        fs::renameat(target, working, target, name).during(ACTION)?;
+        Ok(true)
+    }
+
+    /// Returns whether it has its name.
+    fn make_other(
+        &self,
+        at: &At<'_>,
+        stat: &Stat,
+        file_type: FileType,
+        to: &Placement,
+    ) -> Result<bool, Fault> {
         let (source, target) = (at.fds.source.as_fd(), at.fds.target()?);
         let name = self.working_name(at.node, to);
         let make = || match file_type {
@@ -1089,10 +1146,11 @@ impl Engine<'_> {
         }
         let applied =
             attributes::apply_at(target, &name, stat, &xattrs, self.options.ownership, &self.privilege);
-        if *name != *to.name {
-            fs::renameat(target, &*name, target, &*to.name).during("giving it its name")?;
+        if !self.give_name(target, &name, to)? {
+            let _ = fs::unlinkat(target, &*name, AtFlags::empty());
+            return Ok(false);
         }
-        self.judge(applied)
+        self.judge(applied).map(|()| true)
     }
 
     /// Makes an entry; whatever an interrupted copy left under its temporary name goes first.
@@ -1156,14 +1214,19 @@ impl Engine<'_> {
                 return Err(Fault::message("copying it", why));
             }
         }
+        let over = match found.filter(|found| !is_directory(found)) {
+            _ if self.policy.is_none() => Over::Anything,
+            Some(found) => Over::This(Version::of(found)),
+            None => Over::Nothing,
+        };
         if self.options.dry_run {
             (self.monitor.event)(Event::Would("copy", &at.path()));
             self.count_done(stat);
             return Ok(None);
         }
         match action {
-            Action::Copy => Ok(Some(Placement { name, beside: false })),
-            Action::Beside(name) => Ok(Some(Placement { name, beside: true })),
+            Action::Copy => Ok(Some(Placement { name, beside: false, over })),
+            Action::Beside(name) => Ok(Some(Placement { name, beside: true, over: Over::Anything })),
             Action::Skip => {
                 self.counts.unchanged.fetch_add(1, Ordering::Relaxed);
                 self.count_done(stat);
@@ -1278,10 +1341,14 @@ impl Engine<'_> {
                     )
                 };
                 self.replacing_leftover(target, &working, link).during("making the hard link")?;
+                let named = self.give_name(target, &working, to)?;
                 if *working != *to.name {
-                    fs::renameat(target, &*working, target, &*to.name).during("giving it its name")?;
                     // Renaming a name over another of the same inode does nothing at all, by POSIX.
                     let _ = fs::unlinkat(target, &*working, AtFlags::empty());
+                }
+                if !named {
+                    // It is copied like any other, and the policy is asked again.
+                    return Ok(false);
                 }
                 self.counts.hard_links.fetch_add(1, Ordering::Relaxed);
                 self.placed(at, to, b'h', Digest::default(), stat, true, worker)?;
@@ -1361,6 +1428,40 @@ pub(crate) struct Placement {
     pub name: CString,
     /// Not its own name, because the target's own entry is kept.
     pub beside: bool,
+    /// What it may replace.
+    pub over: Over,
+}
+
+/// What an entry that is given its name may replace. Copying takes time, in which others may write to the target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Over {
+    /// Whatever is there.
+    Anything,
+    /// What was there when the policy was asked.
+    This(Version),
+    /// There was nothing.
+    Nothing,
+}
+
+/// By what a changed entry is told from the one that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    inode: u64,
+    size: i64,
+    written: (i64, u64),
+    /// Not for what has several names: giving one of them away changes it for all.
+    changed: Option<(i64, u64)>,
+}
+
+impl Version {
+    fn of(stat: &Stat) -> Version {
+        Version {
+            inode: stat.st_ino,
+            size: stat.st_size,
+            written: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_nlink == 1).then_some((stat.st_ctime, stat.st_ctime_nsec)),
+        }
+    }
 }
 
 /// Whether the target has the same symlink, FIFO, socket or device.

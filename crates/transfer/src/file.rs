@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use crate::attributes::{self, ACL_ACCESS, Xattr, is_regular, same_state};
 use crate::checksum::{CHUNK, CHUNKED_ABOVE, Checksum, Digest, Hasher};
 use crate::dir::DirNode;
-use crate::engine::{At, Engine, Placement, Task, Worker};
+use crate::engine::{At, Engine, Over, Placement, Task, Worker};
 use crate::error::{During, Fault};
 use crate::verify::digest_of;
 
 /// How often a file that changes under the copy is copied again before it is reported.
-const TRIES: u32 = 3;
+pub(crate) const TRIES: u32 = 3;
 
 const READ_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
@@ -72,7 +72,11 @@ impl Engine<'_> {
                 self.monitor.progress.bytes_found.fetch_add(stat.st_size as u64, Ordering::Relaxed);
                 // A dry run has no names to link to.
                 if stat.st_nlink > 1 && self.policy.is_none() && !self.options.dry_run {
-                    let to = Placement { name: self.target_name(at.name).to_owned(), beside: false };
+                    let to = Placement {
+                        name: self.target_name(at.name).to_owned(),
+                        beside: false,
+                        over: Over::Anything,
+                    };
                     if self.join_links(at, &stat, &to, worker)? {
                         return Ok(());
                     }
@@ -401,9 +405,9 @@ impl Engine<'_> {
             self.unchanged(at, &copy.stat, false);
             return Ok(Progressed::Done);
         }
-        if *copy.working_name != *copy.placement.name {
-            fs::renameat(directory, &*copy.working_name, directory, &*copy.placement.name)
-                .during("giving it its name")?;
+        if !self.give_name(directory, &copy.working_name, &copy.placement)? {
+            self.discard(directory, copy);
+            return Ok(Progressed::Changed);
         }
         self.placed(at, &copy.placement, b'f', digest, &copy.stat, applied.is_ok(), worker)?;
         if copy.stat.st_nlink > 1 {
@@ -473,7 +477,7 @@ enum Progressed {
     Changed,
 }
 
-fn kept_changing() -> Fault {
+pub(crate) fn kept_changing() -> Fault {
     Fault::message(
         "copying it",
         "it kept changing while it was copied (3 tries); copy it when its writer has closed it",

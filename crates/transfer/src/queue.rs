@@ -44,7 +44,7 @@ impl<T> Queue<T> {
     }
 
     /// The next task; `None` when no task is left and none is being worked on. Every task that was handed out must
-    /// be followed by one [`Queue::done`].
+    /// end with one [`Done`].
     pub fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -68,11 +68,20 @@ impl<T> Queue<T> {
         self.idle.load(Relaxed) > 0
     }
 
-    pub fn done(&self) {
+    fn done(&self) {
         let mut state = self.lock();
         state.active -= 1;
         if state.active == 0 && state.tasks.is_empty() {
             self.changed.notify_all();
         }
+    }
+}
+
+/// A task that was handed out is over when this is dropped.
+pub(crate) struct Done<'a, T>(pub &'a Queue<T>);
+
+impl<T> Drop for Done<'_, T> {
+    fn drop(&mut self) {
+        self.0.done();
     }
 }

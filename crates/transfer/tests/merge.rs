@@ -1,0 +1,115 @@
+//! A copy into a directory that others write to: what a policy is promised.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place};
+use ondeck_transfer::{Monitor, Options, Progress, Roots, TargetRoot, stage_roots};
+use rustix::fs::Stat;
+
+/// Lets somebody else write an entry right after the target was looked at, and keeps what it is shown.
+struct Rival {
+    target: PathBuf,
+}
+
+impl Rival {
+    fn writes(&self, path: &Path) {
+        fs::write(self.target.join(path), "theirs").unwrap();
+    }
+}
+
+impl MergePolicy for Rival {
+    fn entry(&self, place: &Place<'_>) -> Action {
+        let path = place.path();
+        let name = place.name.to_bytes();
+        if path.contains(&b'/') {
+            return Action::Copy;
+        }
+        let replaced = place.target.is_some_and(|target| target.st_size as usize == "older".len());
+        if place.target.is_none() || replaced {
+            self.writes(Path::new(std::ffi::OsStr::from_bytes(&path)));
+            return Action::Copy;
+        }
+        Action::Beside(CString::new([name, b".ours"].concat()).unwrap())
+    }
+
+    fn directory(&self, path: &[u8], _: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction {
+        match target {
+            _ if path.is_empty() => DirectoryAction::Merge { delete: true, attributes: false },
+            None => {
+                self.writes(Path::new(std::ffi::OsStr::from_bytes(path)));
+                DirectoryAction::Merge { delete: false, attributes: false }
+            }
+            Some(_) => DirectoryAction::Refuse("somebody else was quicker"),
+        }
+    }
+
+    fn may_delete(&self, _: &[u8], _: &Stat) -> bool {
+        false
+    }
+
+    fn xattr_name(&self, name: &CStr) -> Option<CString> {
+        Some(name.to_owned())
+    }
+
+    fn placed(&self, _: &[u8], _: &Stat) {}
+}
+
+#[test]
+fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
+    let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (from, to) = (source.path(), target.path());
+    fs::write(from.join("file"), "ours").unwrap();
+    fs::write(from.join("large"), vec![7; 70 << 20]).unwrap();
+    fs::write(from.join("changed"), "ours").unwrap();
+    fs::write(to.join("changed"), "older").unwrap();
+    symlink("ours", from.join("symlink")).unwrap();
+    fs::write(from.join("link-1"), "ours").unwrap();
+    fs::hard_link(from.join("link-1"), from.join("link-2")).unwrap();
+    fs::create_dir(from.join("directory")).unwrap();
+    fs::write(from.join("directory/inside"), "ours").unwrap();
+
+    let open = |path: &Path| -> OwnedFd { fs::File::open(path).unwrap().into() };
+    let roots = Roots {
+        source: open(from),
+        target: TargetRoot::Existing(open(to)),
+        source_path: from.to_owned(),
+        target_path: to.to_owned(),
+    };
+    let failures = std::sync::Mutex::new(Vec::new());
+    let event = |event: ondeck_transfer::Event<'_>| {
+        if let ondeck_transfer::Event::Failed(error) = event {
+            failures.lock().unwrap().push(error.to_string());
+        }
+    };
+    let options = Options { tag: Some("test".to_owned()), delete: true, ..Options::default() };
+    let monitor = Monitor { progress: &Progress::default(), event: &event };
+    stage_roots(roots, &options, Some(&Rival { target: to.to_owned() }), &monitor).unwrap();
+
+    for name in ["file", "large", "changed", "symlink", "link-1", "link-2"] {
+        assert_eq!(fs::read(to.join(name)).unwrap(), b"theirs", "{name}");
+        let ours = to.join(format!("{name}.ours"));
+        match name {
+            "symlink" => assert_eq!(fs::read_link(ours).unwrap(), Path::new("ours")),
+            "large" => assert_eq!(fs::read(ours).unwrap().len(), 70 << 20),
+            _ => assert_eq!(fs::read(ours).unwrap(), b"ours", "{name}"),
+        }
+    }
+    assert_eq!(fs::read(to.join("directory")).unwrap(), b"theirs");
+    let failures = failures.into_inner().unwrap();
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    assert!(failures[0].contains("somebody else was quicker"), "{failures:?}");
+    let left: Vec<_> = fs::read_dir(to)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .filter(|name| name.as_bytes().starts_with(b"."))
+        .collect();
+    // The next attempt goes on with it.
+    assert_eq!(left, [".directory.ondeck-partial-test"]);
+}
