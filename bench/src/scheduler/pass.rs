@@ -157,6 +157,7 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> Seen {
         priority: 4_000_000_000 - u64::from(number),
         qos: "normal".into(),
         held_for_input: false,
+        dependent: false,
     };
     let io_nodes = vec!["c1".parse()].into_iter().flatten().collect();
     Seen { job, request: Some(request), work_dir: home.into(), io_nodes }

@@ -296,6 +296,20 @@ impl Fleet {
         self.client.call(&endpoint, "DELETE", &task_path(id, name), None::<&()>, None, DESTROY).await
     }
 
+    /// Ends all tasks of a RAM disk on a node whose names begin so; returns once nothing of them is left.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`RefusalCode::NotFound`] if the node has nothing of the RAM disk: then no task of it is left either.
+    pub async fn stop_tasks(
+        &self,
+        node: &NodeName,
+        id: &RamDiskId,
+        beginning: &str,
+    ) -> Result<(), CallError> {
+        let path = format!("/{VERSION}/ramdisks/{id}/tasks?beginning={beginning}");
+        self.client.call(&self.endpoint(node), "DELETE", &path, None::<&()>, None, DESTROY).await
+    }
+
     /// Builds a RAM disk. `begins` is called with the name of each step, and of what
     /// undoes it if that is needed; `stop` ends the building and undoes it.
     ///
@@ -666,6 +680,15 @@ fn has_nothing(error: &CallError) -> bool {
     matches!(error.code(), Some(RefusalCode::NotFound | RefusalCode::Fenced))
 }
 
+/// A RAM disk is shown nowhere.
+#[derive(Debug)]
+pub struct NotCovered {
+    /// What each node did not do.
+    pub faults: Vec<NodeFault>,
+    /// Whether it was refused before it was shown anywhere, so that nobody can have written to it.
+    pub untouched: bool,
+}
+
 /// Showing a RAM disk over the directories of a job, on all of its nodes or on none. These run to their end; whoever
 /// drops one of them half-way must call [`Fleet::uncover`].
 impl Fleet {
@@ -682,7 +705,7 @@ impl Fleet {
         covers: &[Cover],
         nodes: &[NodeName],
         deadline: Instant,
-    ) -> Result<(), Vec<NodeFault>> {
+    ) -> Result<(), NotCovered> {
         let mut layout = layout.clone();
         for node in nodes {
             if !layout.clients.contains(node) {
@@ -698,7 +721,7 @@ impl Fleet {
             // Servers are complete already.
             (&guests, vec![Step::Commit]),
         ];
-        for (on, steps) in rounds {
+        for (round, (on, steps)) in rounds.into_iter().enumerate() {
             let asked = on.iter().map(|node| (node.clone(), layout.clone(), steps.clone())).collect();
             let mut faults = faults_of(self.ask(asked, Some(secret), deadline).await);
             if !faults.is_empty() {
@@ -713,7 +736,7 @@ impl Fleet {
                 // Once is enough.
                 let more = undone.into_iter().filter(|fault| !dead.contains(&fault.node));
                 faults.extend(more.filter(|fault| !has_nothing(&fault.error)));
-                return Err(faults);
+                return Err(NotCovered { faults, untouched: round == 0 });
             }
         }
         Ok(())

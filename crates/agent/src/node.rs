@@ -487,6 +487,20 @@ impl Node {
         Ok(report)
     }
 
+    /// Ends all tasks whose names begin so, and forgets them. Returns once nothing of them is left.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] if the RAM disk is not here; [`RefusalCode::Failed`] if one does not end.
+    pub async fn stop_tasks(&self, id: &RamDiskId, beginning: &str) -> Result<(), Refusal> {
+        for name in self.find(id)?.tasks().beginning_with(beginning) {
+            match self.stop_task(id, &name).await {
+                Err(error) if error.code != RefusalCode::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a RAM disk is whole here.
     ///
     /// # Errors

@@ -134,6 +134,12 @@ impl Service for Agent {
     async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
         let method = request.method.as_str();
         match request.segments()?.as_slice() {
+            ["ramdisks", id, "tasks"] if method == "DELETE" => {
+                request.caller.must_be_administrator()?;
+                let beginning = request.field("beginning").and_then(|text| String::from_utf8(text).ok());
+                self.node.stop_tasks(&parse_id(id)?, &beginning.unwrap_or_default()).await?;
+                Reply::json(&())
+            }
             ["ramdisks", id, "tasks", name] if matches!(method, "GET" | "POST" | "DELETE") => {
                 request.caller.must_be_administrator()?;
                 let (id, name) = (parse_id(id)?, (*name).to_owned());

@@ -127,6 +127,11 @@ impl Tasks {
         Ok(task)
     }
 
+    /// The names of those that begin so.
+    pub fn beginning_with(&self, beginning: &str) -> Vec<String> {
+        lock(&self.0).keys().filter(|name| name.starts_with(beginning)).cloned().collect()
+    }
+
     /// Whether one has not ended.
     pub fn is_any_running(&self) -> bool {
         lock(&self.0).values().any(|task| !task.has_ended())

@@ -141,6 +141,15 @@ pub struct LimitsConfig {
     /// Removing it.
     #[serde(deserialize_with = "time")]
     pub destroy: Duration,
+    /// From the end of a job until its last process and its last Epilog: longer than Slurm's KillWait.
+    #[serde(deserialize_with = "time")]
+    pub ending: Duration,
+    /// Being held until there are RSA nodes: then the job works on disk.
+    #[serde(deserialize_with = "time")]
+    pub hold: Duration,
+    /// Waiting for its start behind others, with all its input in RAM: then its RSA nodes are for others.
+    #[serde(deserialize_with = "time")]
+    pub ready: Duration,
     /// The whole of a Prolog: then the job starts on disk.
     #[serde(deserialize_with = "time")]
     pub prolog: Duration,
@@ -214,6 +223,9 @@ impl Default for LimitsConfig {
             unmount: limits.unmount,
             stage_out: limits.stage_out,
             destroy: limits.destroy,
+            ending: limits.ending,
+            hold: limits.hold,
+            ready: limits.ready,
             prolog: Duration::from_secs(20),
             epilog: Duration::from_secs(20),
         }
@@ -315,6 +327,9 @@ impl SchedulerConfig {
                 unmount: self.limits.unmount,
                 stage_out: self.limits.stage_out,
                 destroy: self.limits.destroy,
+                ending: self.limits.ending,
+                hold: self.limits.hold,
+                ready: self.limits.ready,
                 ..Limits::default()
             },
             user_nodes: self.user_nodes,

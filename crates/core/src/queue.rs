@@ -97,7 +97,9 @@ pub enum Standing {
     Configuring,
     /// It runs, or is suspended.
     Running,
-    /// It has ended, or is ending.
+    /// It is ending: its processes may have been asked to, and may still run; its Epilogs run.
+    Ending,
+    /// It has ended.
     Ended,
 }
 
@@ -130,6 +132,9 @@ pub struct QueuedJob {
     /// outlives the hold: `standing` says whether it is still held.
     #[serde(default)]
     pub held_for_input: bool,
+    /// Whether it waits for other jobs, as `--dependency` has it: what it reads may not have been written yet.
+    #[serde(default)]
+    pub dependent: bool,
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The middle of the daemon: one event after the other, kept before anything is done about it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use ondeck_api::munge::Munge;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::server::{ListenError, Listening, Server};
 use ondeck_core::schedule::{Action, Effects, Event, Job, Node, Nodes, Refused, Schedule, Time};
-use ondeck_core::{Incarnation, NodeName};
+use ondeck_core::{Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
 use tokio::sync::{Notify, watch};
 
@@ -60,6 +60,8 @@ pub(crate) struct Daemon {
     pub workload_manager: Slurm,
     pub queue: Queue,
     pub transfers: Mutex<BTreeMap<Incarnation, Transfer>>,
+    /// What the workload manager is to be told of each job, in order.
+    orders: Mutex<BTreeMap<JobId, VecDeque<(Incarnation, Action)>>>,
     brain: Mutex<Brain>,
     /// Counts events, so that whoever waits for a state looks again.
     changed: watch::Sender<u64>,
@@ -164,10 +166,46 @@ impl Daemon {
             | Action::UndoLockIn(id)
             | Action::Hold(id)
             | Action::LetGo(id)
-            | Action::Tell(id, _) => {
-                tokio::spawn(async move { execute::tell_workload_manager(&daemon, id, action).await });
-            }
+            | Action::Unmark(id)
+            | Action::Tell(id, _) => self.order(id, action),
         }
+    }
+
+    /// Has the workload manager told something of a job, after everything that it was to be told before.
+    fn order(self: &Arc<Self>, id: Incarnation, action: Action) {
+        let mut orders = self.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let waiting = orders.entry(id.job).or_default();
+        if matches!(action, Action::Tell(..)) {
+            // The last word counts. The first of the queue may be on its way already.
+            let mut place = 0;
+            waiting.retain(|(_, earlier)| {
+                place += 1;
+                place == 1 || !matches!(earlier, Action::Tell(..))
+            });
+        }
+        waiting.push_back((id, action));
+        if waiting.len() > 1 {
+            return;
+        }
+        let daemon = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                let next = {
+                    let orders = daemon.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    orders.get(&id.job).and_then(|waiting| waiting.front().cloned())
+                };
+                let Some((of, action)) = next else { return };
+                execute::tell_workload_manager(&daemon, of, action).await;
+                let mut orders = daemon.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                if let Some(waiting) = orders.get_mut(&id.job) {
+                    waiting.pop_front();
+                    if waiting.is_empty() {
+                        orders.remove(&id.job);
+                        return;
+                    }
+                }
+            }
+        });
     }
 
     pub fn transfers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Transfer>> {
@@ -240,6 +278,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     let (jobs, held) = (kept.jobs.len(), kept.jobs.iter().filter(|job| job.results).count());
     tracing::info!(jobs, with_results = held, nodes = nodes.len(), "the journal was read");
     let schedule = Schedule::new(site, kept.jobs, nodes, kept.last_task, kept.last_epoch);
+    let schedule = schedule.with_strays(kept.strays);
     let resume = schedule.resume();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let tcp = match config.scheduler.listen {
@@ -257,6 +296,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         }),
         queue: Queue::new(),
         transfers: Mutex::default(),
+        orders: Mutex::default(),
         brain: Mutex::new(Brain { schedule, store }),
         changed: watch::channel(0).0,
         earlier: Notify::new(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ondeck_agent::fleet::{BuildError, NodeFault, Plan, Size};
+use ondeck_agent::fleet::{BuildError, NodeFault, NotCovered, Plan, Size};
 use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
@@ -33,6 +33,12 @@ const FILL: &str = "fill";
 /// The name of the task that adds what was written meanwhile.
 const FILL_AGAIN: &str = "fill-again";
 
+/// The time between two looks at a job that is being requeued.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// How the names of tasks begin that bring results home.
+const HOME: &str = "home-";
+
 fn failed(why: impl Into<String>, fault: Fault) -> Outcome {
     Outcome::Failed { why: why.into(), blame: Vec::new(), fault }
 }
@@ -55,20 +61,32 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
             let work = TaskWork::Fill { directories: directories(job), script };
             let nodes = allocation.nodes.clone();
             let filled = stage(daemon, job, nodes.clone(), &id, FILL, work.clone(), until).await;
-            if job.job_state == JobState::Running && matches!(filled, Outcome::Done(_)) {
-                // The job has gone on writing to disk meanwhile; what it wrote must be there when the RAM disk comes.
-                return stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await;
+            match (filled, job.job_state) {
+                (Outcome::Done(_), JobState::Running) => {
+                    // The job has gone on writing to disk meanwhile; what it wrote must be there when the RAM disk comes.
+                    stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await
+                }
+                (Outcome::Done(text), _) => match too_tight(daemon, job, &id).await {
+                    Some(why) => Outcome::Tight(why),
+                    None => Outcome::Done(text),
+                },
+                (other, _) => other,
             }
-            filled
         }
         Work::StopStageIn => stop(daemon, &allocation.nodes, &id).await,
         Work::Mount => mount(daemon, job, &id, until).await,
         Work::Unmount { force } => unmount(daemon, job, &id, force, until).await,
         Work::StageOut => {
-            let script = job.request.stage_out.clone();
-            let work = TaskWork::BringHome { directories: directories(job), script, pack: job.request.pack };
+            // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.
+            if let Err(why) = end_earlier(daemon, &allocation.nodes, &id).await {
+                return failed(why, Fault::Again);
+            }
+            // What was shown for a moment only is no more than a part of the job's output.
+            let script = job.request.stage_out.clone().filter(|_| !job.torn);
+            let pack = job.request.pack.filter(|_| !job.torn && script.is_none());
+            let work = TaskWork::BringHome { directories: directories(job), script, pack };
             // Each attempt is a task of its own, on the next of its nodes.
-            let name = format!("home-{}", task.number);
+            let name = format!("{HOME}{}", task.number);
             let mut nodes = allocation.nodes.clone();
             let next = job.stage_outs as usize % nodes.len();
             nodes.rotate_left(next);
@@ -88,7 +106,11 @@ pub(crate) fn resume(daemon: &Arc<Daemon>, id: Incarnation, task: Task) {
             Work::Construct if daemon.config.scheduler.simulate.is_none() => {
                 failed("the scheduler was started anew while it was being built", Fault::Again)
             }
-            _ => work(&daemon, &job, task).await,
+            _ => match work(&daemon, &job, task).await {
+                // The former daemon may have come further than this one.
+                Outcome::Refused { why, fault } => failed(why, fault),
+                other => other,
+            },
         };
         daemon.transfers().remove(&id);
         let _ = daemon.event(Event::Ended { job: id, number: task.number, outcome }).await;
@@ -435,6 +457,34 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
     failed(why, if report.retryable { Fault::Again } else { Fault::User })
 }
 
+/// Ends what earlier attempts to bring results home have left running.
+async fn end_earlier(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Result<(), String> {
+    for node in nodes {
+        match daemon.fleet.stop_tasks(node, id, HOME).await {
+            Err(error) if error.code() != Some(RefusalCode::NotFound) => {
+                return Err(format!("{node}: an earlier attempt may still run there: {error}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether what a job is going to write does not fit beside its input, in words.
+async fn too_tight(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Option<String> {
+    let wanted = job.request.out_size.filter(|_| job.purpose == Purpose::Both)?;
+    let nodes = &job.allocation.as_ref()?.nodes;
+    // The node that has filled it sees all of it.
+    let reports = daemon.fleet.ramdisks_of(nodes.first()?).await.ok()?;
+    let (size, free) = reports.iter().find(|report| report.layout.id == *id)?.filesystem?;
+    (free < wanted).then(|| {
+        format!(
+            "RSA_OUT_SIZE asks for {wanted} beside the input, but of {size} only {free} are left; ask for more with \
+             RSA_CAPACITY"
+        )
+    })
+}
+
 /// Stops filling: on all nodes, whatever part each of them has. What is left of it ends with the RAM disk.
 async fn stop(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Outcome {
     let mut faults = Vec::new();
@@ -474,7 +524,7 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
     if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config.scheduler.shared_nodes) {
         let why =
             format!("job {other} runs on {node}, too; ask for nodes of your own with #SBATCH --exclusive");
-        return failed(why, Fault::User);
+        return Outcome::Refused { why, fault: Fault::User };
     }
     let (secret, mut layout) = match kept_ramdisk(daemon, id).await {
         Ok(found) => found,
@@ -497,13 +547,17 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
             };
             Outcome::Done(format!("{} ({what})", said(job, Work::Mount)))
         }
-        Err(faults) => {
+        Err(NotCovered { faults, untouched }) => {
             // What the user has to change does not get better by itself.
             let refused = |fault: &NodeFault| {
                 matches!(fault.error.code(), Some(RefusalCode::Forbidden | RefusalCode::Conflict))
             };
             let fault = if faults.iter().any(refused) { Fault::User } else { Fault::Again };
-            failed(words(&faults), fault)
+            if untouched {
+                Outcome::Refused { why: words(&faults), fault }
+            } else {
+                failed(words(&faults), fault)
+            }
         }
     }
 }
@@ -526,29 +580,31 @@ async fn destroy(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, servers: &[Nod
     let mut nodes = servers.to_vec();
     nodes.extend(job.io_nodes.iter().filter(|node| !servers.contains(node)).cloned());
     let faults = daemon.fleet.demolish(id, &nodes).await;
-    let blame: Vec<NodeName> =
-        faults.iter().map(|fault| fault.node.clone()).filter(|node| servers.contains(node)).collect();
+    let blame: Vec<NodeName> = faults.iter().map(|fault| fault.node.clone()).collect();
     if blame.is_empty() {
-        let mut text = said(job, Work::Destroy);
-        if !faults.is_empty() {
-            // A client without servers holds nothing.
-            text += &format!("; not removed: {}", words(&faults));
-        }
-        return Outcome::Done(text);
+        return Outcome::Done(said(job, Work::Destroy));
     }
     Outcome::Failed { why: words(&faults), blame, fault: Fault::Again }
 }
 
 /// Has the workload manager do something with a job, or tell its user. It is tried until it answers.
 pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation, action: Action) {
-    const TRIES: u32 = 20;
     let manager = &daemon.workload_manager;
     let job = id.job;
-    for _ in 0..TRIES {
+    if daemon.config.scheduler.simulate.is_some() && !lets_go_in_earnest(daemon, id, &action) {
+        return tracing::info!(%id, ?action, "would be ordered");
+    }
+    loop {
         let done = match &action {
-            Action::Tell(_, text) => manager.set_comment(job, &format!("ondeck: {text}")).await,
-            Action::Hold(_) => manager.hold(job).await,
-            Action::LetGo(_) => manager.release(job).await,
+            Action::Tell(..) | Action::Unmark(_) => say(daemon, id, &action).await,
+            Action::Hold(_) => match manager.hold(job).await {
+                Ok(()) => say(daemon, id, &action).await,
+                other => other,
+            },
+            Action::LetGo(_) => match manager.release(job).await {
+                Ok(()) => say(daemon, id, &action).await,
+                other => other,
+            },
             Action::LockIn(_) => lock_in(daemon, id).await,
             Action::UndoLockIn(_) => undo_lock_in(daemon, id).await,
             Action::Begin(..) | Action::CleanUp(..) => Ok(()),
@@ -571,6 +627,28 @@ pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation,
     }
 }
 
+/// In a simulation nothing is done to jobs, except that those that `job_submit.lua` holds are let go.
+fn lets_go_in_earnest(daemon: &Daemon, id: Incarnation, action: &Action) -> bool {
+    let held = |job: &QueuedJob| job.id == id && job.held_for_input && job.standing == Standing::Held;
+    matches!(action, Action::LetGo(_)) && daemon.queue.sight().jobs.iter().any(held)
+}
+
+/// Writes what a job's user should know last, with the mark as long as the job is held.
+async fn say(daemon: &Arc<Daemon>, id: Incarnation, action: &Action) -> Result<(), WlmError> {
+    let (held, known) = daemon.job(id).map_or((false, String::new()), |job| (job.held, job.message));
+    let text = match action {
+        Action::Tell(_, text) => text,
+        _ => &known,
+    };
+    let mut line = if held { ondeck_wlm::mark(id.restarts) } else { String::new() };
+    if !text.is_empty() {
+        line += if held { " ondeck: " } else { "ondeck: " };
+        // A path may have any name, also that of the mark.
+        line += &text.replace(ondeck_wlm::HELD_FOR_INPUT, "ondeck hold");
+    }
+    daemon.workload_manager.set_comment(id.job, &line).await
+}
+
 async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {
     let site = &daemon.config.scheduler;
     match (site.lock_in, &site.lock_in_qos) {
@@ -587,7 +665,23 @@ async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> 
 }
 
 async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {
+    // The job may be another life of it by now. To one that is held, a new priority would be a release; and Slurm holds
+    // what is requeued to be held only after everything else, so one look is not enough.
+    const LOOKS: u32 = 2;
+    let (mut looks, mut job) = (0, None);
+    while looks < LOOKS {
+        let sight = daemon.queue.fresh().await;
+        job = sight.jobs.iter().find(|job| job.id.job == id.job).cloned();
+        match job.as_ref().map(|job| job.standing) {
+            Some(Standing::Next | Standing::Waiting | Standing::Held) => looks += 1,
+            Some(Standing::Ending) => looks = 0,
+            _ => return Ok(()),
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+    let Some(job) = job else { return Ok(()) };
     match daemon.config.scheduler.lock_in {
+        LockIn::Priority if job.standing == Standing::Held => Ok(()),
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {
             let known = daemon.job(id).map(|job| job.qos).filter(|qos| !qos.is_empty());

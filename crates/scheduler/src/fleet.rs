@@ -15,6 +15,9 @@ use crate::store::job_of;
 /// How often the nodes are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often it is tried to remove what is left on compute nodes.
+const SWEEP: Duration = Duration::from_secs(5);
+
 /// What one look at a node brought.
 struct Look {
     node: NodeName,
@@ -29,6 +32,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
+    let mut swept = None;
     let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
     let devices: BTreeMap<&NodeName, &str> =
         pools.values().flat_map(|pool| pool.nodes.iter().map(|node| (node, &*pool.device))).collect();
@@ -69,7 +73,23 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
         for event in judge(&daemon, taken, &sights) {
             let _ = daemon.event(event).await;
         }
+        if swept.is_none_or(|swept: Instant| swept.elapsed() >= SWEEP) {
+            swept = Some(Instant::now());
+            tokio::spawn(sweep(Arc::clone(&daemon)));
+        }
         tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
+    }
+}
+
+/// Removes what could not be removed from compute nodes when their jobs had ended.
+async fn sweep(daemon: Arc<Daemon>) {
+    let strays = daemon.brain().schedule.strays().clone();
+    for (node, left) in strays {
+        for ramdisk in left {
+            if daemon.fleet.demolish(&ramdisk, std::slice::from_ref(&node)).await.is_empty() {
+                let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
+            }
+        }
     }
 }
 

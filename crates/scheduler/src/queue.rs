@@ -136,7 +136,8 @@ async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
         let waits = |job: &QueuedJob| {
             let of_array = queue.elements.get(&job.id.job).is_some_and(|known| known.array == held.array);
             let state = || daemon.job(job.id).map_or(RsaState::Initial, |known| known.rsa_state);
-            of_array && job.standing == Standing::Held && state() == RsaState::Initial
+            let held = job.standing == Standing::Held && !job.dependent;
+            of_array && held && state() == RsaState::Initial
         };
         if queue.jobs.iter().any(waits) {
             continue;

@@ -338,6 +338,7 @@ impl Daemon {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                self.event(Event::PrologOver(id)).await.map_err(refused)?;
                 return Ok(on_disk(
                     "its RAM disk is not mounted yet; it will be on all of its nodes or on none",
                 ));
@@ -354,24 +355,32 @@ impl Daemon {
         let former = {
             let brain = self.brain();
             let lives = brain.schedule.jobs().values().filter(|job| {
-                job.id.job == hook.job.job && job.id <= hook.job && job.job_state == JobState::Running
+                let of_node = job.io_nodes.contains(&hook.node) || job.nodes.contains(&hook.node);
+                let is_over = matches!(job.job_state, JobState::Running | JobState::Finished);
+                job.id.job == hook.job.job && job.id <= hook.job && of_node && is_over
             });
-            lives.max_by_key(|job| job.id).map(|job| (job.id, job.io_nodes.contains(&hook.node)))
+            lives.max_by_key(|job| job.id).map(|job| job.id)
         };
-        let Some((id, here)) = former else { return Ok(unmounted(String::new())) };
-        if !here && self.config.scheduler.io_nodes.is_empty() {
-            return Ok(unmounted(String::new()));
-        }
-        self.event(Event::Ending(id)).await.map_err(refused)?;
+        let Some(id) = former else { return Ok(unmounted(String::new())) };
+        self.event(Event::Ending { job: id, node: hook.node.clone() }).await.map_err(refused)?;
         self.queue.hurry();
         loop {
             let Some(job) = self.job(id) else { return Ok(unmounted(String::new())) };
-            if !job.rsa_state.is_shown() {
+            if !job.rsa_state.is_shown() || !job.io_nodes.contains(&hook.node) {
                 return Ok(unmounted(job.message));
             }
             let left = until.saturating_duration_since(Instant::now());
+            let still = HookAnswer { mounted: true, message: "it is still being unmounted".into() };
+            // The job goes on, or is ending, elsewhere; here the next job may come.
+            if job.job_state == JobState::Running && job.rsa_state != RsaState::Mounting {
+                let Some(ramdisk) = job.ramdisk() else { return Ok(unmounted(job.message)) };
+                let here = std::slice::from_ref(&hook.node);
+                let mut faults = self.fleet.uncover(&ramdisk, here, true, until).await;
+                faults.extend(self.fleet.leave(&ramdisk, here, until).await);
+                return Ok(if faults.is_empty() { unmounted(job.message) } else { still });
+            }
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return Ok(HookAnswer { mounted: true, message: "it is still being unmounted".into() });
+                return Ok(still);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Everything that one event changed is one transaction, and is on disk before anything is done about it. So after a
 //! crash the daemon knows at least what it has begun.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use ondeck_api::scheduler::{LogLine, Usage};
@@ -12,7 +13,7 @@ use ondeck_ramdisk::Secret;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 /// The version of the tables. A later daemon migrates an older one's; an older daemon refuses a later one's.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const TABLES: &str = "
     CREATE TABLE jobs (id TEXT PRIMARY KEY, job TEXT NOT NULL);
@@ -25,9 +26,13 @@ const TABLES: &str = "
         job TEXT, job_state TEXT, rsa_state TEXT, text TEXT NOT NULL);
     CREATE TABLE used (uid INTEGER NOT NULL, account TEXT NOT NULL, day INTEGER NOT NULL,
         node_seconds REAL NOT NULL, allocations INTEGER NOT NULL, PRIMARY KEY (uid, account, day));
+    CREATE TABLE strays (node TEXT PRIMARY KEY, ramdisks TEXT NOT NULL);
     CREATE INDEX journal_of_job ON journal (job, number);
     CREATE TRIGGER journal_is_kept BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 ";
+
+/// From version 1 to 2.
+const STRAYS: &str = "CREATE TABLE strays (node TEXT PRIMARY KEY, ramdisks TEXT NOT NULL);";
 
 /// Why the store can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +96,8 @@ pub struct Kept {
     pub jobs: Vec<Job>,
     /// The nodes.
     pub nodes: Vec<(NodeName, Node)>,
+    /// What is left on nodes that lend nothing.
+    pub strays: BTreeMap<NodeName, BTreeSet<RamDiskId>>,
     /// The greatest task number.
     pub last_task: u64,
     /// The greatest epoch.
@@ -133,6 +140,12 @@ impl Store {
                 transaction.pragma_update(None, "user_version", VERSION).map_err(sqlite)?;
                 transaction.commit().map_err(sqlite)?;
             }
+            1 => {
+                let transaction = connection.transaction().map_err(sqlite)?;
+                transaction.execute_batch(STRAYS).map_err(sqlite)?;
+                transaction.pragma_update(None, "user_version", VERSION).map_err(sqlite)?;
+                transaction.commit().map_err(sqlite)?;
+            }
             VERSION => {}
             found => return Err(StoreError::Later { path, found }),
         }
@@ -169,6 +182,11 @@ impl Store {
             let node = serde_json::from_str(&node).map_err(|error| malformed(&name, &error))?;
             nodes.push((name.parse().map_err(|error| malformed(&name, &error))?, node));
         }
+        let mut strays = BTreeMap::new();
+        for (name, left) in rows("SELECT node, ramdisks FROM strays")? {
+            let left = serde_json::from_str(&left).map_err(|error| malformed(&name, &error))?;
+            strays.insert(name.parse().map_err(|error| malformed(&name, &error))?, left);
+        }
         let counter = |name: &str| -> Result<u64, StoreError> {
             let query = "SELECT value FROM counters WHERE name = ?1";
             let found: Option<i64> = self
@@ -178,7 +196,7 @@ impl Store {
                 .map_err(|source| self.sqlite(source))?;
             Ok(found.map_or(0, |value| value as u64))
         };
-        Ok(Kept { jobs, nodes, last_task: counter("task")?, last_epoch: Epoch(counter("epoch")?) })
+        Ok(Kept { jobs, nodes, strays, last_task: counter("task")?, last_epoch: Epoch(counter("epoch")?) })
     }
 
     /// Keeps what an event changed.
@@ -215,6 +233,15 @@ impl Store {
                 if let Some(node) = schedule.nodes().get(name) {
                     let statement = "INSERT OR REPLACE INTO nodes (name, node) VALUES (?1, ?2)";
                     transaction.execute(statement, params![name.as_str(), json(node)])?;
+                }
+                match schedule.strays().get(name) {
+                    Some(left) => {
+                        let statement = "INSERT OR REPLACE INTO strays (node, ramdisks) VALUES (?1, ?2)";
+                        transaction.execute(statement, params![name.as_str(), json(left)])?;
+                    }
+                    None => {
+                        transaction.execute("DELETE FROM strays WHERE node = ?1", [name.as_str()])?;
+                    }
                 }
             }
             for change in &effects.changes {

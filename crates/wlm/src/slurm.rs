@@ -16,7 +16,7 @@ mod details;
 mod queue;
 mod record;
 
-pub use queue::HELD_FOR_INPUT;
+pub use queue::{HELD_FOR_INPUT, mark};
 
 /// How to reach Slurm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,8 +88,7 @@ impl WorkloadManager for Slurm {
     ///   new one. It is told apart here, and is shown as the end of the old life.
     async fn queue(&self) -> Result<Queue, WlmError> {
         let format = record::format(queue::FIELDS, &self.separator);
-        let output =
-            self.run("squeue", &["--noheader", "--all", "--states=all", "--array", "-O", &format]).await?;
+        let output = self.squeue(&["--noheader", "--all", "--states=all", "--array"], &format).await?;
         if !output.success {
             return Err(output.failure(None));
         }
@@ -127,8 +126,8 @@ impl WorkloadManager for Slurm {
     async fn details(&self, job: JobId) -> Result<JobDetails, WlmError> {
         let format = record::format(details::FIELDS, &self.separator);
         let id = job.to_string();
-        let arguments = ["--noheader", "--all", "--states=all", "--array", "-j", &id, "-O", &format];
-        let output = self.run("squeue", &arguments).await?;
+        let arguments = ["--noheader", "--all", "--states=all", "--array", "-j", &id];
+        let output = self.squeue(&arguments, &format).await?;
         if !output.success {
             return Err(output.failure(Some(job)));
         }

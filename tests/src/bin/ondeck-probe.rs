@@ -199,7 +199,7 @@ fn cover(config: &Path, layout: &Path, secret: &Path, nodes: &[NodeName], covers
     let covers: Vec<Cover> = serde_json::from_str(covers)?;
     let began = Instant::now();
     let done = runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE));
-    Ok(tell(began, &done.err().unwrap_or_default()))
+    Ok(tell(began, &done.err().map(|not| not.faults).unwrap_or_default()))
 }
 
 fn uncover(config: &Path, layout: &Path, nodes: &[NodeName], force: bool, leave: bool) -> Result<ExitCode> {

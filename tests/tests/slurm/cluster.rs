@@ -46,6 +46,12 @@ pub struct Setup {
     pub compute_nodes: usize,
     /// Lines for the part `[scheduler]`.
     pub scheduler: String,
+    /// Lines for the part `[scheduler.limits]`.
+    pub limits: String,
+    /// Whether RAM disks are shown where other jobs run.
+    pub shared_nodes: bool,
+    /// After which an RSA node is taken for lost.
+    pub node_timeout: &'static str,
     /// Lines for the part `[agent]`.
     pub agent: String,
     /// What each RSA node lends.
@@ -60,6 +66,9 @@ impl Default for Setup {
             rsa_nodes: 4,
             compute_nodes: 4,
             scheduler: String::new(),
+            limits: String::new(),
+            shared_nodes: true,
+            node_timeout: "6s",
             agent: String::new(),
             lends: "256MiB",
             slurm: String::new(),
@@ -105,7 +114,8 @@ impl Cluster {
              mount_prefixes = [\"{scratch}\"]\n{agent}\n\
              [agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n\
              [scheduler]\nhost = \"ctl\"\nlisten = \"auto\"\nstate = \"{dir}/scheduler\"\n\
-             shared_nodes = true\ndebounce = \"300ms\"\nbackoff = \"1s\"\nnode_timeout = \"6s\"\n{scheduler}\n\
+             shared_nodes = {shared_nodes}\ndebounce = \"300ms\"\nbackoff = \"1s\"\n\
+             node_timeout = \"{node_timeout}\"\n{scheduler}\n[scheduler.limits]\n{limits}\n\
              [scheduler.pool.default]\nnodes = [{nodes}]\n\
              [slurm]\ninterval = \"500ms\"\n",
             munge = munge.display(),
@@ -114,6 +124,9 @@ impl Cluster {
             lends = setup.lends,
             dir = dir.display(),
             scheduler = setup.scheduler,
+            limits = setup.limits,
+            shared_nodes = setup.shared_nodes,
+            node_timeout = setup.node_timeout,
             nodes = quoted.join(", "),
         );
         fs::write(dir.join("ondeck.toml"), text.replace("STATE\n", "")).unwrap();
@@ -205,6 +218,11 @@ impl Cluster {
         let mut daemon = self.daemons().remove(name).expect("it runs");
         daemon.kill(Signal::KILL);
         daemon.wait(DEADLINE).expect("SIGKILL ends it");
+    }
+
+    /// What a daemon has logged.
+    pub fn log_text(&self, name: &str) -> String {
+        fs::read_to_string(self.log(name)).unwrap_or_default()
     }
 
     /// Forgets a daemon whose host has crashed.

@@ -9,6 +9,7 @@ mod binary;
 mod cluster;
 mod doctor;
 mod documents;
+mod endings;
 mod faults;
 mod jobs;
 mod life;

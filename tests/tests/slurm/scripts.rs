@@ -115,8 +115,8 @@ fn results_are_held_while_a_stage_out_script_fails_or_hangs_until_it_is_mended()
     if !available() {
         return;
     }
-    let limits = "stage_out_attempts = 1\n[scheduler.limits]\nstage_out = \"4s\"";
-    let cluster = Cluster::with(Setup { scheduler: limits.into(), ..Setup::default() });
+    let (scheduler, limits) = ("stage_out_attempts = 1".into(), "stage_out = \"4s\"".into());
+    let cluster = Cluster::with(Setup { scheduler, limits, ..Setup::default() });
     let alice = cluster.user("alice");
     let user = cluster.host("ctl").log_in(alice);
     let broken =
@@ -151,8 +151,8 @@ fn a_stage_in_script_that_hangs_is_ended_with_all_that_it_has_started() {
     if !available() {
         return;
     }
-    let limits = "attempts = 1\n[scheduler.limits]\nstage_in = \"3s\"";
-    let cluster = Cluster::with(Setup { scheduler: limits.into(), ..Setup::default() });
+    let (scheduler, limits) = ("attempts = 1".into(), "stage_in = \"3s\"".into());
+    let cluster = Cluster::with(Setup { scheduler, limits, ..Setup::default() });
     let alice = cluster.user("alice");
     let input = folder(alice, "in", &files(1, 10));
     let stage_in = program(

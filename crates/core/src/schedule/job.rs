@@ -1,5 +1,6 @@
 //! What is known of one job.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,15 @@ pub struct Job {
     pub work_dir: PathBuf,
     /// How many compute nodes it has or wants.
     pub compute_nodes: u32,
+    /// Its compute nodes, since it runs.
+    #[serde(default)]
+    pub nodes: Vec<NodeName>,
+    /// Those of them whose Epilogs have run: none of its processes is left there.
+    #[serde(default)]
+    pub ended_on: BTreeSet<NodeName>,
+    /// It is ending; until when its processes and Epilogs are waited for.
+    #[serde(default)]
+    pub ending: Option<Time>,
     /// Its quality of service before anything was done about it.
     #[serde(default)]
     pub qos: String,
@@ -133,6 +143,10 @@ pub struct Job {
     pub results: bool,
     /// Whether somebody abandoned results of it.
     pub abandoned: bool,
+    /// Whether its RAM disk was shown on some of its nodes only, for a moment: what is in it is merged with what is on
+    /// disk, and nothing else is done with it.
+    #[serde(default)]
+    pub torn: bool,
     /// The work under way.
     pub task: Option<Task>,
     /// How often building, filling or mounting failed.
@@ -174,6 +188,9 @@ pub struct Job {
     pub locked_in: bool,
     /// Whether it is held until its input is there, and not yet released.
     pub held: bool,
+    /// Whether the queue has shown that hold.
+    #[serde(default)]
+    pub hold_seen: bool,
     /// Whether it was held until its input was there, and then released.
     pub let_go: bool,
     /// The latest that its user should know; empty if nothing.

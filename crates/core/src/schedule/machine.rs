@@ -45,8 +45,15 @@ pub enum Event {
     },
     /// A job's Prolog runs on one of its nodes, and waits for an answer.
     Starting(Box<Seen>),
+    /// A job's Prologs have given up waiting: its program starts.
+    PrologOver(Incarnation),
     /// A job's Epilog runs on one of its nodes.
-    Ending(Incarnation),
+    Ending {
+        /// Which life of which job.
+        job: Incarnation,
+        /// Where nothing of it runs any more.
+        node: NodeName,
+    },
     /// Work has ended.
     Ended {
         /// The job that it was done for.
@@ -108,6 +115,17 @@ pub enum Event {
 pub enum Outcome {
     /// It is done. The text is for the job's log.
     Done(String),
+    /// It is done, and the user should know something of it.
+    Told(String),
+    /// It is filled, but what the job is going to write does not fit beside its input. The text is for the user.
+    Tight(String),
+    /// It was refused before anything was changed.
+    Refused {
+        /// In words: what, where, and what to do.
+        why: String,
+        /// What follows.
+        fault: Fault,
+    },
     /// It failed.
     Failed {
         /// In words: what, where, and what to do.
@@ -144,8 +162,10 @@ pub enum Action {
     UndoLockIn(Incarnation),
     /// Hold a job.
     Hold(Incarnation),
-    /// Let a held job start.
+    /// Let a held job start, and take back the mark of the hold.
     LetGo(Incarnation),
+    /// Take back the mark of a hold that is over.
+    Unmark(Incarnation),
     /// Tell a job's user.
     Tell(Incarnation, String),
     /// Remove what was left on a node.
@@ -216,6 +236,11 @@ pub struct Schedule {
     /// Jobs that are next and have asked for nothing, as the thesis's log has them; and since when they are no longer
     /// next. Nothing is done for them, so nothing of them is kept.
     bystanders: BTreeMap<Incarnation, Option<Time>>,
+    /// RAM disks that could not be removed from nodes that lend nothing: the compute nodes of jobs.
+    strays: BTreeMap<NodeName, BTreeSet<RamDiskId>>,
+    /// When the workload manager was last ordered to hold a job or to let it go, so that what it has not yet done is
+    /// ordered again, but not in each look.
+    ordered: BTreeMap<Incarnation, Time>,
     last_task: u64,
     last_epoch: Epoch,
 }
@@ -223,13 +248,19 @@ pub struct Schedule {
 impl Schedule {
     /// Begins with what was kept: jobs, nodes, and the greatest task number and epoch that were ever given.
     pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_task: u64, last_epoch: Epoch) -> Schedule {
-        let jobs = jobs.into_iter().map(|job| (job.id, job)).collect();
+        let mut jobs: BTreeMap<Incarnation, Job> = jobs.into_iter().map(|job| (job.id, job)).collect();
+        for job in jobs.values_mut().filter(|job| job.prolog == Prolog::Waiting) {
+            // It waited for an answer of the former scheduler.
+            job.prolog = Prolog::Over;
+        }
         Schedule {
             site,
             jobs,
             nodes,
             candidates: BTreeMap::new(),
             bystanders: BTreeMap::new(),
+            strays: BTreeMap::new(),
+            ordered: BTreeMap::new(),
             last_task,
             last_epoch,
         }
@@ -238,6 +269,18 @@ impl Schedule {
     /// What the site decides.
     pub fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// The same with what was left on nodes that lend nothing.
+    #[must_use]
+    pub fn with_strays(mut self, strays: BTreeMap<NodeName, BTreeSet<RamDiskId>>) -> Schedule {
+        self.strays = strays;
+        self
+    }
+
+    /// What is left on nodes that lend nothing.
+    pub fn strays(&self) -> &BTreeMap<NodeName, BTreeSet<RamDiskId>> {
+        &self.strays
     }
 
     /// All jobs.
@@ -270,7 +313,8 @@ impl Schedule {
         let of_jobs = self.jobs.values().flat_map(|job| {
             let task = job.task.map(|task| task.until);
             let switch = if job.delay_over { None } else { job.switch_at };
-            [task, job.not_before, job.prolog_until, switch].into_iter().flatten()
+            let hold = hold_until(&self.site, job);
+            [task, job.not_before, job.prolog_until, switch, job.ending, hold].into_iter().flatten()
         });
         of_jobs.min()
     }
@@ -304,9 +348,25 @@ fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
         Standing::Waiting => job
             .start
             .is_some_and(|start| !site.horizon.is_zero() && Time(start * 1000) <= now.plus(site.horizon)),
-        Standing::Held => job.held_for_input,
-        Standing::Running | Standing::Ended => false,
+        Standing::Held => is_held_by_us(job) && !job.dependent && !begins_later(site, now, job),
+        Standing::Running | Standing::Ending | Standing::Ended => false,
     }
+}
+
+/// Whether a job is held for its input, and not by its user or an administrator.
+fn is_held_by_us(job: &QueuedJob) -> bool {
+    job.held_for_input && job.standing == Standing::Held
+}
+
+/// Whether a job was told to begin at a later time.
+fn begins_later(site: &Site, now: Time, job: &QueuedJob) -> bool {
+    job.start.is_some_and(|start| Time(start * 1000) > now.plus(site.horizon))
+}
+
+/// When a job that is held and has no RSA nodes is not held any longer.
+fn hold_until(site: &Site, job: &Job) -> Option<Time> {
+    let waits = job.held && !job.hopeless && job.rsa_state == RsaState::Initial;
+    waits.then(|| job.since.plus(site.limits.hold))
 }
 
 /// What happens to a job that could start before its input is there.
@@ -327,11 +387,13 @@ impl Step<'_> {
         match event {
             Event::Queue { taken, jobs } => self.queue(taken, jobs),
             Event::Starting(seen) => self.starting(&seen),
-            Event::Ending(id) => {
-                if self.schedule.jobs.contains_key(&id) {
-                    self.set_job_state(id, JobState::Finished, "ended on its nodes");
+            Event::PrologOver(id) => {
+                if self.schedule.jobs.get(&id).is_some_and(|job| job.prolog == Prolog::Waiting) {
+                    self.job(id).prolog = Prolog::Over;
+                    self.note(Some(id), "its Prolog has not waited any longer".into());
                 }
             }
+            Event::Ending { job: id, node } => self.ending(id, node),
             Event::Ended { job, number, outcome } => self.ended(job, number, outcome),
             Event::NodeUp { node, capacity } => {
                 let Some(known) = self.schedule.nodes.get_mut(&node) else { return Ok(()) };
@@ -356,6 +418,15 @@ impl Step<'_> {
                 }
             }
             Event::Cleaned { node, ramdisk } => {
+                if let Some(left) = self.schedule.strays.get_mut(&node)
+                    && left.remove(&ramdisk)
+                {
+                    if left.is_empty() {
+                        self.schedule.strays.remove(&node);
+                    }
+                    self.effects.nodes.push(node.clone());
+                    self.note(None, format!("what was left of {ramdisk} on {node} is gone"));
+                }
                 if let Some(known) = self.schedule.nodes.get_mut(&node)
                     && known.residue.remove(&ramdisk)
                 {
@@ -444,7 +515,7 @@ impl Step<'_> {
                 self.stands(taken, &seen);
             } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
-                    Standing::Ended => {}
+                    Standing::Ending | Standing::Ended => {}
                     Standing::Running => self.begin(&seen, request, JobState::Running),
                     _ if is_next(&self.schedule.site, self.now, &seen.job) => {
                         let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
@@ -462,6 +533,8 @@ impl Step<'_> {
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
+        let known = &self.schedule.jobs;
+        self.schedule.ordered.retain(|id, _| known.contains_key(id));
         for id in missing {
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
@@ -485,7 +558,7 @@ impl Step<'_> {
         };
         let known = self.schedule.bystanders.get(&id).copied();
         match (job.standing, known) {
-            (Standing::Running | Standing::Ended | Standing::Configuring, _) => {}
+            (Standing::Running | Standing::Ending | Standing::Ended | Standing::Configuring, _) => {}
             (_, known) if is_next(&self.schedule.site, now, job) => {
                 let since = *self.schedule.candidates.get(&id).unwrap_or(&now);
                 if known.is_none() && now.since(since) < debounce {
@@ -526,19 +599,32 @@ impl Step<'_> {
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
+            // Its processes may still write what they must before they are killed.
+            (JobState::Running, Standing::Ending) if job.rsa_state.is_shown() => {
+                if job.ending.is_none() {
+                    let until = now.plus(self.schedule.site.limits.ending);
+                    self.job(id).ending = Some(until);
+                    self.note(Some(id), "is ending".into());
+                }
+                self.believe(id);
+            }
+            (_, Standing::Ending) => self.set_job_state(id, JobState::Finished, "is ending"),
             (JobState::Ondeck, Standing::Running) => self.runs(seen, Prolog::Expected),
             (JobState::Running, Standing::Running | Standing::Configuring) => {
                 if job.io_nodes.is_empty() && !seen.io_nodes.is_empty() {
                     self.job(id).io_nodes.clone_from(&seen.io_nodes);
                 }
+                if self.schedule.jobs[&id].nodes.is_empty() && !seen.job.nodes.is_empty() {
+                    self.job(id).nodes.clone_from(&seen.job.nodes);
+                }
                 self.believe(id);
             }
-            // It was let go, or would have been: it keeps what was prepared for it.
-            (JobState::Ondeck, _) if next || job.held || job.let_go || job.locked_in => {
+            (JobState::Ondeck, _) if next || self.keeps_its_place(&seen.job) => {
                 if job.compute_nodes != seen.job.node_count {
                     self.job(id).compute_nodes = seen.job.node_count;
                 }
                 self.believe(id);
+                self.order_again(&seen.job);
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
@@ -558,6 +644,58 @@ impl Step<'_> {
         }
     }
 
+    /// Whether a job that is not next keeps what was prepared for it: because it is held for its input, or was let go or
+    /// locked in, and has not started within a time.
+    fn keeps_its_place(&self, job: &QueuedJob) -> bool {
+        let (site, now) = (&self.schedule.site, self.now);
+        let Some(known) = self.schedule.jobs.get(&job.id) else { return false };
+        if job.dependent || begins_later(site, now, job) && job.standing == Standing::Held {
+            return false;
+        }
+        match job.standing {
+            // Nobody else held it.
+            Standing::Held => known.held || is_held_by_us(job),
+            // The hold is under way.
+            Standing::Waiting if known.held => true,
+            Standing::Waiting => {
+                (known.let_go || known.locked_in)
+                    && (known.rsa_state != RsaState::Ready || now.since(known.since) < site.limits.ready)
+            }
+            _ => false,
+        }
+    }
+
+    /// An order to the workload manager that has not been carried out is given again: a daemon may have ended in between.
+    fn order_again(&mut self, seen: &QueuedJob) {
+        const PAUSE: Duration = Duration::from_secs(5);
+        let (id, now) = (seen.id, self.now);
+        let known = &self.schedule.jobs[&id];
+        let action = match seen.standing {
+            Standing::Held if known.let_go && is_held_by_us(seen) => Action::LetGo(id),
+            Standing::Held if known.held && !known.hold_seen => {
+                self.job(id).hold_seen = true;
+                return;
+            }
+            Standing::Next | Standing::Waiting if known.held && known.hold_seen => {
+                // Somebody does not want to wait for its input.
+                let job = self.job(id);
+                (job.held, job.let_go) = (false, true);
+                return self.note(Some(id), "was released by hand".into());
+            }
+            Standing::Next | Standing::Waiting if known.held => Action::Hold(id),
+            Standing::Next | Standing::Waiting if known.let_go && seen.held_for_input => Action::Unmark(id),
+            _ => return,
+        };
+        if self.schedule.ordered.get(&id).is_none_or(|last| now.since(*last) >= PAUSE) {
+            self.order(action, id);
+        }
+    }
+
+    fn order(&mut self, action: Action, id: Incarnation) {
+        self.schedule.ordered.insert(id, self.now);
+        self.effects.actions.push(action);
+    }
+
     /// The queue says what the state here says.
     fn believe(&mut self, id: Incarnation) {
         if self.schedule.jobs[&id].doubted.is_some() {
@@ -575,7 +713,10 @@ impl Step<'_> {
             request,
             work_dir: seen.work_dir.clone(),
             compute_nodes: seen.job.node_count,
-            qos: seen.job.qos.clone(),
+            nodes: Vec::new(),
+            ended_on: BTreeSet::new(),
+            ending: None,
+            qos: self.own_qos(&seen.job),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
             job_state: JobState::Ondeck,
@@ -586,6 +727,7 @@ impl Step<'_> {
             io_nodes: Vec::new(),
             results: false,
             abandoned: false,
+            torn: false,
             task: None,
             failures: 0,
             failed_here: false,
@@ -605,7 +747,8 @@ impl Step<'_> {
             delay_over: false,
             doubted: None,
             locked_in: false,
-            held: seen.job.held_for_input && seen.job.standing == Standing::Held,
+            held: is_held_by_us(&seen.job),
+            hold_seen: is_held_by_us(&seen.job),
             let_go: false,
             message: String::new(),
             waits_for: String::new(),
@@ -618,10 +761,29 @@ impl Step<'_> {
         if hold_now {
             // Nobody held it at submission; it must not start before what it needs is there.
             self.job(id).held = true;
-            self.effects.actions.push(Action::Hold(id));
+            self.order(Action::Hold(id), id);
         }
         if state == JobState::Running {
             self.runs(seen, Prolog::Expected);
+        }
+    }
+
+    /// The quality of service that a job was submitted with, also if a former life of it is still locked in.
+    fn own_qos(&self, job: &QueuedJob) -> String {
+        let lives = self.schedule.jobs.values().filter(|known| known.id.job == job.id.job);
+        lives.last().map_or(&job.qos, |known| &known.qos).clone()
+    }
+
+    /// An Epilog runs. A job has ended when all of its nodes' Epilogs have: on others its processes may still run.
+    fn ending(&mut self, id: Incarnation, node: NodeName) {
+        let running = |job: &&Job| job.job_state == JobState::Running;
+        let Some(job) = self.schedule.jobs.get(&id).filter(running) else { return };
+        if job.nodes.iter().all(|of_job| *of_job == node || job.ended_on.contains(of_job)) {
+            return self.set_job_state(id, JobState::Finished, "ended on its nodes");
+        }
+        if job.nodes.contains(&node) && !job.ended_on.contains(&node) {
+            self.note(Some(id), format!("ended on {node}"));
+            self.job(id).ended_on.insert(node);
         }
     }
 
@@ -631,6 +793,7 @@ impl Step<'_> {
         let (patience, delay) = (self.schedule.site.prolog, self.schedule.site.delay);
         let job = self.job(id);
         job.io_nodes.clone_from(&seen.io_nodes);
+        job.nodes.clone_from(&seen.job.nodes);
         job.prolog = prolog;
         job.prolog_until = (prolog == Prolog::Expected).then(|| now.plus(patience));
         job.started = Some(now);
@@ -670,13 +833,18 @@ impl Step<'_> {
         job.job_state = state;
         job.doubted = None;
         if matches!(state, JobState::Demoted | JobState::Finished) {
-            (job.prolog, job.prolog_until, job.switch_at) = (Prolog::Over, None, None);
+            (job.prolog, job.prolog_until, job.switch_at, job.ending) = (Prolog::Over, None, None, None);
             job.held = false;
-            if std::mem::take(&mut job.locked_in) && state == JobState::Demoted {
-                self.effects.actions.push(Action::UndoLockIn(id));
-            }
+            self.undo_lock_in(id);
         }
         self.note(Some(id), format!("job {id} {why}"));
+    }
+
+    /// A job that has ended may begin anew under the same number, and must not be in front for ever.
+    fn undo_lock_in(&mut self, id: Incarnation) {
+        if std::mem::take(&mut self.job(id).locked_in) {
+            self.effects.actions.push(Action::UndoLockIn(id));
+        }
     }
 
     // ---- what the agents show
@@ -775,7 +943,32 @@ impl Step<'_> {
         use RsaState as S;
         let attempts = self.schedule.site.attempts;
         let (now, backoff) = (self.now, self.schedule.site.backoff);
+        let outcome = match outcome {
+            Outcome::Told(text) => {
+                self.tell(id, text.clone());
+                Outcome::Done(text)
+            }
+            Outcome::Refused { why, fault } if work == Work::Mount => {
+                // The job has worked on disk all the time.
+                self.job(id).results = false;
+                Outcome::Failed { why, blame: Vec::new(), fault }
+            }
+            Outcome::Refused { why, fault } => Outcome::Failed { why, blame: Vec::new(), fault },
+            Outcome::Tight(text) if work != Work::StageIn => Outcome::Done(text),
+            other => other,
+        };
         match (work, outcome) {
+            (Work::StageIn, Outcome::Tight(text)) => {
+                let job = self.job(id);
+                let both = job.request.data_in.iter().any(|path| job.request.data_out.contains(path));
+                if !both {
+                    job.purpose = Purpose::Input;
+                }
+                self.become_state(id, S::Ready, "");
+                let then = if both { "" } else { "; the output follows by the switch after the delay" };
+                self.tell(id, format!("{text}{then}"));
+                self.ready(id);
+            }
             (Work::Construct, Outcome::Done(text)) => {
                 let nodes = self.job(id).allocation.iter().flat_map(|found| found.nodes.clone());
                 for node in nodes.collect::<Vec<_>>() {
@@ -796,8 +989,9 @@ impl Step<'_> {
             }
             (Work::StopStageIn, outcome) => {
                 let text = match outcome {
-                    Outcome::Done(text) => text,
                     Outcome::Failed { why, .. } => why,
+                    Outcome::Done(text) => text,
+                    _ => String::new(),
                 };
                 self.become_state(id, S::Aborted, &text);
             }
@@ -812,7 +1006,8 @@ impl Step<'_> {
             (Work::Mount, Outcome::Failed { why, fault, .. }) => {
                 // Compute nodes are not the RSA's to drain.
                 self.failed(id, &format!("mount: {why}"), &[], fault);
-                self.job(id).mount_failed = true;
+                let job = self.job(id);
+                (job.mount_failed, job.torn) = (true, job.results);
                 self.become_state(id, S::UnmountNeeded, "what is mounted of it is taken away");
             }
             (Work::Unmount { .. }, Outcome::Done(text)) => {
@@ -836,7 +1031,7 @@ impl Step<'_> {
             }
             (Work::StageOut, Outcome::Done(text)) => {
                 let job = self.job(id);
-                (job.results, job.stage_outs, job.retry_now) = (false, 0, false);
+                (job.results, job.torn, job.stage_outs, job.retry_now) = (false, false, 0, false);
                 self.become_state(id, S::DoneStagingOut, &text);
                 // Another message, as why it worked on disk, still holds.
                 let told = &self.schedule.jobs[&id].message;
@@ -853,6 +1048,8 @@ impl Step<'_> {
                 let left = if blame.is_empty() { all.unwrap_or_default() } else { blame };
                 self.destroyed(id, &left, &why);
             }
+            // All others were made one of these above.
+            (_, Outcome::Told(_) | Outcome::Tight(_) | Outcome::Refused { .. }) => {}
         }
     }
 
@@ -897,14 +1094,21 @@ impl Step<'_> {
     fn destroyed(&mut self, id: Incarnation, left: &[NodeName], text: &str) {
         let job = self.job(id);
         let ramdisk = job.ramdisk();
-        job.failed_here |= job.broken || !left.is_empty();
+        job.failed_here |= job.broken;
         (job.broken, job.broken_why) = (false, String::new());
         for node in left {
-            if let (Some(known), Some(ramdisk)) = (self.schedule.nodes.get_mut(node), &ramdisk) {
-                known.residue.insert(ramdisk.clone());
-                self.effects.nodes.push(node.clone());
-                self.effects.actions.push(Action::CleanUp(node.clone(), ramdisk.clone()));
+            let Some(ramdisk) = &ramdisk else { break };
+            match self.schedule.nodes.get_mut(node) {
+                Some(known) => {
+                    known.residue.insert(ramdisk.clone());
+                    self.job(id).failed_here = true;
+                }
+                None => {
+                    self.schedule.strays.entry(node.clone()).or_default().insert(ramdisk.clone());
+                }
             }
+            self.effects.nodes.push(node.clone());
+            self.effects.actions.push(Action::CleanUp(node.clone(), ramdisk.clone()));
         }
         self.become_state(id, RsaState::Destroyed, text);
     }
@@ -975,6 +1179,8 @@ impl Step<'_> {
             .values()
             .filter(|job| {
                 due(job.task.map(|task| task.until))
+                    || due(job.ending)
+                    || due(hold_until(&self.schedule.site, job))
                     || due(job.not_before)
                     || due(job.prolog_until)
                     || (!job.delay_over && due(job.switch_at))
@@ -982,6 +1188,18 @@ impl Step<'_> {
             .map(|job| job.id)
             .collect();
         for id in ids {
+            if due(hold_until(&self.schedule.site, &self.schedule.jobs[&id])) {
+                let hours = self.schedule.site.limits.hold.as_secs_f64() / 3600.0;
+                let job = self.job(id);
+                job.hopeless = true;
+                let script = job.request.stage_in.is_some();
+                let then = if script { "" } else { "; the job works on disk" };
+                self.tell(id, format!("no RAM disk: there were no RSA nodes for it within {hours} h{then}"));
+            }
+            if due(self.job(id).ending) {
+                // Whatever is left of it there can't be waited for.
+                self.set_job_state(id, JobState::Finished, "has not ended on all of its nodes in time");
+            }
             let job = self.job(id);
             if due(job.prolog_until) {
                 job.prolog_until = None;
@@ -1075,13 +1293,14 @@ impl Step<'_> {
             Move::Assign(purpose) => self.assign(id, purpose, usage),
             Move::GiveUp => {
                 self.let_go_if_hopeless(id);
+                self.undo_lock_in(id);
                 self.become_state(id, RsaState::Ineligible, "");
                 true
             }
             Move::Construct(purpose) => {
                 let epoch = self.next_epoch();
                 let job = self.job(id);
-                job.purpose = purpose;
+                (job.purpose, job.torn) = (purpose, false);
                 if let Some(allocation) = &mut job.allocation {
                     allocation.epoch = epoch;
                 }
@@ -1266,7 +1485,7 @@ impl Step<'_> {
         }
         if job.request.stage_in.is_none() {
             (job.held, job.let_go) = (false, true);
-            self.effects.actions.push(Action::LetGo(id));
+            self.order(Action::LetGo(id), id);
         } else {
             let why = std::mem::take(&mut job.message);
             let why = why.replace("; the job works on disk", "");
@@ -1288,7 +1507,7 @@ impl Step<'_> {
         }
         if job.held {
             (job.held, job.let_go) = (false, true);
-            self.effects.actions.push(Action::LetGo(id));
+            self.order(Action::LetGo(id), id);
         } else if lock_in && !job.locked_in {
             job.locked_in = true;
             self.effects.actions.push(Action::LockIn(id));

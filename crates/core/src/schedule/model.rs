@@ -21,8 +21,20 @@ const NOW: Time = Time(1_000_000);
 enum Slurm {
     Waiting,
     Next,
-    Running { prolog_ran: bool },
+    Running {
+        prolog_ran: bool,
+        /// Compute nodes where something of it runs.
+        nodes: u8,
+    },
+    /// Its processes were told to end; on so many nodes they have not.
+    Ending {
+        nodes: u8,
+    },
     Gone,
+}
+
+fn compute_node(index: u8) -> NodeName {
+    format!("c{index}").parse().unwrap()
 }
 
 /// What is physically true of a job's RAM disk.
@@ -48,6 +60,8 @@ struct World {
     losses: u8,
     /// The queue changes its mind about who is next a limited number of times.
     swaps: u8,
+    /// Every job has so many compute nodes. With none, jobs are gone as soon as they end.
+    compute_nodes: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +72,7 @@ enum Happening {
     Epilog(usize),
     Ends(usize, Outcome),
     TaskTimesOut(usize),
+    EndingTimesOut(usize),
     PauseEnds(usize),
     PrologGivenUp(usize),
     DelayEnds(usize),
@@ -73,8 +88,11 @@ enum Happening {
 impl Happening {
     fn is_fault(&self) -> bool {
         match self {
-            Happening::Ends(_, outcome) => !matches!(outcome, Outcome::Done(_)),
-            Happening::TaskTimesOut(_) | Happening::Lost(_) | Happening::Broken(_) => true,
+            Happening::Ends(_, outcome) => !matches!(outcome, Outcome::Done(_) | Outcome::Tight(_)),
+            Happening::TaskTimesOut(_)
+            | Happening::EndingTimesOut(_)
+            | Happening::Lost(_)
+            | Happening::Broken(_) => true,
             _ => false,
         }
     }
@@ -96,12 +114,13 @@ fn site() -> Site {
         node_failures: 100,
         lock_in: LockIn::Priority,
         engine: EngineKind::Gluster,
+        limits: Limits { ready: Duration::ZERO, ..Limits::default() },
         ..Site::default()
     }
 }
 
 impl World {
-    fn new(jobs: usize, nodes: usize, site: Site, faults: u8) -> World {
+    fn new(jobs: usize, compute_nodes: u8, nodes: usize, site: Site, faults: u8) -> World {
         let names = (0..nodes).map(|index| (node(index), Node::new("default"))).collect();
         let mut schedule = Schedule::new(site, Vec::new(), names, 0, Epoch(0));
         for index in 0..nodes {
@@ -114,6 +133,7 @@ impl World {
             faults,
             losses: 0,
             swaps: 0,
+            compute_nodes,
         }
     }
 
@@ -122,6 +142,7 @@ impl World {
             Slurm::Waiting => Standing::Waiting,
             Slurm::Next => Standing::Next,
             Slurm::Running { .. } => Standing::Running,
+            Slurm::Ending { .. } => Standing::Ending,
             Slurm::Gone => Standing::Ended,
         };
         let job = QueuedJob {
@@ -131,15 +152,21 @@ impl World {
             standing,
             reason: String::new(),
             node_count: index as u32 % 3 + 1,
-            nodes: Vec::new(),
+            nodes: (0..self.compute_nodes).map(compute_node).collect(),
             start: None,
             submitted: 0,
             priority: 100 - index as u64,
             qos: String::new(),
             held_for_input: false,
+            dependent: false,
         };
         let request = Some(requests[index].clone());
-        Seen { job, request, work_dir: "/".into(), io_nodes: vec!["c1".parse().unwrap()] }
+        Seen {
+            job,
+            request,
+            work_dir: "/".into(),
+            io_nodes: (0..self.compute_nodes).map(compute_node).collect(),
+        }
     }
 
     /// What can happen next.
@@ -163,16 +190,19 @@ impl World {
                     if self.swaps < 2 {
                         all.push(Happening::Becomes(index, Slurm::Waiting));
                     }
-                    all.push(Happening::Becomes(index, Slurm::Running { prolog_ran: false }));
+                    let running = Slurm::Running { prolog_ran: false, nodes: self.compute_nodes };
+                    all.push(Happening::Becomes(index, running));
                     all.push(Happening::Becomes(index, Slurm::Gone));
                 }
-                Slurm::Running { prolog_ran } => {
+                Slurm::Running { prolog_ran, nodes } => {
                     if !prolog_ran {
                         all.push(Happening::Prolog(index));
                     }
                     all.push(Happening::Epilog(index));
-                    all.push(Happening::Becomes(index, Slurm::Gone));
+                    let end = if nodes == 0 { Slurm::Gone } else { Slurm::Ending { nodes } };
+                    all.push(Happening::Becomes(index, end));
                 }
+                Slurm::Ending { .. } => all.push(Happening::Epilog(index)),
                 Slurm::Gone => {}
             }
             let Some(job) = self.schedule.jobs().get(&id(index)) else { continue };
@@ -184,6 +214,14 @@ impl World {
                     Work::StageIn => faults.push(Fault::User),
                     Work::StageOut => faults.extend([Fault::User, Fault::Lost]),
                     Work::Unmount { force: false } => faults.push(Fault::Busy),
+                    _ => {}
+                }
+                match task.work {
+                    Work::StageIn => all.push(Happening::Ends(index, Outcome::Tight(String::new()))),
+                    Work::Mount => {
+                        let refused = Outcome::Refused { why: String::new(), fault: Fault::User };
+                        all.push(Happening::Ends(index, refused));
+                    }
                     _ => {}
                 }
                 for fault in faults {
@@ -199,6 +237,9 @@ impl World {
             }
             if job.not_before.is_some() {
                 all.push(Happening::PauseEnds(index));
+            }
+            if job.ending.is_some() {
+                all.push(Happening::EndingTimesOut(index));
             }
             if job.prolog_until.is_some() {
                 all.push(Happening::PrologGivenUp(index));
@@ -260,12 +301,21 @@ impl World {
                     .collect(),
             },
             Happening::Prolog(index) => {
-                self.slurm[*index] = Slurm::Running { prolog_ran: true };
+                let Slurm::Running { nodes, .. } = self.slurm[*index] else { unreachable!() };
+                self.slurm[*index] = Slurm::Running { prolog_ran: true, nodes };
                 Event::Starting(Box::new(self.seen(*index, requests)))
             }
             Happening::Epilog(index) => {
-                self.slurm[*index] = Slurm::Gone;
-                Event::Ending(id(*index))
+                // Also of a job that goes on: a node may have failed it.
+                let (Slurm::Running { nodes, .. } | Slurm::Ending { nodes }) = &mut self.slurm[*index] else {
+                    unreachable!()
+                };
+                *nodes = nodes.saturating_sub(1);
+                let left = *nodes;
+                if left == 0 {
+                    self.slurm[*index] = Slurm::Gone;
+                }
+                Event::Ending { job: id(*index), node: compute_node(left) }
             }
             Happening::Ends(index, outcome) => {
                 let task = self.schedule.jobs()[&id(*index)].task.unwrap();
@@ -277,6 +327,11 @@ impl World {
                 let late = Outcome::Failed { why: String::new(), blame: Vec::new(), fault: Fault::Again };
                 self.really_ends(*index, work, &late);
                 self.due(*index, |job| job.task.as_mut().unwrap().until = NOW)
+            }
+            Happening::EndingTimesOut(index) => {
+                // Whatever runs there is out of reach.
+                self.slurm[*index] = Slurm::Gone;
+                self.due(*index, |job| job.ending = Some(NOW))
             }
             Happening::PauseEnds(index) => self.due(*index, |job| job.not_before = Some(NOW)),
             Happening::PrologGivenUp(index) => self.due(*index, |job| job.prolog_until = Some(NOW)),
@@ -315,6 +370,9 @@ impl World {
     fn really_ends(&mut self, index: usize, work: Work, outcome: &Outcome) {
         let physical = &mut self.physical[index];
         let done = matches!(outcome, Outcome::Done(_));
+        if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. })) {
+            (physical.mounted, physical.unsaved) = (false, false);
+        }
         match work {
             Work::Construct => physical.built = true,
             Work::Unmount { .. } if done => physical.mounted = false,
@@ -354,6 +412,13 @@ impl World {
                     assert!(!physical.unsaved, "results destroyed");
                     assert!(!physical.mounted || physical.given_up, "destroyed while mounted");
                 }
+                Work::Unmount { force: true } => {
+                    let runs = matches!(
+                        self.slurm[index],
+                        Slurm::Running { nodes: 1.., .. } | Slurm::Ending { nodes: 1.. }
+                    );
+                    assert!(!runs || job.broken || job.mount_failed, "taken away from processes that run");
+                }
                 Work::StageIn | Work::StopStageIn | Work::Unmount { .. } => {}
             }
         }
@@ -361,7 +426,7 @@ impl World {
             let physical = &mut self.physical[job.id.job.0 as usize - 1];
             assert!(job.allocation.is_none() && job.task.is_none() && !job.results, "{job:?}");
             assert!(!physical.unsaved);
-            assert!(!job.locked_in || job.job_state == JobState::Finished);
+            assert!(!job.locked_in);
             *physical = Physical::default();
         }
     }
@@ -479,8 +544,8 @@ impl World {
 }
 
 /// Visits every state that can be reached; returns how many there are, and which pairs of states.
-fn explore(requests: &[Request], faults: u8) -> (usize, HashSet<(JobState, RsaState)>) {
-    let start = World::new(requests.len(), 3, site(), faults);
+fn explore(requests: &[Request], compute_nodes: u8, faults: u8) -> (usize, HashSet<(JobState, RsaState)>) {
+    let start = World::new(requests.len(), compute_nodes, 3, site(), faults);
     let mut known = HashSet::from([start.key()]);
     let mut pairs = HashSet::new();
     let mut waiting = vec![start];
@@ -529,9 +594,12 @@ fn one_job_keeps_the_invariants_in_every_order_of_events_and_failures() {
     let mut all = HashSet::new();
     for first in requests {
         let began = std::time::Instant::now();
-        let (states, pairs) = explore(&[first], 4);
-        println!("one job: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
-        all.extend(pairs);
+        // A job on several nodes ends on one after the other.
+        for (compute_nodes, faults) in [(0, 4), (1, 3), (2, 2)] {
+            let (states, pairs) = explore(std::slice::from_ref(&first), compute_nodes, faults);
+            println!("one job: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+            all.extend(pairs);
+        }
     }
     // Every state is reached. These last no longer than the event that leads to them.
     use RsaState as S;
@@ -545,7 +613,7 @@ fn one_job_keeps_the_invariants_in_every_order_of_events_and_failures() {
 fn two_jobs_keep_the_invariants_in_every_order_of_events() {
     let began = std::time::Instant::now();
     let both = request(Some("/a"), Some("/b"), false);
-    let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 1);
+    let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 0, 1);
     println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
 }
 
@@ -573,7 +641,7 @@ proptest::proptest! {
             user_nodes: (policies & 8 == 0).then_some(4),
             ..site()
         };
-        let mut world = World::new(requests.len(), 5, site, u8::MAX);
+        let mut world = World::new(requests.len(), 2, 5, site, u8::MAX);
         for choice in choices {
             (world.losses, world.swaps) = (0, 0);
             let all = world.happenings();

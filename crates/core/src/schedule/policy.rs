@@ -101,6 +101,12 @@ pub struct Limits {
     pub stage_out: Duration,
     /// Removing it.
     pub destroy: Duration,
+    /// From the end of a job until its last process and its last Epilog.
+    pub ending: Duration,
+    /// Being held until there are RSA nodes.
+    pub hold: Duration,
+    /// Waiting for its start behind others, with all its input in RAM.
+    pub ready: Duration,
 }
 
 impl Default for Limits {
@@ -113,6 +119,9 @@ impl Default for Limits {
             unmount: Duration::from_secs(20),
             stage_out: Duration::from_secs(24 * 3600),
             destroy: Duration::from_secs(60),
+            ending: Duration::from_secs(300),
+            hold: Duration::from_secs(24 * 3600),
+            ready: Duration::from_secs(3600),
         }
     }
 }

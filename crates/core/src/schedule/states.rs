@@ -137,7 +137,7 @@ pub enum Move {
 /// | STAGING_IN | wait | stop | input: stop | stop |
 /// | ABORTED | destroy | destroy | destroy | destroy |
 /// | READY | wait | destroy | output, or the Prolog waits: mount; too late: destroy | destroy |
-/// | INUSE_IN | - | - | after the delay, if there is output: unmount | unmount |
+/// | INUSE_IN | - | - | after the delay, if there is output and it is not ending: unmount | unmount |
 /// | INUSE_BOTH, INUSE_OUT | - | - | wait | unmount |
 /// | UNMOUNT_NEEDED | - | - | unmount unless files are open | unmount by force |
 /// | UNMOUNTED | - | - | results: stage out; else destroy | the same |
@@ -186,7 +186,8 @@ pub fn decide(job: &Job) -> Move {
         },
         (S::Ready, Demoted | Finished) => Move::Destroy,
 
-        (S::InuseIn, Running) if job.broken || (job.delay_over && output_again) => Move::NeedUnmount,
+        (S::InuseIn, Running) if job.broken => Move::NeedUnmount,
+        (S::InuseIn, Running) if job.delay_over && output_again && job.ending.is_none() => Move::NeedUnmount,
         (S::InuseIn | S::InuseBoth | S::InuseOut, Running) => Move::Wait,
         (S::InuseIn | S::InuseBoth | S::InuseOut, Finished) => Move::Unmount { force: true },
         (S::UnmountNeeded, _) if job.backing_off() => Move::Wait,

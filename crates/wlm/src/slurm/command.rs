@@ -34,6 +34,21 @@ impl Slurm {
     /// # Errors
     /// [`WlmError::Unavailable`] if it can't be run, takes too long (it is killed then) or is ended by a signal.
     pub(super) async fn run(&self, program: &str, arguments: &[&str]) -> Result<Output, WlmError> {
+        self.run_with(program, arguments, None).await
+    }
+
+    /// Runs squeue with a format. Every user can read arguments of a process, but not its environment: nobody shall know
+    /// what separates the fields.
+    pub(super) async fn squeue(&self, arguments: &[&str], format: &str) -> Result<Output, WlmError> {
+        self.run_with("squeue", arguments, Some(("SQUEUE_FORMAT2", format))).await
+    }
+
+    async fn run_with(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        variable: Option<(&str, &str)>,
+    ) -> Result<Output, WlmError> {
         let unavailable = |what: String| WlmError::Unavailable { message: format!("{program}: {what}") };
         let path = match &self.settings.bin_dir {
             Some(dir) => dir.join(program),
@@ -44,7 +59,7 @@ impl Slurm {
         for (name, _) in std::env::vars_os().filter(|(name, _)| changes_an_answer(name)) {
             command.env_remove(name);
         }
-        command.env("LC_ALL", "C").env("SLURM_TIME_FORMAT", "%s").kill_on_drop(true);
+        command.env("LC_ALL", "C").env("SLURM_TIME_FORMAT", "%s").envs(variable).kill_on_drop(true);
         if let Some(conf) = &self.settings.conf {
             command.env("SLURM_CONF", conf);
         }

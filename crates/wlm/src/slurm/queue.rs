@@ -11,11 +11,19 @@ use crate::{Element, HeldArray, Queue, WlmError, hostlist};
 /// The mark in AdminComment of a job that `job_submit.lua` held until its input is there.
 pub const HELD_FOR_INPUT: &str = "ondeck:hold";
 
+/// The mark of the life of a job that was started anew so many times.
+pub fn mark(restarts: u32) -> String {
+    match restarts {
+        0 => HELD_FOR_INPUT.to_owned(),
+        restarts => format!("{HELD_FOR_INPUT}:{restarts}"),
+    }
+}
+
 /// More nodes than a job has on any machine.
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 19] = &[
+pub const FIELDS: &[&str; 20] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -33,8 +41,10 @@ pub const FIELDS: &[&str; 19] = &[
     "PriorityLong",
     "QOS",
     "admin_comment",
-    "Account",
     "ArrayJobID",
+    "Dependency",
+    // Where there is no accounting, users write here what they like: it comes last.
+    "Account",
 ];
 
 /// One record, as squeue prints it.
@@ -56,8 +66,8 @@ struct Fields<'a> {
     priority: &'a [u8],
     qos: &'a [u8],
     admin_comment: &'a [u8],
-    account: &'a [u8],
     array: &'a [u8],
+    account: &'a [u8],
 }
 
 /// All jobs of squeue's output whose number is their own.
@@ -69,6 +79,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
     let records = records::<{ FIELDS.len() }>(output, separator)?;
     // Elements of an array that share one record have one number, that of the record.
     let mut lines: HashMap<&[u8], usize> = HashMap::new();
+    let mut dependencies: Vec<(usize, &[u8], JobId)> = Vec::new();
     for record in &records {
         *lines.entry(record[0]).or_default() += 1;
     }
@@ -91,8 +102,9 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             priority,
             qos,
             admin_comment,
-            account,
             array,
+            dependency,
+            account,
         ] = record;
         let fields = Fields {
             job,
@@ -112,8 +124,8 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             priority,
             qos,
             admin_comment,
-            account,
             array,
+            account,
         };
         if fields.stands_for_several() || lines[fields.job] > 1 {
             if let Some(held) = fields.held_array()? {
@@ -125,12 +137,47 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             continue;
         }
         let job = fields.job()?;
+        for (kind, on) in dependencies_in(dependency) {
+            dependencies.push((queue.jobs.len(), kind, on));
+        }
         if let Some(element) = fields.element()? {
             queue.elements.insert(job.id.job, element);
         }
         queue.jobs.push(job);
     }
+    // Slurm itself does not look at what a held job depends on.
+    let mut standings: HashMap<JobId, Vec<Standing>> = HashMap::new();
+    for job in &queue.jobs {
+        standings.entry(job.id.job).or_default().push(job.standing);
+        if let Some(element) = queue.elements.get(&job.id.job) {
+            standings.entry(element.array).or_default().push(job.standing);
+        }
+    }
+    for array in &queue.held_arrays {
+        standings.entry(array.array).or_default().push(Standing::Held);
+    }
+    for (place, kind, on) in dependencies {
+        let waits = |standing: &Standing| match standing {
+            Standing::Ended => false,
+            // `after` waits for the other's start only.
+            Standing::Running | Standing::Ending => kind != b"after",
+            _ => true,
+        };
+        queue.jobs[place].dependent |= standings.get(&on).is_some_and(|found| found.iter().any(waits));
+    }
     Ok(queue)
+}
+
+/// What a job depends on, as in `afterok:5(unfulfilled),afterany:7_*(unfulfilled)`. Other kinds, such as `singleton`, name
+/// no job.
+fn dependencies_in(field: &[u8]) -> impl Iterator<Item = (&[u8], JobId)> {
+    field.split(|byte| matches!(byte, b',' | b'?')).filter_map(|clause| {
+        let kind = clause.iter().position(|byte| *byte == b':')?;
+        let rest = &clause[kind + 1..];
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = std::str::from_utf8(&rest[..digits]).ok()?;
+        Some((&clause[..kind], JobId(number.parse().ok()?)))
+    })
 }
 
 impl Fields<'_> {
@@ -144,7 +191,7 @@ impl Fields<'_> {
     /// The pending rest of an array, if it is held until its input is there: such an element would never start, because
     /// what is not seen is not released.
     fn held_array(&self) -> Result<Option<HeldArray>, WlmError> {
-        if !self.is_marked()
+        if !self.is_marked(0)
             || standing(&text(self.state), &text(self.reason), self.priority()?) != Standing::Held
         {
             return Ok(None);
@@ -167,8 +214,10 @@ impl Fields<'_> {
         Ok(Some(Element { array, task: self.number("number in its array", task)? }))
     }
 
-    fn is_marked(&self) -> bool {
-        text(self.admin_comment).split_whitespace().any(|word| word == HELD_FOR_INPUT)
+    /// Whether the present life of a job was held for its input: what was requeued and is held was held by somebody else.
+    fn is_marked(&self, restarts: u32) -> bool {
+        let mark = mark(restarts);
+        text(self.admin_comment).split_whitespace().any(|word| word == mark)
     }
 
     fn priority(&self) -> Result<u64, WlmError> {
@@ -200,7 +249,9 @@ impl Fields<'_> {
             submitted: self.number("submit time", self.submitted)?,
             priority,
             qos: text(self.qos),
-            held_for_input: self.is_marked(),
+            held_for_input: self.is_marked(restarts),
+            // Known when all jobs are.
+            dependent: false,
         })
     }
 
@@ -250,9 +301,12 @@ fn standing(state: &str, reason: &str, priority: u64) -> Standing {
         "PENDING" if reason == "Resources" => Standing::Next,
         "PENDING" | "REQUEUED" | "REQUEUE_FED" => Standing::Waiting,
         "CONFIGURING" | "POWER_UP_NODE" => Standing::Configuring,
-        "COMPLETING" | "STAGE_OUT" | "BOOT_FAIL" | "CANCELLED" | "COMPLETED" | "DEADLINE" | "FAILED"
-        | "NODE_FAIL" | "OUT_OF_MEMORY" | "PREEMPTED" | "REVOKED" | "TIMEOUT" | "LAUNCH_FAILED"
-        | "RECONFIG_FAIL" => Standing::Ended,
+        // After SIGTERM its processes have KillWait (30 s) to write what they must.
+        "COMPLETING" => Standing::Ending,
+        "STAGE_OUT" | "BOOT_FAIL" | "CANCELLED" | "COMPLETED" | "DEADLINE" | "FAILED" | "NODE_FAIL"
+        | "OUT_OF_MEMORY" | "PREEMPTED" | "REVOKED" | "TIMEOUT" | "LAUNCH_FAILED" | "RECONFIG_FAIL" => {
+            Standing::Ended
+        }
         // RUNNING, SUSPENDED, STOPPED, RESIZING, SIGNALING, and what later versions add: nothing may be taken away
         // from a job that may run.
         _ => Standing::Running,

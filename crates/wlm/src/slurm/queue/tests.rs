@@ -4,7 +4,7 @@ use std::time::Instant;
 use super::*;
 
 /// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator. The lines of jobs 18, 19, 22,
-/// 27, 32, 51 and 52 were put together from outputs with fewer fields; 53, a requeued job that ran for no second and is
+/// 27, 32, 47, 51 and 52 were put together from outputs with fewer fields; 53, a requeued job that ran for no second and is
 /// ending for good, was made up.
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
@@ -25,7 +25,8 @@ fn every_state_has_its_standing() {
         (Standing::Held, vec![32, 45, 44, 22]),
         (Standing::Configuring, vec![39]),
         (Standing::Running, vec![40, 49, 51]),
-        (Standing::Ended, vec![31, 33, 36, 34, 18, 19, 52, 37, 53]),
+        (Standing::Ending, vec![18, 19, 52, 37, 53]),
+        (Standing::Ended, vec![31, 33, 36, 34]),
     ] {
         for number in numbers {
             assert_eq!(jobs[&number].standing, standing, "{number}");
@@ -50,6 +51,43 @@ fn only_our_own_hold_is_marked_as_ours() {
     let jobs = sample();
     assert!(jobs[&45].held_for_input && jobs[&22].held_for_input);
     assert!(!jobs[&44].held_for_input && !jobs[&32].held_for_input);
+}
+
+#[test]
+fn a_job_depends_on_what_is_still_in_the_queue() {
+    let line = |number: u32, state: &str, priority: u32, dependency: &str| {
+        format!(
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|(null)|\n"
+        )
+    };
+    let on = |dependency: &str, state: &str| {
+        let text = line(7, "PENDING", 0, dependency) + &line(5, state, 1, "(null)");
+        parse(text.as_bytes(), "|").unwrap().jobs[0].dependent
+    };
+    for waits in ["PENDING", "RUNNING", "COMPLETING"] {
+        assert!(on("afterok:5(unfulfilled)", waits), "{waits}");
+        assert!(on("afterok:4(unfulfilled),afterany:5(unfulfilled)", waits), "{waits}");
+        assert!(on("afterok:4(unfulfilled)?afterok:5_*(unfulfilled)", waits), "{waits}");
+        assert_eq!(on("after:5(unfulfilled)", waits), waits == "PENDING", "{waits}");
+    }
+    for settled in
+        ["(null)", "singleton(unfulfilled)", "afterok:4(failed)", "afterok:", ":", "afterok:99999999999"]
+    {
+        assert!(!on(settled, "RUNNING"), "{settled}");
+    }
+    assert!(!on("afterok:5(unfulfilled)", "COMPLETED"));
+}
+
+#[test]
+fn a_mark_is_that_of_one_life() {
+    let marked = |restarts: u32, comment: &str| {
+        let text = format!(
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|(null)|\n"
+        );
+        parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
+    };
+    assert!(marked(0, "ondeck:hold") && marked(2, "ondeck:hold:2 ondeck: waits"));
+    assert!(!marked(1, "ondeck:hold") && !marked(0, "ondeck:hold:1") && !marked(1, "ondeck:hold:2"));
 }
 
 #[test]

@@ -1,0 +1,361 @@
+//! How jobs end, and how they are held: nothing is taken from what still runs, and no hold or place in the queue outlives
+//! its reason.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use ondeck_testbed::{available, wait_until};
+
+use crate::aids::{LONG, await_file, files, folder, give, own_file, program, script};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+use crate::jobs::{Blocker, assert_passed, note_source, says, was_ram};
+
+#[test]
+fn what_a_job_saves_when_it_is_told_to_end_is_brought_home() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { slurm: "KillWait=30".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    // On one node the job ends at once. On the other it takes its time, in which that one's Epilog runs.
+    let step = program(
+        alice,
+        "step",
+        &format!(
+            "#!/bin/sh\n\
+             trap '[ $SLURM_NODEID = 0 ] || sleep 4; echo saved > {output}/$SLURM_NODEID; exit 0' TERM\n\
+             : > {scratch}/runs-$SLURM_NODEID\nsleep 1000 & wait\n",
+            output = output.display(),
+            scratch = alice.scratch.display()
+        ),
+    );
+    let body = format!("srun --ntasks-per-node=1 {}", step.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "runs-0");
+    await_file(alice, "runs-1");
+    cluster.slurm.cancel(job);
+    cluster.wait_done(job);
+    let saved = || b"saved\n".to_vec();
+    assert_eq!(
+        tree(&output),
+        BTreeMap::from([("0".into(), saved()), ("1".into(), saved())]),
+        "{}",
+        cluster.show(job)
+    );
+    assert_passed(&cluster.states(job), &["INUSE_OUT", "UNMOUNTING", "STAGING_OUT", "DESTROYED"]);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_ram_disk_that_was_never_shown_brings_nothing_home() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { shared_nodes: false, ..Setup::default() });
+    let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
+    let output = folder(alice, "out", &BTreeMap::from([("old".into(), b"old".to_vec())]));
+    let saves = program(alice, "saves", "#!/bin/sh -e\n: > \"$2/script-ran\"\ncp -R \"$1/.\" \"$2/\"\n");
+    let text = script(
+        alice,
+        &[format!("DATA_OUT={}", output.display()), format!("STAGE_OUT={}", saves.display())],
+        &format!("echo new > {}/old\ntell written\nawait go", output.display()),
+    );
+    // Somebody else is on the node, who would see it.
+    let other = cluster.slurm.submit(
+        bob,
+        "#!/bin/sh\nwhile :; do sleep 0.1; done\n",
+        &["--nodelist=c1", "--ntasks=1", "--output=/dev/null"],
+    );
+    cluster.slurm.wait_state(other, "RUNNING", DEADLINE);
+    let blocker = Blocker::on(&cluster, "c2,c3,c4");
+    let job = cluster.slurm.submit(
+        alice,
+        &text,
+        &["--nodelist=c1", "--ntasks=1", "--begin=now", "--output=/dev/null"],
+    );
+    cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
+    await_file(alice, "written");
+    cluster.wait_note(job, "ask for nodes of your own");
+    wait_until(DEADLINE, "its RSA nodes are free", || {
+        cluster.job(job).is_none_or(|job| job["rsa_nodes"].as_array().unwrap().is_empty())
+    });
+    assert!(!cluster.states(job).iter().any(|state| state == "STAGING_OUT"), "{}", cluster.show(job));
+    give(alice, "go");
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), BTreeMap::from([("old".into(), b"new\n".to_vec())]));
+    cluster.slurm.cancel(other);
+    blocker.release();
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_depends_on_another_is_staged_after_it_has_ended() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let data = folder(alice, "data", &BTreeMap::from([("value".into(), b"of last week".to_vec())]));
+    let other = folder(alice, "other", &files(1, 1000));
+    let hold = |dir: &std::path::Path| [format!("DATA_IN={}", dir.display()), "WAIT=hold".to_owned()];
+    let producer = cluster.slurm.submit(
+        alice,
+        &script(alice, &[], &format!("await go\necho of today > {}/value", data.display())),
+        &["--nodes=1", "--output=/dev/null"],
+    );
+    cluster.slurm.wait_state(producer, "RUNNING", DEADLINE);
+    let (place, seen) = (alice.scratch.join("where"), alice.scratch.join("seen"));
+    let consumer = cluster.slurm.submit(
+        alice,
+        &script(
+            alice,
+            &hold(&data),
+            &format!("{}cp {}/value {}", note_source(&data, &place), data.display(), seen.display()),
+        ),
+        &[&format!("--dependency=afterok:{producer}"), "--nodes=1", "--output=/dev/null"],
+    );
+    // One that was submitted later and depends on nothing is staged and runs meanwhile.
+    let quick = cluster.slurm.submit(
+        alice,
+        &script(alice, &hold(&other), "true"),
+        &["--nodes=1", "--output=/dev/null"],
+    );
+    cluster.wait_done(quick);
+    assert!(cluster.job(consumer).is_none(), "{}", cluster.show(consumer));
+    give(alice, "go");
+    cluster.slurm.wait_state(consumer, "COMPLETED", LONG);
+    cluster.wait_done(consumer);
+    assert_eq!(fs::read(&seen).unwrap(), b"of today\n");
+    assert!(was_ram(&place), "{}", says(&place));
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_is_released_also_if_the_daemon_is_killed_before_it_has_said_so() {
+    if !available() {
+        return;
+    }
+    let scheduler = "bandwidth = \"1MiB/s\"\nstaging = 1".into();
+    let cluster = Cluster::with(Setup { scheduler, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 15 << 20));
+    let job = cluster.slurm.submit(
+        alice,
+        &script(alice, &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()], "true"),
+        &["--nodes=1", "--output=/dev/null"],
+    );
+    cluster.wait_rsa(job, "STAGING_IN");
+    // What is decided now can't be carried out.
+    cluster.slurm.wait_saved(job);
+    cluster.slurm.kill_controller();
+    cluster.wait_rsa(job, "READY");
+    cluster.kill("scheduler");
+    cluster.slurm.start_controller();
+    assert_eq!(cluster.slurm.job(job)["Priority"], "0");
+    cluster.start_scheduler();
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    cluster.wait_done(job);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_hold_that_is_not_for_the_input_stands_and_costs_no_rsa_nodes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(2, 1000));
+    let text = script(alice, &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()], "await go");
+    // Nothing is free for the first of them: it is released by hand, and starts on disk.
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "drain", node, "--reason", "test"]).assert_success();
+    }
+    let job = cluster.slurm.submit(alice, &text, &["--nodes=1", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "INITIAL");
+    cluster.slurm.scontrol(&["release", &job.to_string()]).assert_success();
+    cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "resume", node]).assert_success();
+    }
+    // The second is ready and may start, when its user holds it.
+    let blocker = Blocker::new(&cluster, 3);
+    let held = cluster.slurm.submit(alice, &text, &["--nodes=4", "--output=/dev/null"]);
+    cluster.wait_rsa(held, "READY");
+    cluster.slurm.wait_job(held, "is let go, and unmarked", LONG, |job| {
+        job["Priority"] != "0" && !job.get("AdminComment").is_some_and(|text| text.contains("ondeck:hold"))
+    });
+    cluster.slurm.client_as(alice, &["scontrol", "hold", &held.to_string()]).assert_success();
+    wait_until(LONG, "its RSA nodes are free", || {
+        cluster.job(held).is_none_or(|job| job["rsa_nodes"].as_array().unwrap().is_empty())
+    });
+    blocker.release();
+    give(alice, "go");
+    cluster.wait_done(job);
+    assert_eq!(cluster.slurm.job(held)["Priority"], "0", "it is still held");
+    cluster.slurm.scontrol(&["release", &held.to_string()]).assert_success();
+    cluster.slurm.wait_state(held, "COMPLETED", LONG);
+    cluster.wait_done(held);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_is_not_held_for_ever_when_there_are_no_rsa_nodes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { limits: "hold = \"3s\"".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "drain", node, "--reason", "test"]).assert_success();
+    }
+    let input = folder(alice, "in", &files(2, 1000));
+    let job = cluster.slurm.submit(
+        alice,
+        &script(alice, &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()], "true"),
+        &["--nodes=1", "--output=/dev/null"],
+    );
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    cluster.wait_done(job);
+    assert!(cluster.note(job).contains("there were no RSA nodes for it"), "{}", cluster.note(job));
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "resume", node]).assert_success();
+    }
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_is_requeued_is_no_longer_locked_in() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "lock_in = \"priority\"\n".into(), ..Setup::default() });
+    let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
+    let input = folder(alice, "in", &files(2, 1000));
+    let blocker = Blocker::new(&cluster, 4);
+    let text = script(alice, &[format!("DATA_IN={}", input.display())], "tell runs\nawait go");
+    let job = cluster.slurm.submit(alice, &text, &["--nodes=4", "--requeue", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "READY");
+    let priority = |id: u32| cluster.slurm.job(id)["Priority"].parse::<u32>().unwrap();
+    let others = priority(blocker.job);
+    cluster.slurm.wait_job(job, "is before all others", DEADLINE, |job| {
+        job["Priority"].parse::<u32>().unwrap() > others
+    });
+    blocker.release();
+    await_file(alice, "runs");
+    cluster.slurm.scontrol(&["requeuehold", &job.to_string()]).assert_success();
+    // It is held by an administrator, and stays so; when it is released, it stands where others stand.
+    let state = || cluster.slurm.job(job)["JobState"].clone();
+    wait_until(LONG, "its former life is over", || {
+        assert_ne!(state(), "COMPLETED", "{}", cluster.log_text("scheduler"));
+        state() == "PENDING" && cluster.job(job).is_none()
+    });
+    assert_eq!(priority(job), 0, "{}", cluster.log_text("scheduler"));
+    let rival = cluster.slurm.submit(bob, "#!/bin/sh\nsleep 1000\n", &["--nodes=4", "--output=/dev/null"]);
+    cluster.slurm.wait_state(rival, "RUNNING", LONG);
+    cluster.slurm.scontrol(&["release", &job.to_string()]).assert_success();
+    assert!(priority(job) <= others, "{} of {others}", priority(job));
+    cluster.slurm.cancel(rival);
+    cluster.slurm.cancel(job);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn what_is_left_on_a_compute_node_is_removed_when_its_agent_is_back() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let text = script(
+        alice,
+        &[format!("DATA_OUT={}", output.display())],
+        &format!("echo result > {}/file\ntell written\nawait go", output.display()),
+    );
+    let job = cluster.start_staged(&text, 1);
+    await_file(alice, "written");
+    cluster.kill("c1");
+    give(alice, "go");
+    cluster.wait_done(job);
+    assert_eq!(tree(&output)["file"], b"result\n");
+    let mounted = || cluster.covers_of(&output);
+    assert!(!mounted().is_empty(), "the agent of c1 is away, and nobody else unmounts there");
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    cluster.start_agent("c1");
+    wait_until(LONG, "nothing is mounted any more", || mounted().is_empty());
+    cluster.assert_clean();
+}
+
+#[test]
+fn an_attempt_to_bring_results_home_begins_when_the_earlier_one_has_ended() {
+    if !available() {
+        return;
+    }
+    // So slow that the first attempt is at it all the time.
+    let scheduler = "bandwidth = \"1MiB/s\"\nstaging = 1".into();
+    let cluster = Cluster::with(Setup { scheduler, node_timeout: "120s", ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let source = alice.scratch.join("source");
+    own_file(alice, &source, &crate::aids::noise(5, 50 << 20));
+    let text = script(
+        alice,
+        &[format!("DATA_OUT={}", output.display())],
+        &format!("mkdir {o}/d\ncp {} {o}/d/large", source.display(), o = output.display()),
+    );
+    let job = cluster.start_staged(&text, 1);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    let server = cluster.rsa_nodes(job).remove(0);
+    let runners = || {
+        let all = cluster.host(&server).processes();
+        all.iter().filter(|process| process.command_line.iter().any(|word| word == "task-runner")).count()
+    };
+    wait_until(DEADLINE, "results are being brought home", || runners() > 0);
+    // Nobody hears of it, but what it has begun goes on.
+    cluster.host(&server).cut();
+    cluster.wait_note(job, "staging out failed");
+    assert!(runners() > 0, "{}", cluster.show(job));
+    cluster.host(&server).join();
+    cluster.wait_rsa(job, "STAGING_OUT");
+    wait_until(LONG, "it is done", || cluster.job(job).is_none());
+    assert!(fs::read(output.join("d/large")).unwrap() == fs::read(&source).unwrap());
+    assert_eq!(tree(&output).len(), 1);
+    cluster.assert_clean();
+}
+
+#[test]
+fn input_and_output_share_the_ram_disk_only_if_both_fit() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "delay = \"1s\"\n".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (input, output) = (folder(alice, "in", &files(1, 1000)), folder(alice, "out", &BTreeMap::new()));
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("DATA_OUT={}", output.display()),
+            "OUT_SIZE=1GiB".into(),
+        ],
+        &format!(
+            "until findmnt {o} > /dev/null; do sleep 0.1; done\necho result > {o}/file",
+            o = output.display()
+        ),
+    );
+    let job = cluster.start_staged(&text, 1);
+    cluster.wait_note(job, "RSA_OUT_SIZE asks for 1 GiB");
+    cluster.wait_done(job);
+    assert_passed(&cluster.states(job), &["READY", "INUSE_IN", "DESTROYED", "INUSE_OUT", "STAGING_OUT"]);
+    assert_eq!(tree(&output)["file"], b"result\n");
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
