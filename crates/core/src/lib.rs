@@ -27,5 +27,5 @@ pub mod text;
 
 pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
 pub use queue::{Incarnation, JobId, QueuedJob, Standing};
-pub use request::{EngineKind, PackFormat, Request, WaitPolicy};
+pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};
