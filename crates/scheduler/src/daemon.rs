@@ -213,7 +213,7 @@ impl Daemon {
 pub fn serve(config: &Config) -> Result<(), ServeError> {
     let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
     let name = host_name().map_err(StartError::from)?;
-    let store = Store::open(&config.scheduler.state)?;
+    let mut store = Store::open(&config.scheduler.state)?;
     let kept = store.load()?;
     let mut nodes: Nodes = kept.nodes.into_iter().collect();
     let mut configured: BTreeSet<NodeName> = BTreeSet::new();
