@@ -16,8 +16,13 @@ local M = {}
 -- The daemon knows its hold by this word in AdminComment.
 M.HELD_FOR_INPUT = "ondeck:hold"
 
--- What is beyond it is not looked at: slurmctld has other things to do.
+-- The bounds of the parser: slurmctld has other things to do. Lines that begin beyond so many bytes are not looked at,
+-- longer lines are refused, so many messages are given, and a job has so many directories with paths of so many bytes.
 local MOST_HEAD = 1024 * 1024
+local MOST_LINE = 4608
+local MOST_MESSAGES = 20
+local MOST_DIRECTORIES = 64
+local MOST_PATH = 4095
 
 local HUNDRED_YEARS = 100 * 366 * 86400
 
@@ -39,7 +44,7 @@ end
 
 -- Part of a value, fit for a terminal.
 local function preview(text)
-    local shown = text:sub(1, 120):gsub("[%z\1-\31\127]", "?")
+    local shown = text:sub(1, 120):gsub("[%z\1-\31\127]", "?"):gsub("\194[\128-\159]", "?")
     return shown
 end
 
@@ -76,6 +81,18 @@ local function path(value)
     end
     if value:find("^[~$]") then
         return "`" .. preview(value) .. "` is not expanded here", "write the whole path, as `pwd` prints it"
+    end
+    if not is_utf8(value) then
+        return "the path is not UTF-8 text", "rename it, or use another"
+    end
+    if #value > MOST_PATH then
+        return "the path is longer than " .. MOST_PATH .. " bytes", "use a directory nearer to the root"
+    end
+    if value:find("[\1-\31\127]") or value:find("\194[\128-\159]") then
+        return "the path holds control characters", "rename it, or use another"
+    end
+    if ("/" .. value .. "/"):find("/../", 1, true) then
+        return "the path holds `..`", "write it without"
     end
 end
 
@@ -122,9 +139,9 @@ local function duration(bare, not_zero)
         if not is_utf8(value) then return wrong("it is not UTF-8 text") end
         local text = trim(value, VALUE_BLANK)
         if text == "" then return wrong("it is empty") end
-        local rest, seconds = text, 0
-        while rest ~= "" do
-            local digits, unit, after = rest:match("^([0-9]+)([^0-9]*)(.*)$")
+        local at, seconds = 1, 0
+        while at <= #text do
+            local _, stop, digits, unit = text:find("^([0-9]+)([^0-9]*)", at)
             if not digits then return wrong("the number is missing, too large or no whole number") end
             local significant = digits:gsub("^0+", "")
             if #significant > 20 or (#significant == 20 and significant > "18446744073709551615") then
@@ -135,7 +152,7 @@ local function duration(bare, not_zero)
             if not factor then return wrong("the unit is not known") end
             seconds = seconds + tonumber(digits .. ".0") * factor
             if seconds > HUNDRED_YEARS then return wrong("it is longer than a hundred years") end
-            rest = after
+            at = stop + 1
         end
         if not_zero and seconds == 0 then
             return "an interval of zero would copy without end", "write minutes, like 5"
@@ -219,13 +236,15 @@ local function value_of(raw)
     return value
 end
 
--- Checks one directive; `rest` is what follows `#RSA_`. Answers a message if it is malformed.
-local function directive(number, rest, seen)
+-- Checks one directive; `rest` is what follows `#RSA_`, or the beginning of it if the line is too long. Answers a message
+-- if it is malformed.
+local function directive(number, rest, too_long, seen)
     local equals = rest:find("=", 1, true)
     local word = "RSA_" .. trim(equals and rest:sub(1, equals - 1) or rest, VALUE_BLANK)
     local function fail(problem, remedy)
         return string.format("line %d: %s: %s; %s", number, preview(word), problem, remedy)
     end
+    if too_long then return fail("the line is longer than " .. MOST_LINE .. " bytes", "shorten it") end
     local key
     for _, candidate in ipairs(KEYS) do
         if candidate[1] == word then key = candidate end
@@ -240,30 +259,58 @@ local function directive(number, rest, seen)
     if seen[meaning] and not repeatable then
         return fail("it was given before, in line " .. seen[meaning].line, "remove one of the two")
     end
+    if repeatable then
+        if seen.directories == MOST_DIRECTORIES then
+            return fail("a job has at most " .. MOST_DIRECTORIES .. " directories",
+                "name a directory that holds several of them")
+        end
+    end
     seen[meaning] = { line = number, value = value }
     local wrong, remedy = check(value)
     if wrong then return fail(wrong, remedy) end
+    if repeatable then seen.directories = seen.directories + 1 end
+end
+
+-- Answers a message if the directives make no sense together.
+local function contradiction(seen)
+    local name, why
+    if seen.stage_in and not seen.data_in then
+        name, why = "stage_in", "a stage-in script needs an input directory to read from; name one"
+    elseif seen.stage_out and not seen.data_out then
+        name, why = "stage_out", "a stage-out script needs an output directory to write to; name one"
+    elseif seen.stage_out and seen.pack then
+        name, why = "stage_out", "a stage-out script and packing exclude each other; let the script pack"
+    elseif seen.wait and seen.wait.value == "hold" and seen.directories == 0 then
+        name, why = "wait", "there is no data directory to wait for; name one"
+    else
+        return nil
+    end
+    return string.format("line %d: RSA_%s: %s", seen[name].line, name:upper(), why)
 end
 
 -- Checks the head of a script. Answers a list of messages, empty if all is well, and the directives by what they mean;
 -- the latter is nothing if there is none.
 function M.check(script)
-    local messages, seen, any = {}, {}, false
+    local messages, seen, any = {}, { directories = 0 }, false
     local number, from = 0, 1
-    while from <= #script and from <= MOST_HEAD do
+    while from <= #script and from <= MOST_HEAD and #messages < MOST_MESSAGES do
         local stop = script:find("\n", from, true) or #script + 1
-        local line = script:sub(from, stop - 1)
-        from = stop + 1
         number = number + 1
-        if line:sub(-1) == "\r" then line = line:sub(1, -2) end
-        if line:sub(1, 5) == "#RSA_" then
+        if script:sub(from, from + 4) == "#RSA_" then
             any = true
-            messages[#messages + 1] = directive(number, line:sub(6), seen)
+            local last = stop - 1
+            if script:sub(last, last) == "\r" then last = last - 1 end
+            local too_long = last - from + 1 > MOST_LINE
+            if too_long then last = from + 4 + MOST_LINE end
+            messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
         else
-            local first = trim(line):sub(1, 1)
-            if first ~= "" and first ~= "#" then break end
+            -- Lines are not copied: most of a head is comments.
+            local first = script:find("[^ \t\f\r]", from)
+            if first and first < stop and script:sub(first, first) ~= "#" then break end
         end
+        from = stop + 1
     end
+    if #messages == 0 then messages[1] = contradiction(seen) end
     return messages, any and seen or nil
 end
 

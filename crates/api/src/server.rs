@@ -20,6 +20,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
 use ondeck_core::NodeName;
+use ondeck_core::text::plain;
 use ondeck_ramdisk::Secret;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,6 +35,9 @@ use crate::wire::{MOST_BYTES, Refusal, RefusalCode, VERSION};
 
 /// How long the body of a request may take to come.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Enough of a request, and of what was wrong with it, for the log.
+const LOGGED: usize = 500;
 
 /// What a daemon answers.
 pub trait Service: Send + Sync + 'static {
@@ -372,7 +376,9 @@ async fn handle<S: Service>(
     };
     let done = Arc::clone(&daemon.service).route(request).await;
     if let Err(refusal) = &done {
-        tracing::info!(method = %parts.method, path, code = ?refusal.code, message = refusal.message, "refused");
+        // Both are the caller's words, or repeat them.
+        let (path, message) = (plain(path, LOGGED), plain(&refusal.message, LOGGED));
+        tracing::info!(method = %parts.method, path, code = ?refusal.code, message, "refused");
     }
     let answering = Answering::new(done);
     let Some((uid, nonce)) = known.seal else { return answering.respond(None) };

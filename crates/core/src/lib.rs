@@ -12,6 +12,7 @@
 //! - [`allocation`]: what a RAM disk is made of: names, epochs, servers, equal shares
 //! - [`queue`]: what a workload manager shows of its queue
 //! - [`schedule`]: what the scheduler decides: states, placement, policies, as one pure state machine
+//! - [`text`]: texts of others, fit for a terminal and a log
 //! - [`exit`]: the exit codes of every command, and what each promises
 
 pub mod allocation;
@@ -22,8 +23,9 @@ pub mod queue;
 pub mod request;
 pub mod schedule;
 pub mod size;
+pub mod text;
 
 pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
 pub use queue::{Incarnation, JobId, QueuedJob, Standing};
-pub use request::{EngineKind, PackFormat, Request, WaitPolicy};
+pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};

@@ -39,6 +39,41 @@ pub struct Request {
     pub copy_out_interval: Option<Duration>,
 }
 
+/// What can't be asked for together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Contradiction {
+    /// There is nothing that the script could read from.
+    #[error("a stage-in script needs an input directory to read from; name one")]
+    StageInWithoutInput,
+    /// There is nothing that the script could write to.
+    #[error("a stage-out script needs an output directory to write to; name one")]
+    StageOutWithoutOutput,
+    /// Both would save the results.
+    #[error("a stage-out script and packing exclude each other; let the script pack")]
+    StageOutAndPack,
+    /// The job would wait for nothing.
+    #[error("there is no data directory to wait for; name one")]
+    HoldWithoutData,
+}
+
+impl Request {
+    /// What of it can't be asked for together, if anything.
+    pub fn contradiction(&self) -> Option<Contradiction> {
+        let (no_input, no_output) = (self.data_in.is_empty(), self.data_out.is_empty());
+        if self.stage_in.is_some() && no_input {
+            Some(Contradiction::StageInWithoutInput)
+        } else if self.stage_out.is_some() && no_output {
+            Some(Contradiction::StageOutWithoutOutput)
+        } else if self.stage_out.is_some() && self.pack.is_some() {
+            Some(Contradiction::StageOutAndPack)
+        } else if self.wait == Some(WaitPolicy::Hold) && no_input && no_output {
+            Some(Contradiction::HoldWithoutData)
+        } else {
+            None
+        }
+    }
+}
+
 macro_rules! keyword_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]

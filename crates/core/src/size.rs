@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::plain;
+
 /// A number of bytes.
 ///
 /// `K`, `M`, `G`, `T`, `P` and `KiB` … `PiB` are powers of 1024, as for tmpfs and Slurm;
@@ -22,7 +24,7 @@ pub struct Bytes(pub u64);
 
 /// Why a text is not a size, a rate or a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a {what}: {why}; write it like {example}")]
+#[error("`{}` is not a {what}: {why}; write it like {example}", plain(text, 120))]
 pub struct ParseError {
     pub(crate) text: String,
     pub(crate) what: &'static str,

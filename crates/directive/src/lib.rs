@@ -8,14 +8,34 @@
 //! A value may be quoted; outside quotes ` #` begins a comment, as in `#SBATCH` lines. Nothing is expanded:
 //! `$HOME` and `~` are refused, because a shell would expand them and this parser can't.
 //!
-//! The text is bytes, not UTF-8: paths on Linux are bytes.
+//! The text is bytes. Paths on Linux are bytes, too, but what is kept of a job and sent to agents is text: a path that is
+//! not UTF-8, or holds control characters, is refused.
+//!
+//! A script is hostile until it is read. What is looked at, and what is answered, is bounded: [`MOST_HEAD`],
+//! [`MOST_LINE`], [`MOST_ERRORS`], [`MOST_DIRECTORIES`], [`MOST_PATH`]. `slurm/job_submit.lua` has the same bounds.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
-use ondeck_core::{Bytes, EngineKind, PackFormat, Request, WaitPolicy, duration};
+use ondeck_core::text::plain;
+use ondeck_core::{Bytes, Contradiction, EngineKind, PackFormat, Request, WaitPolicy, duration};
+
+/// Lines that begin beyond so many bytes of a script are not looked at.
+pub const MOST_HEAD: usize = 1 << 20;
+
+/// A longer line is refused: the longest path, quotes, the key and some room for a comment.
+pub const MOST_LINE: usize = 4608;
+
+/// So many errors, and so many warnings, are told.
+pub const MOST_ERRORS: usize = 20;
+
+/// Directories of one job: each is a mount on every one of its nodes.
+pub const MOST_DIRECTORIES: usize = 64;
+
+/// The bytes of a path: Linux's PATH_MAX without the NUL.
+pub const MOST_PATH: usize = 4095;
 
 /// A directive that can't be obeyed: where it stands, what is wrong, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,10 +113,11 @@ const KEYS: &[(&str, Key)] = &[
     ("RSA_COPY_OUT_INTERVAL", Key::CopyOutInterval),
 ];
 
-/// Reads the directives at the head of `script`.
+/// Reads the directives at the head of `script`, of which something may be said elsewhere, too, such as by options.
 ///
 /// # Errors
-/// Every malformed directive, in the order of their lines, so that a user mends them all at once.
+/// Every malformed directive, in the order of their lines, so that a user mends them all at once: the first
+/// [`MOST_ERRORS`].
 ///
 /// ```
 /// let script = b"#!/bin/bash\n#RSA_DATA_IN=/case/input\n#RSA_DATA_OUT=/case/results\n./solver\n";
@@ -104,11 +125,41 @@ const KEYS: &[(&str, Key)] = &[
 /// assert_eq!(parsed.request.data_in, ["/case/input"].map(std::path::PathBuf::from));
 /// ```
 pub fn parse(script: &[u8]) -> Result<Parsed, Vec<DirectiveError>> {
+    read(script).map(|(parsed, _)| parsed)
+}
+
+/// Reads the directives of a script that is all there is to know, as of one that is given to sbatch.
+///
+/// # Errors
+/// As [`parse`], and a directive that makes no sense beside the others.
+pub fn parse_alone(script: &[u8]) -> Result<Parsed, Vec<DirectiveError>> {
+    let (parsed, seen) = read(script)?;
+    let Some(contradiction) = parsed.request.contradiction() else { return Ok(parsed) };
+    let key = match contradiction {
+        Contradiction::StageInWithoutInput => Key::StageIn,
+        Contradiction::StageOutWithoutOutput | Contradiction::StageOutAndPack => Key::StageOut,
+        Contradiction::HoldWithoutData => Key::Wait,
+    };
+    let line = seen.iter().find(|(known, _)| *known == key).map_or(1, |(_, line)| *line);
+    let name = KEYS.iter().find(|(_, known)| *known == key).map_or("RSA_", |(name, _)| name);
+    let (problem, remedy) = split_remedy(contradiction);
+    Err(vec![DirectiveError { line, key: name.to_owned(), problem, remedy }])
+}
+
+/// The keys that a script has, each with its line.
+type SeenKeys = Vec<(Key, usize)>;
+
+fn read(script: &[u8]) -> Result<(Parsed, SeenKeys), Vec<DirectiveError>> {
     let mut parsed = Parsed::default();
     let mut errors = Vec::new();
-    let mut seen: Vec<(Key, usize)> = Vec::new();
+    let mut seen = SeenKeys::new();
     let mut in_head = true;
+    let mut begins = 0;
     for (index, line) in script.split(|b| *b == b'\n').enumerate() {
+        if begins >= MOST_HEAD || errors.len() == MOST_ERRORS || parsed.warnings.len() == MOST_ERRORS {
+            break;
+        }
+        begins += line.len() + 1;
         let number = index + 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let Some(text) = line.strip_prefix(b"#RSA_") else {
@@ -140,7 +191,7 @@ pub fn parse(script: &[u8]) -> Result<Parsed, Vec<DirectiveError>> {
             Err(error) => errors.push(*error),
         }
     }
-    if errors.is_empty() { Ok(parsed) } else { Err(errors) }
+    if errors.is_empty() { Ok((parsed, seen)) } else { Err(errors) }
 }
 
 /// `# RSA_DATA_IN=…` and `  #RSA_…` are what people write when they don't know that the column matters.
@@ -157,14 +208,19 @@ fn looks_like_a_directive(trimmed: &[u8]) -> bool {
 fn directive(
     line: usize,
     text: &[u8],
-    seen: &mut Vec<(Key, usize)>,
+    seen: &mut SeenKeys,
     request: &mut Request,
 ) -> Result<(), Box<DirectiveError>> {
-    let equals = text.iter().position(|b| *b == b'=');
-    let word = format!("RSA_{}", String::from_utf8_lossy(&text[..equals.unwrap_or(text.len())]).trim());
+    let looked_at = &text[..text.len().min(MOST_LINE)];
+    let equals = looked_at.iter().position(|b| *b == b'=');
+    let word =
+        format!("RSA_{}", String::from_utf8_lossy(&looked_at[..equals.unwrap_or(looked_at.len())]).trim());
     let fail = |problem: String, remedy: String| {
-        Box::new(DirectiveError { line, key: shorten(&word), problem, remedy })
+        Box::new(DirectiveError { line, key: plain(&word, PREVIEW), problem, remedy })
     };
+    if text.len() + "#RSA_".len() > MOST_LINE {
+        return Err(fail(format!("the line is longer than {MOST_LINE} bytes"), "shorten it".into()));
+    }
     let Some((name, key)) = KEYS.iter().find(|(name, _)| *name == word) else {
         return Err(fail("there is no such directive".into(), nearest(&word)));
     };
@@ -178,6 +234,10 @@ fn directive(
         && !repeatable
     {
         return Err(fail(format!("it was given before, in line {first}"), "remove one of the two".into()));
+    }
+    if repeatable && request.data_in.len() + request.data_out.len() == MOST_DIRECTORIES {
+        let problem = format!("a job has at most {MOST_DIRECTORIES} directories");
+        return Err(fail(problem, "name a directory that holds several of them".into()));
     }
     seen.push((*key, line));
     apply(*key, value, request).map_err(|(problem, remedy)| fail(problem, remedy))
@@ -252,7 +312,43 @@ fn path(value: &[u8]) -> Result<PathBuf, Refusal> {
             "write the whole path, as `pwd` prints it".into(),
         ));
     }
-    Ok(PathBuf::from(OsStr::from_bytes(value)))
+    let path = Path::new(OsStr::from_bytes(value));
+    check_path(path).map_err(split_remedy)?;
+    Ok(path.to_owned())
+}
+
+/// Why a path can't be one of a job's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// What is kept and sent of a job is text.
+    #[error("the path is not UTF-8 text; rename it, or use another")]
+    NotText,
+    /// It would reach terminals and logs.
+    #[error("the path holds control characters; rename it, or use another")]
+    Control,
+    /// The kernel would not take it.
+    #[error("the path is longer than {MOST_PATH} bytes; use a directory nearer to the root")]
+    Long,
+    /// It leads elsewhere when a directory on the way is replaced.
+    #[error("the path holds `..`; write it without")]
+    Parent,
+}
+
+/// Whether a path, absolute or not, can be one of a job's.
+///
+/// # Errors
+/// [`PathError`].
+pub fn check_path(path: &Path) -> Result<(), PathError> {
+    let text = path.to_str().ok_or(PathError::NotText)?;
+    if text.len() > MOST_PATH {
+        Err(PathError::Long)
+    } else if text.chars().any(char::is_control) {
+        Err(PathError::Control)
+    } else if path.components().any(|part| part == Component::ParentDir) {
+        Err(PathError::Parent)
+    } else {
+        Ok(())
+    }
 }
 
 fn text(value: &[u8]) -> Result<&str, Refusal> {
@@ -289,7 +385,7 @@ fn word<T>(value: &[u8], from_word: fn(&str) -> Option<T>, words: &[&str]) -> Re
 fn nearest(word: &str) -> String {
     let best = KEYS
         .iter()
-        .map(|(name, _)| (strsim::damerau_levenshtein(&shorten(word), name), *name))
+        .map(|(name, _)| (strsim::damerau_levenshtein(&plain(word, PREVIEW), name), *name))
         .min()
         .filter(|(distance, _)| *distance <= 4);
     match best {
@@ -298,17 +394,14 @@ fn nearest(word: &str) -> String {
     }
 }
 
+/// The characters of a value or a key that a message shows.
+const PREVIEW: usize = 120;
+
 /// Enough of a value for a message, and never more than a line of it.
 fn preview(bytes: &[u8]) -> String {
-    shorten(&String::from_utf8_lossy(bytes).escape_debug().to_string())
-}
-
-fn shorten(text: &str) -> String {
-    const MOST: usize = 120;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    // No character takes more bytes.
+    let enough = &bytes[..bytes.len().min(4 * (PREVIEW + 1))];
+    plain(&String::from_utf8_lossy(enough), PREVIEW)
 }
 
 #[cfg(test)]
@@ -396,8 +489,96 @@ mod tests {
     }
 
     #[test]
-    fn a_path_need_not_be_utf8() {
-        let parsed = parse(b"#RSA_DATA_IN=/d\xff\n").unwrap();
-        assert_eq!(parsed.request.data_in[0].as_os_str().as_bytes(), b"/d\xff");
+    fn a_path_that_can_not_be_kept_as_text_is_refused() {
+        for (value, part) in [
+            (&b"/d\xff"[..], "not UTF-8"),
+            (b"/d\x1b[2J", "control characters"),
+            ("/d\u{9b}x".as_bytes(), "control characters"),
+            (b"/d\tx", "control characters"),
+            (b"../in", "holds `..`"),
+            (b"/a/../in", "holds `..`"),
+        ] {
+            for key in ["DATA_IN", "DATA_OUT", "STAGE_IN", "STAGE_OUT"] {
+                let script = [b"#RSA_", key.as_bytes(), b"=", value, b"x\n"].concat();
+                let errors = parse(&script).unwrap_err();
+                let said = errors[0].to_string();
+                assert!(errors.len() == 1 && said.contains(part), "{said}");
+                assert!(!said.chars().any(char::is_control), "{said:?}");
+            }
+        }
+        assert!(parse(b"#RSA_DATA_IN=/a..b/..c/d..\n").is_ok());
+        let long = |length: usize| format!("#RSA_DATA_IN=/{}\n", "x".repeat(length - 1));
+        assert!(parse(long(MOST_PATH).as_bytes()).is_ok());
+        assert!(one_error(&long(MOST_PATH + 1)).contains("longer than 4095 bytes"));
+        assert!(one_error(&long(MOST_LINE)).contains("line is longer than 4608 bytes"));
+    }
+
+    #[test]
+    fn a_job_has_a_bounded_number_of_directories() {
+        let lines = |count: usize| {
+            let line = |number: usize| {
+                format!("#RSA_DATA_{}=/d{number}\n", if number.is_multiple_of(2) { "IN" } else { "OUT" })
+            };
+            (0..count).map(line).collect::<String>()
+        };
+        assert!(parse(lines(MOST_DIRECTORIES).as_bytes()).is_ok());
+        assert!(
+            one_error(&lines(MOST_DIRECTORIES + 1)).starts_with("line 65: RSA_DATA_IN: a job has at most 64")
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_beside_the_others_is_refused_in_a_script_alone() {
+        for (script, message) in [
+            (
+                "\n#RSA_STAGE_IN=x\n",
+                "line 2: RSA_STAGE_IN: a stage-in script needs an input directory to read from; name one",
+            ),
+            (
+                "#RSA_DATA_IN=a\n#RSA_STAGE_OUT=x\n",
+                "line 2: RSA_STAGE_OUT: a stage-out script needs an output directory to write to; name one",
+            ),
+            (
+                "#RSA_DATA_OUT=a\n#RSA_PACK=tar\n#RSA_POSTPROCESS=x\n",
+                "line 3: RSA_STAGE_OUT: a stage-out script and packing exclude each other; let the script pack",
+            ),
+            ("#RSA_WAIT=hold\n", "line 1: RSA_WAIT: there is no data directory to wait for; name one"),
+        ] {
+            let errors = parse_alone(script.as_bytes()).unwrap_err();
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
+            // Options may add what is missing.
+            assert!(parse(script.as_bytes()).is_ok());
+        }
+        let fine = b"#RSA_DATA_IN=a\n#RSA_DATA_OUT=b\n#RSA_STAGE_IN=x\n#RSA_STAGE_OUT=y\n#RSA_WAIT=hold\n";
+        assert!(parse_alone(fine).is_ok());
+        assert!(parse_alone(b"#RSA_CAPACITY=1G\n").is_ok());
+    }
+
+    #[test]
+    fn a_hostile_script_is_judged_at_once_and_in_few_words() {
+        let long = |line: &[u8]| line.repeat((4 << 20) / line.len());
+        for script in [
+            long(b"#RSA_X=1\n"),
+            long(b"#RSA_DATA_IN=/x\n"),
+            long(b"echo\n#RSA_DATA_IN=/x\n"),
+            long(b"# RSA_DATA_IN=/x\n"),
+            [&b"#RSA_DELAY="[..], &long(b"1s")].concat(),
+            [&b"#RSA_"[..], &long(b"\xff")].concat(),
+            long(b"\n"),
+        ] {
+            let begin = std::time::Instant::now();
+            match parse_alone(&script) {
+                Ok(parsed) => assert!(parsed.warnings.len() <= MOST_ERRORS),
+                Err(errors) => assert!(errors.len() <= MOST_ERRORS),
+            }
+            assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        }
+    }
+
+    #[test]
+    fn only_the_head_is_looked_at() {
+        let behind = |blanks: usize| [&b"\n".repeat(blanks)[..], b"#RSA_DATA_IN=/x\n"].concat();
+        assert_eq!(parse(&behind(MOST_HEAD - 1)).unwrap().directives, 1);
+        assert_eq!(parse(&behind(MOST_HEAD)).unwrap().directives, 0);
     }
 }

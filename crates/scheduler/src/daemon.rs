@@ -12,6 +12,7 @@ use ondeck_api::munge::Munge;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::server::{ListenError, Listening, Server};
 use ondeck_core::schedule::{Action, Effects, Event, Job, Node, Nodes, Refused, Schedule, Time};
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
 use tokio::sync::{Notify, watch};
@@ -135,7 +136,7 @@ impl Daemon {
         for change in effects.changes.iter().filter(|change| !change.text.is_empty()) {
             let job = change.job.map(|job| job.to_string()).unwrap_or_default();
             let states = change.states.map(|(job, rsa)| format!("{job}/{rsa}")).unwrap_or_default();
-            tracing::info!(job, states, "{}", change.text);
+            tracing::info!(job, states, "{}", plain(&change.text, MESSAGE));
         }
         let Brain { schedule, store } = brain;
         while let Err(error) = store.keep(at, schedule, effects) {
@@ -251,7 +252,7 @@ impl Daemon {
 pub fn serve(config: &Config) -> Result<(), ServeError> {
     let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
     let name = host_name().map_err(StartError::from)?;
-    let store = Store::open(&config.scheduler.state)?;
+    let mut store = Store::open(&config.scheduler.state)?;
     let kept = store.load()?;
     let mut nodes: Nodes = kept.nodes.into_iter().collect();
     let mut configured: BTreeSet<NodeName> = BTreeSet::new();

@@ -11,6 +11,7 @@ use ondeck_api::wire::{
     Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
 use ondeck_core::schedule::{Action, Event, Fault, Job, JobState, LockIn, Outcome, Purpose, Task, Work};
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, QueuedJob, RamDiskId, Rate, Standing};
 use ondeck_ramdisk::Secret;
 use ondeck_wlm::{WlmError, WorkloadManager};
@@ -441,7 +442,8 @@ impl Staging {
         if !last.log.trim().is_empty() {
             text += &format!("; its script said: {}", last.log.trim());
         }
-        Outcome::Done(text)
+        // Names of files and words of scripts: they go to terminals and logs of others.
+        Outcome::Done(plain(&text, MESSAGE))
     }
 }
 
@@ -454,7 +456,7 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
     if let Some(last) = report.log.lines().rev().map(str::trim).find(|line| !line.is_empty()) {
         why += &format!("; it said at last: {last}");
     }
-    failed(why, if report.retryable { Fault::Again } else { Fault::User })
+    failed(plain(&why, MESSAGE), if report.retryable { Fault::Again } else { Fault::User })
 }
 
 /// Ends what earlier attempts to bring results home have left running.

@@ -1,12 +1,14 @@
 //! Looking at the queue: one query for all jobs, and one look at the script of each job that may get something.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ondeck_core::schedule::{Event, RsaState, Seen, Time};
+use ondeck_core::text::plain;
 use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
+use ondeck_directive::{PathError, check_path};
 use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -15,6 +17,13 @@ use crate::daemon::{Daemon, now};
 
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
 const SCRIPTS: usize = 4;
+
+/// At least so much lies between two looks, however many want to know now: each asks the workload manager for all jobs.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
+/// Who asks for a number that may not exist has a new look at most that often; so nobody can keep the workload manager
+/// busy with them.
+const CALM: Duration = Duration::from_secs(1);
 
 /// What a job's script asks for, if anything.
 #[derive(Clone, Debug)]
@@ -68,6 +77,15 @@ impl Queue {
         self.wanted.notify_one();
     }
 
+    /// Whoever has wanted a look until now is satisfied with the one that begins.
+    async fn begin_a_look(&self) {
+        tokio::select! {
+            biased;
+            () = self.wanted.notified() => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+
     /// The queue as it is now: a look that began after this call.
     pub async fn fresh(&self) -> Sight {
         let (called, mut sight) = (now(), self.sight.subscribe());
@@ -78,17 +96,41 @@ impl Queue {
             }
         }
     }
+
+    /// The queue by a look that began after a time, for those who can wait until the last one is [`CALM`] old.
+    pub async fn after(&self, time: Time) -> Sight {
+        let mut sight = self.sight.subscribe();
+        loop {
+            let known = sight.borrow_and_update().clone();
+            if known.taken >= time {
+                return known;
+            }
+            let age = now().since(known.taken);
+            let changed = tokio::time::timeout(CALM.saturating_sub(age), sight.changed()).await;
+            // Others may have hurried for the same look.
+            if changed.is_err() && !sight.has_changed().unwrap_or(true) {
+                self.hurry();
+                // The look that was hurried for.
+                if sight.changed().await.is_err() {
+                    return self.sight();
+                }
+            }
+        }
+    }
 }
 
 /// Looks at the queue for as long as the daemon lives.
 pub(crate) async fn look(daemon: Arc<Daemon>) {
     let interval = daemon.config.slurm.interval;
     loop {
+        daemon.queue.begin_a_look().await;
         look_once(&daemon).await;
+        let pause = tokio::time::Instant::now() + LOOK_PAUSE;
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
             () = daemon.queue.wanted.notified() => {}
         }
+        tokio::time::sleep_until(pause).await;
     }
 }
 
@@ -229,52 +271,86 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
     Ok(Seen { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
 }
 
+/// What a job's script comes to.
+enum Script {
+    /// It asks for something; with the directory that the job was submitted from.
+    Asks(Request, PathBuf),
+    AsksForNothing,
+    /// It can't be obeyed.
+    Wrong(String),
+}
+
 async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
-    let nothing = |work_dir| Asked { request: None, work_dir, io_nodes: BTreeMap::new() };
-    let script = match daemon.workload_manager.script(job.id.job).await {
-        Ok(script) => script,
-        Err(WlmError::NoScript(_)) => return Ok(nothing("/".into())),
+    /// Enough of a reason for the log.
+    const LOGGED: usize = 500;
+    let asked = |request, work_dir| Asked { request, work_dir, io_nodes: BTreeMap::new() };
+    let waits_for_us = job.held_for_input && job.standing == Standing::Held;
+    let wrong = match read(daemon, job).await {
+        Ok(Script::Asks(request, work_dir)) => return Ok(asked(Some(request), work_dir)),
+        Ok(Script::AsksForNothing) if !waits_for_us => return Ok(asked(None, "/".into())),
+        Ok(Script::AsksForNothing) => "its script names no data directory".to_owned(),
+        Ok(Script::Wrong(why)) => why,
+        Err(WlmError::Refused { message }) if waits_for_us => format!("its script can't be read: {message}"),
         Err(error) => return Err(error),
     };
-    let parsed = ondeck_directive::parse(&script);
-    if parsed.as_ref().is_ok_and(|parsed| parsed.directives == 0) {
-        return Ok(nothing("/".into()));
+    tracing::info!(job = %job.id, wrong = plain(&wrong, LOGGED), "its directives can't be obeyed");
+    let manager = &daemon.workload_manager;
+    if waits_for_us {
+        // Nobody else releases it. Before its mark is overwritten: if this fails now, the next look finds it again.
+        match manager.release(job.id.job).await {
+            Ok(()) => {}
+            Err(error @ WlmError::Unavailable { .. }) => return Err(error),
+            Err(error) => tracing::warn!(job = %job.id, %error, "it can't be released"),
+        }
     }
-    let work_dir = daemon.workload_manager.work_dir(job.id.job).await?;
-    let wrong = match parsed {
-        Ok(parsed) => match absolute(parsed.request, &work_dir) {
-            Ok(request) => {
-                let asks = !request.data_in.is_empty() || !request.data_out.is_empty();
-                let request = asks.then_some(request);
-                return Ok(Asked { request, ..nothing(work_dir) });
-            }
-            Err(why) => why,
-        },
-        Err(errors) => errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
-    };
-    tracing::info!(job = %job.id, wrong, "its directives can't be obeyed");
     let text = format!("no RAM disk: {wrong}; the job works on disk");
-    if let Err(error) = daemon.workload_manager.set_comment(job.id.job, &text).await {
+    if let Err(error) = manager.set_comment(job.id.job, &text).await {
         tracing::debug!(job = %job.id, %error, "can't tell its user");
     }
-    Ok(nothing(work_dir))
+    Ok(asked(None, "/".into()))
+}
+
+async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError> {
+    if daemon.brain().store.is_set_aside(job.id).unwrap_or(false) {
+        return Ok(Script::Wrong("what the scheduler's journal has of it is not understood".into()));
+    }
+    let script = match daemon.workload_manager.script(job.id.job).await {
+        Ok(script) => script,
+        Err(WlmError::NoScript(_)) => return Ok(Script::AsksForNothing),
+        Err(error) => return Err(error),
+    };
+    // It may be of any length.
+    let parsed = tokio::task::spawn_blocking(move || ondeck_directive::parse_alone(&script))
+        .await
+        .map_err(|error| WlmError::Malformed { what: error.to_string() })?;
+    let request = match parsed {
+        Ok(parsed) if parsed.request.data_in.is_empty() && parsed.request.data_out.is_empty() => {
+            return Ok(Script::AsksForNothing);
+        }
+        Ok(parsed) => parsed.request,
+        Err(errors) => {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            return Ok(Script::Wrong(errors.join("; ")));
+        }
+    };
+    let work_dir = daemon.workload_manager.work_dir(job.id.job).await?;
+    Ok(match absolute(request, &work_dir) {
+        Ok(request) => Script::Asks(request, work_dir),
+        Err(why) => Script::Wrong(why),
+    })
 }
 
 /// A request whose paths are absolute and plain.
 fn absolute(mut request: Request, work_dir: &Path) -> Result<Request, String> {
+    match check_path(work_dir) {
+        // It matters to relative paths only.
+        Ok(()) | Err(PathError::Parent) => {}
+        Err(error) => return Err(format!("the directory that it starts in: {error}")),
+    }
     let plain = |path: &mut PathBuf| -> Result<(), String> {
         let joined = work_dir.join(&path);
-        let mut clean = PathBuf::new();
-        for part in joined.components() {
-            match part {
-                Component::RootDir | Component::Normal(_) => clean.push(part),
-                Component::CurDir => {}
-                Component::ParentDir | Component::Prefix(_) => {
-                    return Err(format!("{}: write the path without `..`", path.display()));
-                }
-            }
-        }
-        *path = clean;
+        check_path(&joined).map_err(|error| format!("{}: {error}", path.display()))?;
+        *path = joined.components().collect();
         Ok(())
     };
     request.data_in.iter_mut().chain(&mut request.data_out).try_for_each(plain)?;
@@ -302,4 +378,72 @@ async fn map_nodes(command: &[String], job: &QueuedJob) -> Result<Vec<NodeName>,
     }
     let text = String::from_utf8_lossy(&output.stdout);
     text.split_whitespace().map(|name| name.parse().map_err(|error| format!("{program}: {error}"))).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn of(path: &[u8], work_dir: &[u8]) -> Result<PathBuf, String> {
+        let request = Request { data_in: vec![OsStr::from_bytes(path).into()], ..Request::default() };
+        absolute(request, Path::new(OsStr::from_bytes(work_dir))).map(|mut request| request.data_in.remove(0))
+    }
+
+    #[tokio::test]
+    async fn many_who_ask_for_what_is_not_there_share_a_look_a_second() {
+        let queue = Arc::new(Queue::new());
+        let looks = Arc::new(Mutex::new(0));
+        let (looked_at, counted) = (Arc::clone(&queue), Arc::clone(&looks));
+        let looking = tokio::spawn(async move {
+            loop {
+                looked_at.wanted.notified().await;
+                looked_at.begin_a_look().await;
+                *counted.lock().unwrap() += 1;
+                looked_at.sight.send_replace(Sight { taken: now(), ..Sight::default() });
+            }
+        });
+        let begin = std::time::Instant::now();
+        let mut asking = JoinSet::new();
+        for _ in 0..20 {
+            let queue = Arc::clone(&queue);
+            asking.spawn(async move {
+                while begin.elapsed() < Duration::from_millis(2500) {
+                    let called = now();
+                    assert!(queue.after(called).await.taken >= called);
+                }
+            });
+        }
+        asking.join_all().await;
+        looking.abort();
+        // The first at once; one more, when all have asked for the last time.
+        let (looks, seconds) = (*looks.lock().unwrap(), begin.elapsed().as_secs());
+        assert!((2..=seconds + 2).contains(&looks), "{looks} looks in {seconds} s");
+    }
+
+    #[test]
+    fn paths_begin_where_the_job_was_submitted() {
+        assert_eq!(of(b"./a//b/.", b"/home/me").unwrap().as_os_str(), "/home/me/a/b");
+        assert_eq!(of(b"/a", b"/home/me").unwrap().as_os_str(), "/a");
+        assert_eq!(of(b"/a", b"/home/../me").unwrap().as_os_str(), "/a");
+    }
+
+    #[test]
+    fn a_path_that_can_not_be_kept_is_refused_wherever_it_comes_from() {
+        let long = [&b"/"[..], &b"x/".repeat(2047)].concat();
+        assert!(of(b"a", &long[..4000]).is_ok());
+        for (path, work_dir, part) in [
+            (&b"/a"[..], &b"/home/\xff"[..], "starts in: the path is not UTF-8"),
+            (b"/a", b"/home/\x1b", "starts in: the path holds control characters"),
+            (b"a", b"/home/../me", "holds `..`"),
+            (b"../a", b"/home/me", "holds `..`"),
+            (b"\xff", b"/home/me", "not UTF-8"),
+            (b"abcdef", &long, "longer than 4095"),
+        ] {
+            let error = of(path, work_dir).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use ondeck_api::scheduler::{
 };
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
-use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState};
+use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Time};
 use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
@@ -207,14 +207,10 @@ impl Daemon {
         caller: Caller,
         wait: Duration,
     ) -> Result<Waited, Refusal> {
-        let until = Instant::now() + wait;
+        let (called, until) = (now(), Instant::now() + wait);
         let mut changed = self.watch();
-        if self.job(id).is_none() {
-            // It may have been submitted since the queue was last looked at.
-            let _ = tokio::time::timeout(LOOK, self.queue.fresh()).await;
-        }
         loop {
-            let waited = self.waited(id, caller).await?;
+            let waited = self.waited(id, caller, called).await?;
             let left = until.saturating_duration_since(Instant::now());
             if waited.done || waited.stuck || left.is_zero() {
                 return Ok(waited);
@@ -223,7 +219,12 @@ impl Daemon {
         }
     }
 
-    async fn waited(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<Waited, Refusal> {
+    async fn waited(
+        self: &Arc<Self>,
+        id: Incarnation,
+        caller: Caller,
+        called: Time,
+    ) -> Result<Waited, Refusal> {
         let of = |job: &Job, done: bool| {
             // Also one that stays held for an input that its script did not make.
             let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost)
@@ -240,10 +241,11 @@ impl Daemon {
             return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
         }
         // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
-        let mut sight = self.queue.sight();
-        if !sight.jobs.iter().any(|job| job.id == id) {
-            sight = self.queue.fresh().await;
-        }
+        let sight = match tokio::time::timeout(LOOK, self.queue.after(called)).await {
+            Ok(sight) => sight,
+            Err(_) if self.queue.sight().jobs.iter().any(|job| job.id == id) => self.queue.sight(),
+            Err(_) => self.queue.after(called).await,
+        };
         let asks = !self.queue.asks_for_nothing(id.job);
         let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended && asks;
         if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {

@@ -34,6 +34,11 @@ const TABLES: &str = "
 /// From version 1 to 2.
 const STRAYS: &str = "CREATE TABLE strays (node TEXT PRIMARY KEY, ramdisks TEXT NOT NULL);";
 
+/// Rows that were not understood, as they were. A later version of the daemon, or a person, may understand them: nothing
+/// removes them but a person. Daemons that don't know this table leave it alone.
+const SET_ASIDE: &str = "CREATE TABLE IF NOT EXISTS set_aside
+    (kind TEXT NOT NULL, id TEXT NOT NULL, row TEXT NOT NULL, why TEXT NOT NULL, at_ms INTEGER NOT NULL)";
+
 /// Why the store can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -149,43 +154,92 @@ impl Store {
             VERSION => {}
             found => return Err(StoreError::Later { path, found }),
         }
+        connection.execute_batch(SET_ASIDE).map_err(sqlite)?;
         Ok(Store { path, connection, _only: only })
+    }
+
+    fn rows(&self, query: &str) -> Result<Vec<(String, String)>, StoreError> {
+        let read = || -> rusqlite::Result<Vec<(String, String)>> {
+            let mut statement = self.connection.prepare(query)?;
+            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+        };
+        read().map_err(|source| self.sqlite(source))
+    }
+
+    /// Moves a row that is not understood to where nothing looks at it.
+    fn set_aside(
+        &mut self,
+        kind: &str,
+        id: &str,
+        row: &str,
+        why: &dyn std::fmt::Display,
+    ) -> Result<(), StoreError> {
+        let why = why.to_string();
+        tracing::error!(
+            kind,
+            id,
+            why,
+            "what is kept of it is not understood; it is set aside in the table set_aside of {}, and nothing is done \
+             about it: its RAM disk, and the RSA nodes that are promised to it, are left alone",
+            self.path.display()
+        );
+        let from = match kind {
+            "job" => "DELETE FROM jobs WHERE id = ?1",
+            "node" => "DELETE FROM nodes WHERE name = ?1",
+            _ => "DELETE FROM strays WHERE node = ?1",
+        };
+        let path = self.path.clone();
+        let done = self.connection.transaction().and_then(|transaction| {
+            let into = "INSERT INTO set_aside (kind, id, row, why, at_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
+            transaction.execute(into, params![kind, id, row, why, crate::daemon::now().0 as i64])?;
+            transaction.execute(from, [id])?;
+            transaction.commit()
+        });
+        done.map_err(|source| StoreError::Sqlite { path, source })
     }
 
     fn sqlite(&self, source: rusqlite::Error) -> StoreError {
         StoreError::Sqlite { path: self.path.clone(), source }
     }
 
-    /// What an earlier daemon kept.
+    /// What an earlier daemon kept. One row that is not understood must not keep the others from being seen to: it is
+    /// set aside, and told.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn load(&self) -> Result<Kept, StoreError> {
-        let malformed = |what: &str, why: &dyn std::fmt::Display| StoreError::Malformed {
-            path: self.path.clone(),
-            what: what.to_owned(),
-            why: why.to_string(),
-        };
-        let rows = |query: &str| -> Result<Vec<(String, String)>, StoreError> {
-            let read = || -> rusqlite::Result<Vec<(String, String)>> {
-                let mut statement = self.connection.prepare(query)?;
-                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
-            };
-            read().map_err(|source| self.sqlite(source))
-        };
-        let mut jobs = Vec::new();
-        for (id, job) in rows("SELECT id, job FROM jobs")? {
-            jobs.push(serde_json::from_str(&job).map_err(|error| malformed(&format!("job {id}"), &error))?);
+    pub fn load(&mut self) -> Result<Kept, StoreError> {
+        let mut jobs: Vec<Job> = Vec::new();
+        for (id, row) in self.rows("SELECT id, job FROM jobs")? {
+            match serde_json::from_str::<Job>(&row) {
+                Ok(job) => jobs.push(job),
+                Err(error) => self.set_aside("job", &id, &row, &error)?,
+            }
         }
-        let mut nodes = Vec::new();
-        for (name, node) in rows("SELECT name, node FROM nodes")? {
-            let node = serde_json::from_str(&node).map_err(|error| malformed(&name, &error))?;
-            nodes.push((name.parse().map_err(|error| malformed(&name, &error))?, node));
+        let mut nodes: Vec<(NodeName, Node)> = Vec::new();
+        for (name, row) in self.rows("SELECT name, node FROM nodes")? {
+            match (name.parse::<NodeName>(), serde_json::from_str(&row)) {
+                (Ok(name), Ok(node)) => nodes.push((name, node)),
+                (Err(error), _) => self.set_aside("node", &name, &row, &error)?,
+                (Ok(parsed), Err(error)) => {
+                    self.set_aside("node", &name, &row, &error)?;
+                    let node = promised_by(&jobs, &parsed);
+                    if let Some(row) = self::row(&name, &node) {
+                        let statement = "INSERT INTO nodes (name, node) VALUES (?1, ?2)";
+                        self.connection
+                            .execute(statement, [&name, &row])
+                            .map_err(|source| self.sqlite(source))?;
+                    }
+                    nodes.push((parsed, node));
+                }
+            }
         }
         let mut strays = BTreeMap::new();
-        for (name, left) in rows("SELECT node, ramdisks FROM strays")? {
-            let left = serde_json::from_str(&left).map_err(|error| malformed(&name, &error))?;
-            strays.insert(name.parse().map_err(|error| malformed(&name, &error))?, left);
+        for (name, row) in self.rows("SELECT node, ramdisks FROM strays")? {
+            match (name.parse::<NodeName>(), serde_json::from_str(&row)) {
+                (Ok(name), Ok(left)) => drop(strays.insert(name, left)),
+                (Err(error), _) => self.set_aside("stray", &name, &row, &error)?,
+                (_, Err(error)) => self.set_aside("stray", &name, &row, &error)?,
+            }
         }
         let counter = |name: &str| -> Result<u64, StoreError> {
             let query = "SELECT value FROM counters WHERE name = ?1";
@@ -209,8 +263,9 @@ impl Store {
             for id in &effects.jobs {
                 match schedule.jobs().get(id) {
                     Some(job) => {
+                        let Some(row) = row(&format!("job {id}"), job) else { continue };
                         let statement = "INSERT OR REPLACE INTO jobs (id, job) VALUES (?1, ?2)";
-                        transaction.prepare_cached(statement)?.execute(params![id.to_string(), json(job)])?;
+                        transaction.prepare_cached(statement)?.execute(params![id.to_string(), row])?;
                     }
                     None => {
                         transaction.execute("DELETE FROM jobs WHERE id = ?1", [id.to_string()])?;
@@ -218,8 +273,9 @@ impl Store {
                 }
             }
             for job in &effects.gone {
+                let Some(row) = row(&format!("job {}", job.id), job) else { continue };
                 let statement = "INSERT OR REPLACE INTO past_jobs (id, job, ended_ms) VALUES (?1, ?2, ?3)";
-                transaction.execute(statement, params![job.id.to_string(), json(job), now.0 as i64])?;
+                transaction.execute(statement, params![job.id.to_string(), row, now.0 as i64])?;
                 transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.to_string()])?;
             }
             for used in &effects.used {
@@ -230,14 +286,16 @@ impl Store {
                 transaction.execute(statement, params![used.uid, used.account, day, used.node_seconds])?;
             }
             for name in &effects.nodes {
-                if let Some(node) = schedule.nodes().get(name) {
+                if let Some(row) = schedule.nodes().get(name).and_then(|node| row(name.as_str(), node)) {
                     let statement = "INSERT OR REPLACE INTO nodes (name, node) VALUES (?1, ?2)";
-                    transaction.execute(statement, params![name.as_str(), json(node)])?;
+                    transaction.execute(statement, params![name.as_str(), row])?;
                 }
                 match schedule.strays().get(name) {
                     Some(left) => {
                         let statement = "INSERT OR REPLACE INTO strays (node, ramdisks) VALUES (?1, ?2)";
-                        transaction.execute(statement, params![name.as_str(), json(left)])?;
+                        if let Some(row) = row(name.as_str(), left) {
+                            transaction.execute(statement, params![name.as_str(), row])?;
+                        }
                     }
                     None => {
                         transaction.execute("DELETE FROM strays WHERE node = ?1", [name.as_str()])?;
@@ -280,7 +338,12 @@ impl Store {
         layout: Option<&Layout>,
     ) -> Result<(), StoreError> {
         let statement = "INSERT OR REPLACE INTO ramdisks (id, job, secret, layout) VALUES (?1, ?2, ?3, ?4)";
-        let row = params![id.to_string(), job.to_string(), secret.reveal(), layout.map(json)];
+        let layout = layout.map(json).transpose().map_err(|error| StoreError::Malformed {
+            path: self.path.clone(),
+            what: id.to_string(),
+            why: error.to_string(),
+        })?;
+        let row = params![id.to_string(), job.to_string(), secret.reveal(), layout];
         self.connection.execute(statement, row).map_err(|source| self.sqlite(source)).map(|_| ())
     }
 
@@ -305,6 +368,17 @@ impl Store {
         let layout =
             layout.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| malformed(&error))?;
         Ok(Some((secret, layout)))
+    }
+
+    /// Whether what was kept of a job is set aside: nobody knows then whether its RAM disk holds results.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn is_set_aside(&self, job: Incarnation) -> Result<bool, StoreError> {
+        let query = "SELECT count(*) FROM set_aside WHERE kind = 'job' AND id = ?1";
+        let found: rusqlite::Result<i64> =
+            self.connection.query_row(query, [job.to_string()], |row| row.get(0));
+        found.map(|found| found > 0).map_err(|source| self.sqlite(source))
     }
 
     /// Whether a RAM disk of this name and epoch, or a later one, was ordered by this daemon.
@@ -424,7 +498,127 @@ pub fn job_of(id: &RamDiskId) -> Option<Incarnation> {
     (found.ramdisk() == id.name).then_some(found)
 }
 
-fn json(value: &impl serde::Serialize) -> String {
-    // Maps with keys that are no texts are the only thing that JSON can't hold, and there are none.
-    serde_json::to_string(value).unwrap_or_default()
+/// A value as it is kept. Without it what was kept before stands: one value that can't be kept must not keep all the others
+/// from being kept, and trying again would not help.
+fn row(what: &str, value: &impl serde::Serialize) -> Option<String> {
+    json(value).inspect_err(|error| tracing::error!(what, %error, "a defect: it can't be kept")).ok()
+}
+
+/// JSON knows text only: a path that is not UTF-8 is an error.
+fn json(value: &impl serde::Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_string(value)
+}
+
+/// A node of which nothing is known but what jobs were promised there.
+fn promised_by(jobs: &[Job], name: &NodeName) -> Node {
+    let mut node = Node::new("");
+    for job in jobs {
+        if let Some(allocation) = job.allocation.as_ref().filter(|found| found.nodes.contains(name)) {
+            node.promised.insert(job.id, allocation.promise);
+        }
+    }
+    node
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use ondeck_core::schedule::{Event, Nodes, Seen, Site};
+    use ondeck_core::{Bytes, JobId, Owner, QueuedJob, Request, Standing};
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    const NOW: Time = Time(1_000_000_000_000);
+
+    fn waiting(number: u32, path: &[u8]) -> Seen {
+        let job = QueuedJob {
+            id: Incarnation { job: JobId(number), restarts: 0 },
+            owner: Owner { uid: 1000, gid: 1000 },
+            account: String::new(),
+            standing: Standing::Next,
+            reason: "Resources".into(),
+            node_count: 1,
+            nodes: Vec::new(),
+            start: None,
+            submitted: NOW.0 / 1000,
+            priority: 1,
+            qos: String::new(),
+            held_for_input: false,
+            dependent: false,
+        };
+        let data_in = vec![PathBuf::from(OsStr::from_bytes(path))];
+        let request = Some(Request { data_in, ..Request::default() });
+        Seen { job, request, work_dir: "/".into(), io_nodes: Vec::new() }
+    }
+
+    /// A store with the jobs and one node that lends to them.
+    fn kept(directory: &Path, seen: Vec<Seen>) -> (Store, Schedule) {
+        let mut store = Store::open(directory).unwrap();
+        let nodes: Nodes = [("r1".parse().unwrap(), Node::new("default"))].into();
+        let site = Site { debounce: std::time::Duration::ZERO, ..Site::default() };
+        let mut schedule = Schedule::new(site, Vec::new(), nodes, 0, Epoch(0));
+        let up = Event::NodeUp { node: "r1".parse().unwrap(), capacity: Bytes(1 << 30) };
+        for event in [up, Event::Queue { taken: NOW, jobs: seen }] {
+            let effects = schedule.handle(NOW, event).unwrap();
+            store.keep(NOW, &schedule, &effects).unwrap();
+        }
+        (store, schedule)
+    }
+
+    fn id(number: u32) -> Incarnation {
+        Incarnation { job: JobId(number), restarts: 0 }
+    }
+
+    #[test]
+    fn one_row_that_is_not_understood_is_set_aside_and_the_others_are_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = kept(dir.path(), vec![waiting(1, b"/a"), waiting(2, b"/b")]);
+        for statement in ["UPDATE jobs SET job = '' WHERE id = '1'", "UPDATE nodes SET node = 'torn {'"] {
+            assert_eq!(store.connection.execute(statement, []).unwrap(), 1);
+        }
+        drop(store);
+        for _ in 0..2 {
+            let mut store = Store::open(dir.path()).unwrap();
+            let loaded = store.load().unwrap();
+            assert_eq!(loaded.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id(2)]);
+            // Its RAM disk may hold results: it is a stranger's.
+            let ramdisk = RamDiskId { name: id(1).ramdisk(), epoch: Epoch(1) };
+            assert!(!store.knows(&ramdisk).unwrap() && store.is_set_aside(id(1)).unwrap());
+            assert!(!store.is_set_aside(id(2)).unwrap());
+            let aside = store.rows("SELECT kind || ' ' || id, row FROM set_aside ORDER BY 1").unwrap();
+            let expected = [("job 1", ""), ("node r1", "torn {")];
+            assert_eq!(aside, expected.map(|(what, row)| (what.to_owned(), row.to_owned())));
+        }
+    }
+
+    #[test]
+    fn what_jobs_were_promised_is_known_though_their_node_is_not_understood() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, schedule) = kept(dir.path(), vec![waiting(1, b"/a")]);
+        let mut job = schedule.jobs()[&id(1)].clone();
+        let allocation = ondeck_core::schedule::Allocation {
+            nodes: vec!["r1".parse().unwrap()],
+            promise: Bytes(77),
+            epoch: Epoch(1),
+            since: NOW,
+        };
+        job.allocation = Some(allocation);
+        store.connection.execute("UPDATE jobs SET job = ?1", [json(&job).unwrap()]).unwrap();
+        store.connection.execute("UPDATE nodes SET node = ''", []).unwrap();
+        drop(store);
+        let loaded = Store::open(dir.path()).unwrap().load().unwrap();
+        let (name, node) = &loaded.nodes[0];
+        assert_eq!((name.as_str(), &node.promised), ("r1", &[(id(1), Bytes(77))].into()));
+    }
+
+    #[test]
+    fn a_job_that_can_not_be_kept_keeps_nobody_else_from_being_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, schedule) = kept(dir.path(), vec![waiting(1, b"/a\xff"), waiting(2, b"/b")]);
+        assert_eq!(schedule.jobs().len(), 2);
+        drop(store);
+        let loaded = Store::open(dir.path()).unwrap().load().unwrap();
+        assert_eq!(loaded.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id(2)]);
+    }
 }

@@ -84,7 +84,7 @@ fn compare(scripts: &[Vec<u8>]) {
     for (script, answer) in scripts.iter().zip(answers) {
         let shown = script.escape_ascii();
         assert!(!answer.said.starts_with("INTERNAL"), "{shown}: {}", answer.said);
-        match ondeck_directive::parse(script) {
+        match ondeck_directive::parse_alone(script) {
             Ok(parsed) => {
                 assert!(answer.accepted, "only Lua refuses {shown}: {}", answer.said);
                 let wait = parsed.request.wait;
@@ -220,10 +220,90 @@ fn the_plugin_and_the_parser_agree_on_every_kind_of_line() {
         b"\x0b\n#RSA_X=1",
         b"\x0c\n#RSA_X=1",
         b"#RSA_X=%s%d\n#RSA_Y=\xff\0",
+        b"#RSA_DATA_IN=..",
+        b"#RSA_DATA_IN=../in",
+        b"#RSA_DATA_IN=/a/..",
+        b"#RSA_DATA_IN=..a/b../.../.",
+        b"#RSA_STAGE_IN=../x",
+        b"#RSA_DATA_OUT=/d\x1b[2J",
+        b"#RSA_DATA_OUT=/d\tx",
+        b"#RSA_DATA_OUT=/d\x7f",
+        b"#RSA_DATA_OUT=/d\xc2\x80",
+        b"#RSA_DATA_OUT=/d\xc2\x9f",
+        b"#RSA_DATA_OUT=/d\xc2\xa0",
+        b"#RSA_STAGE_OUT=/d\xed\xa0\x80",
+        b"#RSA_DATA_IN=a\n#RSA_STAGE_IN=x",
+        b"#RSA_DATA_OUT=a\n#RSA_STAGE_IN=x",
+        b"#RSA_DATA_IN=a\n#RSA_STAGE_OUT=x",
+        b"#RSA_DATA_OUT=a\n#RSA_STAGE_OUT=x",
+        b"#RSA_DATA_OUT=a\n#RSA_STAGE_OUT=x\n#RSA_PACK=tar",
+        b"#RSA_DATA_OUT=a\n#RSA_PACK=tar\n#RSA_POSTPROCESS=x",
+        b"#RSA_DATA_OUT=a\n#RSA_PACK=zip\n#RSA_POSTPROCESS=x",
+        b"#RSA_DATA_OUT=a\n#RSA_PACK=tar",
+        b"#RSA_WAIT=hold\n#RSA_DATA_IN=a",
+        b"#RSA_WAIT=hold\n#RSA_DATA_OUT=a",
+        b"#RSA_WAIT=hold\n#RSA_CAPACITY=1G",
+        b"#RSA_WAIT=hold\n#RSA_DATA_IN=~/x",
+        b"#RSA_DATA_IN=a\n#RSA_STAGE_IN=x\n#RSA_WAIT=disk",
     ];
     let mut scripts: Vec<Vec<u8>> = lines.iter().map(|line| line.to_vec()).collect();
     scripts.extend(lines.iter().map(|line| [b"#!/bin/bash\n#SBATCH -n1\n", *line, b"\n./solver\n"].concat()));
     compare(&scripts);
+}
+
+#[test]
+fn the_plugin_and_the_parser_have_the_same_bounds() {
+    let directories = |count: usize| b"#RSA_DATA_IN=/x\n".repeat(count);
+    let path = |length: usize| [&b"#RSA_DATA_IN=/"[..], &b"x".repeat(length - 1)].concat();
+    let line = |length: usize| [&b"#RSA_DELAY=1"[..], &b" ".repeat(length - 12)].concat();
+    let behind = |blanks: usize| [&b"\n".repeat(blanks)[..], b"#RSA_X=1"].concat();
+    compare(&[
+        directories(64),
+        directories(65),
+        [directories(64), b"#RSA_DATA_OUT=/y".to_vec()].concat(),
+        [b"#RSA_DATA_IN=~\n".to_vec(), directories(64)].concat(),
+        path(4095),
+        path(4096),
+        line(4608),
+        line(4609),
+        [line(4608), b"\r".to_vec()].concat(),
+        [&b"#"[..], &line(9000)].concat(),
+        b"#RSA_X=1\n".repeat(20),
+        [b"#RSA_X=1\n".repeat(19), b"echo\n#RSA_X=1".to_vec()].concat(),
+        b"#RSA_X=1\n".repeat(1000),
+        behind(1024 * 1024 - 1),
+        behind(1024 * 1024),
+    ]);
+}
+
+#[test]
+fn slurmctld_is_not_kept_busy_by_a_hostile_script() {
+    let long = |line: &[u8]| line.repeat((4 << 20) / line.len());
+    let head = |text: &[u8]| [b"#!/bin/sh\n", text].concat();
+    let scripts = [
+        [&b"#RSA_DELAY="[..], &long(b"1s")].concat(),
+        [&b"#RSA_DELAY="[..], &long(b"0")].concat(),
+        [&b"#RSA_CAPACITY="[..], &long(b".")].concat(),
+        [&b"#RSA_"[..], &long(b"A")].concat(),
+        [&b"#RSA_DATA_IN="[..], &long(b" ")].concat(),
+        head(&long(b"#RSA_DATA_IN=/x\n")),
+        head(&long(b"#RSA_DELAY=1s1s1s1s1s1s1s\n")),
+        head(&long(&[&b"#RSA_DATA_IN="[..], &b" ".repeat(4500), b"\n"].concat())),
+        head(&long(b"#RSA_\xff\n")),
+        [long(b"\n"), b"#RSA_".to_vec()].concat(),
+        [long(b"#\n"), b"#RSA_".to_vec()].concat(),
+        [long(b" "), b"\n#RSA_".to_vec()].concat(),
+        [long(b" \n"), b"\n#RSA_".to_vec()].concat(),
+        long(b"echo #RSA_"),
+    ];
+    for script in scripts {
+        let begin = std::time::Instant::now();
+        let Some(answers) = submit(std::slice::from_ref(&script)) else { return };
+        let shown = script[..40].escape_ascii();
+        assert!(begin.elapsed() < std::time::Duration::from_secs(1), "{:?}: {shown}", begin.elapsed());
+        assert!(!answers[0].said.starts_with("INTERNAL"), "{shown}: {}", answers[0].said);
+        assert!(answers[0].said.len() < 20_000, "{shown}");
+    }
 }
 
 #[test]
@@ -271,4 +351,21 @@ fn a_user_is_told_line_key_and_remedy() {
          is missing, too large or no whole number; write it like 90s, 5m or 1h30m|  line 3: RSA_DATAIN: there is no \
          such directive; did you mean RSA_DATA_IN?"
     );
+    for script in [
+        &b"#RSA_WAIT=hold\n#RSA_DATA_IN=../in\n"[..],
+        b"#RSA_DATA_IN=/d\xff\n",
+        b"#RSA_DATA_IN=/d\x1b\n",
+        b"#RSA_STAGE_IN=x\n",
+        b"#RSA_DATA_IN=a\n#RSA_STAGE_OUT=x\n",
+        b"#RSA_DATA_OUT=a\n#RSA_STAGE_OUT=x\n#RSA_PACK=tar\n",
+        b"#RSA_WAIT=hold\n",
+        &[&b"#RSA_DATA_IN=/"[..], &b"x".repeat(4095)].concat(),
+        &[&b"#RSA_DATA_IN=/"[..], &b"x".repeat(5000)].concat(),
+        &b"#RSA_DATA_IN=/x\n".repeat(65),
+    ] {
+        let Some(answers) = submit(&[script.to_vec()]) else { return };
+        let error = &ondeck_directive::parse_alone(script).unwrap_err()[0];
+        let expected = format!("the #RSA_ lines of this script can't be obeyed:|  {error}");
+        assert_eq!(answers[0].said, expected);
+    }
 }

@@ -84,7 +84,8 @@ fn a_job_stays_held_when_its_stage_in_script_fails_and_is_told_why() {
     let cluster = Cluster::new();
     let alice = cluster.user("alice");
     let input = folder(alice, "in", &files(1, 10));
-    let stage_in = program(alice, "stage-in.sh", "#!/bin/sh\necho no licence >&2\nexit 3\n");
+    let stage_in =
+        program(alice, "stage-in.sh", "#!/bin/sh\nprintf 'no \\033[2Jlicence\\007\\n' >&2\nexit 3\n");
     let text = script(
         alice,
         &[format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", stage_in.display())],
@@ -96,6 +97,8 @@ fn a_job_stays_held_when_its_stage_in_script_fails_and_is_told_why() {
     let note = cluster.note(job);
     assert!(note.contains(stage_in.to_str().unwrap()) && note.contains("exit code 3"), "{note}");
     assert!(!note.contains("works on disk"), "{note}");
+    // Its words go to others' terminals.
+    assert!(note.contains("no ?[2Jlicence") && !note.chars().any(char::is_control), "{note:?}");
     let held = cluster.slurm.wait_job(job, "has a comment", DEADLINE, |job| {
         job.get("AdminComment").is_some_and(|comment| comment.contains("exit code 3"))
     });
@@ -107,6 +110,32 @@ fn a_job_stays_held_when_its_stage_in_script_fails_and_is_told_why() {
     cluster.slurm.cancel(job);
     wait_until(DEADLINE, "it is forgotten", || cluster.job(job).is_none());
     assert!(!alice.scratch.join("ran").exists());
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_was_held_for_what_it_can_not_have_is_released_and_told_why() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    folder(alice, "in", &files(1, 10));
+    // sbatch and its plugin can't know that: nothing is wrong with the lines.
+    let odd = folder(alice, "odd\u{1}", &BTreeMap::new());
+    let text = script(
+        alice,
+        &["DATA_IN=in".into(), "WAIT=hold".into()],
+        &format!("touch {}/ran", alice.scratch.display()),
+    );
+    let chdir = format!("--chdir={}", odd.display());
+    let job = cluster.slurm.submit(alice, &text, &[&chdir, "--output=/dev/null"]);
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    assert!(alice.scratch.join("ran").exists());
+    let told = cluster.slurm.wait_job(job, "has a comment", DEADLINE, |job| {
+        job.get("AdminComment").is_some_and(|comment| comment.contains("control characters"))
+    });
+    assert!(told["AdminComment"].contains("the job works on disk"), "{told:?}");
     cluster.assert_clean();
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use ondeck_api::scheduler::{JobStory, Waited};
 use ondeck_core::{Incarnation, NodeName, duration, exit};
 
-use super::{Scheduler, end, load, status};
+use super::{Scheduler, end, load, shown, status};
 
 /// How long one question after a job waits.
 const ONE_WAIT: Duration = Duration::from_secs(20);
@@ -108,7 +108,11 @@ fn try_job(args: &JobArgs) -> Result<u8> {
             let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
             println!("job {job}: its results are given up");
         }
-        JobCommand::Log => print!("{}", scheduler.ask_text("log")?),
+        JobCommand::Log => {
+            for line in scheduler.ask_text("log")?.lines() {
+                println!("{}", shown(line));
+            }
+        }
     }
     Ok(exit::OK)
 }
@@ -129,10 +133,10 @@ fn show(story: &JobStory) {
     let done = if story.done { ", all done" } else { "" };
     println!("job {} of user {}: {}, {}{done}", job.id, job.owner.uid, job.job_state, job.rsa_state);
     for path in &job.request.data_in {
-        println!("  input   {}", path.display());
+        println!("  input   {}", shown(&path.to_string_lossy()));
     }
     for path in &job.request.data_out {
-        println!("  output  {}", path.display());
+        println!("  output  {}", shown(&path.to_string_lossy()));
     }
     if let Some(allocation) = &job.allocation {
         let nodes: Vec<&str> = allocation.nodes.iter().map(NodeName::as_str).collect();
@@ -146,10 +150,10 @@ fn show(story: &JobStory) {
         println!("  copying {}", status::transfer(transfer));
     }
     if !job.waits_for.is_empty() {
-        println!("  waits   {}", job.waits_for);
+        println!("  waits   {}", shown(&job.waits_for));
     }
     if !job.message.is_empty() {
-        println!("  note    {}", job.message);
+        println!("  note    {}", shown(&job.message));
     }
     println!("\n{:>20}  SECONDS", "RSA_STATE");
     for (state, seconds) in &story.phases {
@@ -161,7 +165,7 @@ fn show(story: &JobStory) {
         let (job_state, rsa_state) =
             line.states.map(|(job, rsa)| (job.word(), rsa.word())).unwrap_or_default();
         let second = line.at_ms.saturating_sub(began) as f64 / 1000.0;
-        println!("{second:>12.3}  {job_state:<10} {rsa_state:<20} {}", line.text);
+        println!("{second:>12.3}  {job_state:<10} {rsa_state:<20} {}", shown(&line.text));
     }
 }
 
@@ -185,10 +189,10 @@ fn try_wait(args: &WaitArgs) -> Result<u8> {
             return Ok(exit::OK);
         }
         if waited.stuck {
-            bail!("job {}: {}", args.job, waited.message);
+            bail!("job {}: {}", args.job, shown(&waited.message));
         }
         if left.is_some_and(|left| left.is_zero()) {
-            bail!("job {} is {}: the time is over", args.job, waited.state);
+            bail!("job {} is {}: the time is over", args.job, shown(&waited.state));
         }
     }
 }

@@ -20,6 +20,7 @@ use ondeck_agent::node::host_name;
 use ondeck_api::wire::{RefusalCode, VERSION};
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::exit;
+use ondeck_core::text::{MESSAGE, plain};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -71,6 +72,11 @@ impl Scheduler {
     }
 }
 
+/// What tasks, jobs and nodes say, for a terminal.
+pub fn shown(text: &str) -> String {
+    plain(text, MESSAGE)
+}
+
 /// What is said when a call failed, for people.
 pub fn explain(error: &CallError) -> String {
     match error {
@@ -82,8 +88,8 @@ pub fn explain(error: &CallError) -> String {
         CallError::Unreachable { endpoint: Endpoint::Node { name, port }, why } => {
             format!("no scheduler at {name} port {port} ({why}); is `ondeck serve` running there?")
         }
-        CallError::Refused { refusal, .. } => refusal.message.clone(),
-        other => other.to_string(),
+        CallError::Refused { refusal, .. } => shown(&refusal.message),
+        other => shown(&other.to_string()),
     }
 }
 

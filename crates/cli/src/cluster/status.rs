@@ -10,7 +10,7 @@ use clap::Args;
 use ondeck_api::scheduler::{Status, Transfer, Usage};
 use ondeck_core::{Bytes, NodeName, exit};
 
-use super::{Scheduler, end, load};
+use super::{Scheduler, end, load, shown};
 
 /// Show what is done for each job, and the RSA nodes
 ///
@@ -85,7 +85,7 @@ fn used(usage: &[Usage]) -> String {
             out,
             "{:>10} {:<20} {:>14.3} {:>12}",
             used.uid,
-            used.account,
+            shown(&used.account),
             used.node_seconds / 3600.0,
             used.allocations
         );
@@ -101,7 +101,7 @@ pub fn jobs(status: &Status) -> String {
         let _ = writeln!(out, "simulated: nothing is lent");
     }
     if let Some(fault) = &status.workload_manager {
-        let _ = writeln!(out, "! {fault}");
+        let _ = writeln!(out, "! {}", shown(fault));
     }
     let _ = writeln!(
         out,
@@ -111,7 +111,7 @@ pub fn jobs(status: &Status) -> String {
     for job in &status.jobs {
         let nodes = list(&job.rsa_nodes);
         let transfer = job.transfer.as_ref().map(transfer).unwrap_or_default();
-        let message = if transfer.is_empty() { job.message.clone() } else { transfer };
+        let message = if transfer.is_empty() { shown(&job.message) } else { transfer };
         let _ = writeln!(
             out,
             "{:>9} {:>10} {:>20} {:>9}  {:<20} {message}",
@@ -139,7 +139,7 @@ pub fn nodes(status: &Status) -> String {
     );
     for node in &status.nodes {
         let jobs: Vec<String> = node.jobs.iter().map(ToString::to_string).collect();
-        let why = if node.why.is_empty() { String::new() } else { format!("  ({})", node.why) };
+        let why = if node.why.is_empty() { String::new() } else { format!("  ({})", shown(&node.why)) };
         let _ = writeln!(
             out,
             "{:<width$} {:<10} {:<9} {:>10} {:>10}  {}{why}",
@@ -187,4 +187,33 @@ fn list(nodes: &[NodeName]) -> String {
     let names: Vec<&str> = nodes.iter().take(SHOWN).map(NodeName::as_str).collect();
     let more = nodes.len().saturating_sub(SHOWN);
     if more > 0 { format!("{},+{more}", names.join(",")) } else { names.join(",") }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_job_or_a_node_moves_the_cursor() {
+        let status = serde_json::json!({
+            "jobs": [{
+                "id": "7", "owner": {"uid": 1, "gid": 1}, "job_state": "ONDECK", "rsa_state": "HELD", "seconds": 1.0,
+                "rsa_nodes": [], "transfer": null, "message": "no\u{1b}[2J\nroom\u{9b}1m"
+            }],
+            "nodes": [{
+                "node": "r1", "pool": "default", "state": "up", "why": "\u{7}by\rhand", "capacity": 1, "free": 1,
+                "jobs": []
+            }],
+            "workload_manager": "down\u{1b}c", "simulated": false
+        });
+        let status: Status = serde_json::from_value(status).unwrap();
+        let text = jobs(&status) + &nodes(&status);
+        assert!(
+            text.contains("no?[2J room?1m") && text.contains("?by hand") && text.contains("down?c"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 5, "{text}");
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    }
 }

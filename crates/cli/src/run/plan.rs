@@ -95,14 +95,8 @@ impl Job {
                 }
             );
         }
-        if request.stage_in.is_some() && request.data_in.is_empty() {
-            bail!("a stage-in script needs a --data-in directory to read from");
-        }
-        if request.stage_out.is_some() && request.data_out.is_empty() {
-            bail!("a stage-out script needs a --data-out directory to write to");
-        }
-        if request.stage_out.is_some() && request.pack.is_some() {
-            bail!("a stage-out script and packing exclude each other; let the script pack");
+        if let Some(contradiction) = request.contradiction() {
+            bail!("{contradiction}");
         }
         Ok(Job { command, is_script, request, warnings })
     }

@@ -1,7 +1,7 @@
 //! What is known of one job.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -217,9 +217,7 @@ impl Job {
             (true, false) => Purpose::Input,
             // A delay asks for the switch; a directory that is both can't be switched.
             (true, true) if self.request.out_size.is_some() && self.request.delay.is_none() => Purpose::Both,
-            (true, true) if self.request.data_in.iter().any(|path| self.request.data_out.contains(path)) => {
-                Purpose::Both
-            }
+            (true, true) if has_a_directory_for_both(&self.request) => Purpose::Both,
             (true, true) => Purpose::Input,
         }
     }
@@ -242,19 +240,7 @@ impl Job {
     /// Its directories for a purpose, each once: the path, whether it is input, whether it is output. The position is
     /// the name of the directory in the RAM disk.
     pub fn directories(&self, purpose: Purpose) -> Vec<(PathBuf, bool, bool)> {
-        let request = &self.request;
-        let inputs: &[PathBuf] = if purpose == Purpose::Output { &[] } else { &request.data_in };
-        let outputs: &[PathBuf] = if purpose == Purpose::Input { &[] } else { &request.data_out };
-        let mut found: Vec<(PathBuf, bool, bool)> = Vec::new();
-        for (path, input) in
-            inputs.iter().map(|path| (path, true)).chain(outputs.iter().map(|path| (path, false)))
-        {
-            match found.iter_mut().find(|(known, _, _)| known == path) {
-                Some(known) => (known.1, known.2) = (known.1 || input, known.2 || !input),
-                None => found.push((path.clone(), input, !input)),
-            }
-        }
-        found
+        directories(&self.request, purpose)
     }
 
     /// Its output directories, for people.
@@ -262,5 +248,65 @@ impl Job {
         let paths: Vec<String> =
             self.request.data_out.iter().map(|path| path.display().to_string()).collect();
         paths.join(", ")
+    }
+}
+
+fn has_a_directory_for_both(request: &Request) -> bool {
+    let outputs: BTreeSet<&PathBuf> = request.data_out.iter().collect();
+    request.data_in.iter().any(|path| outputs.contains(path))
+}
+
+fn directories(request: &Request, purpose: Purpose) -> Vec<(PathBuf, bool, bool)> {
+    let inputs: &[PathBuf] = if purpose == Purpose::Output { &[] } else { &request.data_in };
+    let outputs: &[PathBuf] = if purpose == Purpose::Input { &[] } else { &request.data_out };
+    let mut found: Vec<(PathBuf, bool, bool)> = Vec::new();
+    let mut places: BTreeMap<&Path, usize> = BTreeMap::new();
+    for (path, input) in
+        inputs.iter().map(|path| (path, true)).chain(outputs.iter().map(|path| (path, false)))
+    {
+        let place = *places.entry(path).or_insert(found.len());
+        match found.get_mut(place) {
+            Some(known) => (known.1, known.2) = (known.1 || input, known.2 || !input),
+            None => found.push((path.clone(), input, !input)),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(data_in: &[&str], data_out: &[&str]) -> Request {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect();
+        Request { data_in: paths(data_in), data_out: paths(data_out), ..Request::default() }
+    }
+
+    #[test]
+    fn directories_keep_their_order_and_are_there_once() {
+        let request = request(&["/z", "/a", "/z"], &["/m", "/a", "/m"]);
+        let found = |purpose| {
+            let found = directories(&request, purpose).into_iter();
+            found.map(|(path, input, output)| (path.display().to_string(), input, output)).collect::<Vec<_>>()
+        };
+        let of = |path: &str, input, output| (path.to_owned(), input, output);
+        assert_eq!(found(Purpose::Input), [of("/z", true, false), of("/a", true, false)]);
+        assert_eq!(found(Purpose::Output), [of("/m", false, true), of("/a", false, true)]);
+        assert_eq!(
+            found(Purpose::Both),
+            [of("/z", true, false), of("/a", true, true), of("/m", false, true)]
+        );
+        assert!(has_a_directory_for_both(&request));
+    }
+
+    #[test]
+    fn many_directories_are_looked_at_once() {
+        let names: Vec<String> = (0..50_000).map(|number| format!("/a/rather/long/path/{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let request = request(&names, &names[..49_999]);
+        let begin = std::time::Instant::now();
+        assert_eq!(directories(&request, Purpose::Both).len(), 50_000);
+        assert!(has_a_directory_for_both(&request));
+        assert!(begin.elapsed() < std::time::Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }

@@ -770,8 +770,8 @@ impl Step<'_> {
 
     /// The quality of service that a job was submitted with, also if a former life of it is still locked in.
     fn own_qos(&self, job: &QueuedJob) -> String {
-        let lives = self.schedule.jobs.values().filter(|known| known.id.job == job.id.job);
-        lives.last().map_or(&job.qos, |known| &known.qos).clone()
+        let mut lives = self.schedule.jobs.values().filter(|known| known.id.job == job.id.job);
+        lives.next_back().map_or(&job.qos, |known| &known.qos).clone()
     }
 
     /// An Epilog runs. A job has ended when all of its nodes' Epilogs have: on others its processes may still run.
