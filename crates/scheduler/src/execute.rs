@@ -564,7 +564,40 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
     }
 }
 
+/// Tells a job's user of nodes where the RAM disk was lost while the job ran: what failed there is in no server's books.
+pub(crate) async fn tell_of_cuts(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, nodes: &[NodeName]) {
+    let mut set = JoinSet::new();
+    for node in nodes.iter().cloned() {
+        let (daemon, id) = (Arc::clone(daemon), id.clone());
+        set.spawn(async move {
+            let reports = daemon.fleet.ramdisks_of(&node).await.unwrap_or_default();
+            let report = reports.into_iter().find(|report| report.layout.id == id)?;
+            (!report.faults.is_empty()).then(|| format!("on {node} {}", report.faults.join(", ")))
+        });
+    }
+    let mut found: Vec<String> = Vec::new();
+    while let Some(joined) = set.join_next().await {
+        found.extend(joined.ok().flatten());
+    }
+    if found.is_empty() {
+        return;
+    }
+    found.sort_unstable();
+    let paths: Vec<String> =
+        job.directories(job.purpose).iter().map(|(path, _, _)| path.display().to_string()).collect();
+    let text = format!(
+        "the RAM disk was lost while the job ran: {}; it may have got I/O errors in {}, and what it could not write there is \
+         not among its results",
+        found.join("; "),
+        paths.join(", ")
+    );
+    let _ = daemon.event(Event::Noticed { job: job.id, text }).await;
+}
+
 async fn unmount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, force: bool, until: Instant) -> Outcome {
+    if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
+        tell_of_cuts(daemon, job, id, &job.io_nodes).await;
+    }
     let mut faults = daemon.fleet.uncover(id, &job.io_nodes, force, until).await;
     if faults.is_empty() {
         faults = daemon.fleet.leave(id, &job.io_nodes, until).await;

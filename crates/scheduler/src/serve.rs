@@ -15,7 +15,7 @@ use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Tim
 use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
-use crate::{metrics, openapi, queue, thesis};
+use crate::{execute, metrics, openapi, queue, thesis};
 
 /// The longest that a request may wait for a state.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -377,6 +377,7 @@ impl Daemon {
             if job.job_state == JobState::Running && job.rsa_state != RsaState::Mounting {
                 let Some(ramdisk) = job.ramdisk() else { return Ok(unmounted(job.message)) };
                 let here = std::slice::from_ref(&hook.node);
+                execute::tell_of_cuts(self, &job, &ramdisk, here).await;
                 let mut faults = self.fleet.uncover(&ramdisk, here, true, until).await;
                 faults.extend(self.fleet.leave(&ramdisk, here, until).await);
                 return Ok(if faults.is_empty() { unmounted(job.message) } else { still });

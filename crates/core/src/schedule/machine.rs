@@ -88,6 +88,13 @@ pub enum Event {
         /// What.
         ramdisk: RamDiskId,
     },
+    /// Something that a job's user should know.
+    Noticed {
+        /// The job.
+        job: Incarnation,
+        /// What.
+        text: String,
+    },
     /// Somebody wants a stage-out that is held to be tried again.
     Retry(Incarnation),
     /// Somebody gives results up, by name.
@@ -115,8 +122,6 @@ pub enum Event {
 pub enum Outcome {
     /// It is done. The text is for the job's log.
     Done(String),
-    /// It is done, and the user should know something of it.
-    Told(String),
     /// It is filled, but what the job is going to write does not fit beside its input. The text is for the user.
     Tight(String),
     /// It was refused before anything was changed.
@@ -432,6 +437,11 @@ impl Step<'_> {
                 {
                     self.effects.nodes.push(node.clone());
                     self.note(None, format!("what was left of {ramdisk} on {node} is gone"));
+                }
+            }
+            Event::Noticed { job: id, text } => {
+                if self.schedule.jobs.contains_key(&id) {
+                    self.tell(id, text);
                 }
             }
             Event::Retry(id) => {
@@ -944,10 +954,6 @@ impl Step<'_> {
         let attempts = self.schedule.site.attempts;
         let (now, backoff) = (self.now, self.schedule.site.backoff);
         let outcome = match outcome {
-            Outcome::Told(text) => {
-                self.tell(id, text.clone());
-                Outcome::Done(text)
-            }
             Outcome::Refused { why, fault } if work == Work::Mount => {
                 // The job has worked on disk all the time.
                 self.job(id).results = false;
@@ -1049,7 +1055,7 @@ impl Step<'_> {
                 self.destroyed(id, &left, &why);
             }
             // All others were made one of these above.
-            (_, Outcome::Told(_) | Outcome::Tight(_) | Outcome::Refused { .. }) => {}
+            (_, Outcome::Tight(_) | Outcome::Refused { .. }) => {}
         }
     }
 
