@@ -85,7 +85,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
             // What was shown for a moment only is no more than a part of the job's output.
             let script = job.request.stage_out.clone().filter(|_| !job.torn);
             let pack = job.request.pack.filter(|_| !job.torn && script.is_none());
-            let work = TaskWork::BringHome { directories: directories(job), script, pack };
+            let work = TaskWork::BringHome { directories: directories(job), script, pack, salvage: false };
             // Each attempt is a task of its own, on the next of its nodes.
             let name = format!("{HOME}{}", task.number);
             let mut nodes = allocation.nodes.clone();
@@ -311,7 +311,7 @@ impl Staging {
     async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
         let (directories, home) = match work {
             TaskWork::Fill { directories, script: None } => (directories.clone(), false),
-            TaskWork::BringHome { directories, script: None, pack: None } => (directories.clone(), true),
+            TaskWork::BringHome { directories, script: None, pack: None, .. } => (directories.clone(), true),
             _ => return Ok(Vec::new()),
         };
         if self.nodes.len() < 2 || (!home && directories.iter().all(|directory| directory.output)) {

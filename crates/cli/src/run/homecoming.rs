@@ -205,6 +205,8 @@ pub struct Homecoming {
     /// Directories that this run itself made on disk, by hash of the path: what is in them is the program's, or came
     /// later.
     pub made: Mutex<HashSet<u128>>,
+    /// Whether the source is what one of a RAM disk's servers has: what it lacks was not deleted by the program.
+    pub salvage: bool,
 }
 
 impl Homecoming {
@@ -286,6 +288,9 @@ impl Homecoming {
 impl MergePolicy for Homecoming {
     fn entry(&self, place: &Place<'_>) -> Action {
         let path = place.path();
+        if self.salvage && is_link_to(place.source) {
+            return Action::Skip;
+        }
         if self.nested.contains(&path) {
             return Action::Skip;
         }
@@ -332,6 +337,11 @@ impl MergePolicy for Homecoming {
     }
 
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool {
+        if self.salvage {
+            // Nothing but what an earlier attempt has left half-written.
+            let file = FileType::from_raw_mode(target.st_mode) == FileType::RegularFile;
+            return file && path.ends_with(format!(".ondeck-partial-{}", self.id).as_bytes());
+        }
         let directory = FileType::from_raw_mode(target.st_mode) == FileType::Directory;
         match self.mechanism {
             // An overlay's mark says that the program deleted this very entry; a directory only goes if it is empty
@@ -366,6 +376,12 @@ impl MergePolicy for Homecoming {
 
 fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+/// Gluster's mark that a file is on another server.
+fn is_link_to(stat: &Stat) -> bool {
+    let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    file && stat.st_size == 0 && stat.st_mode & 0o7777 == 0o1000
 }
 
 fn is_opaque(dir: BorrowedFd<'_>) -> bool {

@@ -64,6 +64,25 @@ impl Worker<'_> {
         })
     }
 
+    /// Merges what this node's own server has into the directories on disk, where nothing is replaced or deleted.
+    pub fn salvage(&self, directories: &[Directory]) -> Result<Option<String>, Failure> {
+        let opened =
+            self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
+        for directory in opened.iter().filter(|directory| directory.wanted.output) {
+            match kept::open_slot(&self.ram, &directory.wanted.name) {
+                Ok(slot) => self.copy_home(directory, slot)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(Failure::passing(format!(
+                        "the results of {}: {error}",
+                        directory.path.display()
+                    )));
+                }
+            }
+        }
+        Ok(self.summary())
+    }
+
     /// What the user should know of a success.
     fn summary(&self) -> Option<String> {
         let (beside, kept) = (self.put_beside(), self.findings.kept.load(Relaxed));
@@ -80,6 +99,10 @@ impl Worker<'_> {
                 "{} that the job had deleted is kept, because somebody else had changed it on disk",
                 entries(kept)
             ));
+        }
+        let gone = self.findings.gone.load(Relaxed);
+        if gone > 0 {
+            notes.push(format!("{} can't be read any more", entries(gone)));
         }
         (!notes.is_empty()).then(|| notes.join("; "))
     }
@@ -106,7 +129,10 @@ impl Worker<'_> {
     fn copy_home(&self, directory: &Opened<'_>, slot: OwnedFd) -> Result<(), Failure> {
         let path = directory.path.display();
         let name = &directory.wanted.name;
-        let filled = kept::recall(name).map_err(|error| {
+        let salvage = self.order.request.work.is_salvage();
+        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
+        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(name) };
+        let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
         if filled.mechanism == Mechanism::Bind && is_empty(&slot) {
@@ -121,9 +147,11 @@ impl Worker<'_> {
             interim: AtomicBool::new(false),
             ours: Mutex::new(HashMap::new()),
             made: Mutex::new(HashSet::new()),
+            salvage,
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
+            _ if salvage => kept::manifest_aside(name),
             Some(share) if !share.all_but => kept::manifest_out(&format!("{name}-{}", share.index)),
             _ => kept::manifest_out(name),
         };
