@@ -18,6 +18,7 @@ use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, now};
+use crate::parts;
 
 /// How long one question after a task waits for its end.
 const TASK_WAIT: Duration = Duration::from_secs(1);
@@ -27,6 +28,9 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long is waited before an agent is asked again.
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
+
+/// How long a stage-out waits for the names of what it brings home: they are of use only if a node is lost meanwhile.
+const COUNTING: Duration = Duration::from_secs(10);
 
 /// The name of the task that fills a RAM disk.
 const FILL: &str = "fill";
@@ -77,7 +81,9 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StopStageIn => stop(daemon, &allocation.nodes, &id).await,
         Work::Mount => mount(daemon, job, &id, until).await,
         Work::Unmount { force } => unmount(daemon, job, &id, force, until).await,
+        Work::StageOut if job.salvage => salvage(daemon, job, task, &id, until).await,
         Work::StageOut => {
+            let _ = tokio::time::timeout(COUNTING, parts::count(daemon, job)).await;
             // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.
             if let Err(why) = end_earlier(daemon, &allocation.nodes, &id).await {
                 return failed(why, Fault::Again);
@@ -203,7 +209,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
     }
 }
 
-fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
+pub(crate) fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
     job.request.engine.unwrap_or(daemon.config.scheduler.engine)
 }
 
@@ -303,6 +309,48 @@ async fn stage(
     match staging.task(&staging.nodes[0], name, work, rest).await {
         Ok(last) => staging.done(&last),
         Err(outcome) => outcome,
+    }
+}
+
+/// Saves what is left of a job's results, from one node after the other: each has whole files of its own.
+async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, until: Instant) -> Outcome {
+    let nodes = match parts::survivors(daemon, job, id).await {
+        Ok(nodes) => nodes,
+        Err(why) => return failed(why, Fault::Again),
+    };
+    if let Err(why) = end_earlier(daemon, &nodes, id).await {
+        return failed(why, Fault::Again);
+    }
+    let staging = Staging {
+        daemon: Arc::clone(daemon),
+        job: job.clone(),
+        id: id.clone(),
+        nodes,
+        until,
+        began: Instant::now(),
+        tasks: 1,
+        seen: Mutex::default(),
+    };
+    let mut saved: Vec<String> = Vec::new();
+    let mut last = None;
+    for (index, node) in staging.nodes.iter().enumerate() {
+        let work =
+            TaskWork::BringHome { directories: directories(job), script: None, pack: None, salvage: true };
+        match staging.task(node, &format!("{HOME}{}-{index}", task.number), work, None).await {
+            Ok(report) => {
+                saved.push(format!("{} files of {node}", report.entries_done));
+                last = Some(report);
+            }
+            Err(outcome) => return outcome,
+        }
+    }
+    let Some(last) = last else { return failed("nothing is left of it", Fault::Again) };
+    match staging.done(&last) {
+        Outcome::Done(text) => Outcome::Salvaged {
+            text: format!("{} were saved; {text}", saved.join(", ")),
+            from: staging.nodes.clone(),
+        },
+        other => other,
     }
 }
 
