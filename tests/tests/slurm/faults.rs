@@ -287,3 +287,68 @@ fn results_that_could_not_be_reached_come_home_by_themselves_once_the_network_is
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
+
+#[test]
+fn what_other_nodes_have_is_saved_on_request_and_what_the_crashed_one_had_is_named() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(40, 400_000);
+    let source = folder(alice, "source", &content);
+    let before = BTreeMap::from([("kept".to_owned(), b"was there".to_vec())]);
+    let output = folder(alice, "out", &before);
+    let body = format!("cp {}/* {}", source.display(), output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    let number = job.to_string();
+    cluster.wait_rsa(job, "STAGING_OUT");
+    let nodes = cluster.rsa_nodes(job);
+    let (alive, dead) = (nodes[0].clone(), nodes[1].clone());
+    wait_until(LONG, "it is known what the nodes have", || {
+        cluster.story(job)["job"]["parts"].as_object().is_some_and(|parts| parts.len() == 2)
+    });
+    cluster.crash(&dead);
+    cluster.wait_rsa(job, "LOST");
+    let lost = cluster.story(job)["lost"].clone();
+    assert_eq!((lost.as_array().unwrap().len(), lost[0]["node"].as_str()), (1, Some(&*dead)), "{lost}");
+    let named: Vec<String> = lost[0]["names"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| {
+            name.as_str().unwrap().strip_prefix(&format!("{}/", output.display())).unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(lost[0]["files"].as_u64(), Some(named.len() as u64), "{lost}");
+    let note = cluster.note(job);
+    assert!(note.contains(&format!("{dead} had {} files", named.len())), "{note}");
+    assert!(note.contains(&output.join(&named[0]).display().to_string()), "{note}");
+    let told = cluster.show(job);
+    assert!(named.iter().all(|name| told.contains(&output.join(name).display().to_string())), "{told}");
+    // What has come home before the crash is safe; the rest of what the other node has is saved on request.
+    let home = tree(&output);
+    let user = cluster.host("ctl").log_in(alice);
+    let refused = cluster.ondeck_on(&user, &["job", "retry", "--salvage", &number]);
+    assert!(!refused.success(), "without --yes and without a terminal");
+    cluster.ondeck_on(&user, &["job", "retry", "--salvage", "--yes", &number]).assert_success();
+    wait_until(LONG, "what is left is saved", || cluster.job(job).is_none());
+    let mut expected = before.clone();
+    let comes = |name: &String| !named.contains(name) || home.contains_key(name);
+    expected.extend(
+        content.iter().filter(|(name, _)| comes(name)).map(|(name, bytes)| (name.clone(), bytes.clone())),
+    );
+    let found = tree(&output);
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    assert!(found == expected, "the names are right, and the contents are not");
+    assert!(found.len() < 41, "nothing was lost");
+    // It is named also when all is over, and nobody is told that all went well.
+    assert_eq!(cluster.story(job)["lost"], lost);
+    let note = cluster.note(job);
+    assert!(note.contains("were saved") && note.contains(&dead), "{note}");
+    cluster.ondeck(&["wait", &number]).assert_code(1).assert_says("the rest is lost");
+    cluster.wait_lends_all(&alive);
+    cluster.boot(&dead);
+    cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}
