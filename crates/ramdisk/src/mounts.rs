@@ -173,6 +173,18 @@ impl Tree {
         Ok(Tree(open_tree(directory, c"", flags)?))
     }
 
+    /// The same of a file or a directory, with what is mounted below it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of_all(entry: BorrowedFd<'_>) -> io::Result<Tree> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_RECURSIVE;
+        Ok(Tree(open_tree(entry, c"", flags)?))
+    }
+
     /// Mounts it over an open directory.
     ///
     /// # Errors

@@ -441,6 +441,38 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
 }
 
 #[test]
+fn what_a_script_leaves_where_all_may_write_goes_with_it() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    put(&job.path("in/file"), "content");
+    let places = ["/dev/shm", "/tmp", "/var/tmp"];
+    let name = job.dir.parent().unwrap().file_name().unwrap().to_str().unwrap();
+    let left = places.map(|place| format!("{place}/left-by-{name}"));
+    let with = |path: &str, text: &str| {
+        let script = job.script("script", text);
+        job.request(json!({"fill": {"directories": [job.directory(path, "0", "in")], "script": script}}))
+    };
+    let text =
+        format!("set -e; for f in {}; do echo rubbish > $f; cat $f; done; cp $2/file $1", left.join(" "));
+    let report = job.succeeds("n1", &with("in", &text));
+    assert_eq!(report["log"], "rubbish\n".repeat(3));
+    for path in &left {
+        assert!(!site.host("n1").run(&["test", "-e", path]).status.success(), "{path}");
+    }
+    // The job's own directory lies in one of them, and nothing else of that is seen.
+    assert_eq!(names(&job.shown("0")), ["file"]);
+    let report = job.succeeds("n1", &with("in", "ls -A /tmp; ls -A /dev/shm"));
+    assert_eq!(report["log"], format!("{name}\n"));
+    job.fails("n1", &with("/dev/shm/results", "true"), false, &["/dev/shm/results", "of their own"]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
 fn what_the_user_may_not_do_is_refused_and_named() {
     if !site::ready(&TMPFS) {
         return;
