@@ -27,6 +27,9 @@ pub const RUNNER: &str = "task-runner";
 /// Tasks of one RAM disk whose reports are kept; a job has a handful.
 const MOST: usize = 32;
 
+/// What a runner needs of the agent's environment: the programs that know the users, and what is logged.
+const ENVIRONMENT: [&str; 4] = ["PATH", "LANG", "ONDECK_LOG", "RUST_BACKTRACE"];
+
 /// The longest line of a runner.
 const LONGEST_LINE: u64 = 1 << 20;
 
@@ -83,6 +86,46 @@ pub enum Line {
         /// Whether the same again may succeed.
         retryable: bool,
     },
+}
+
+/// Names of each kind in a report.
+pub const MOST_NAMED: usize = 20;
+
+/// The most entries that a survey tells of. What is not told of is left to the task that comes last.
+pub const MOST_UNITS: usize = 2000;
+
+/// The longest text in a report: some long paths and what is wrong with them.
+const LONGEST_TEXT: usize = 64 << 10;
+
+/// What a report has room for. Whoever passes a worker's lines on asks it: a report must not grow without end, whatever
+/// the worker has become.
+#[derive(Debug, Default)]
+pub struct Room {
+    errors: usize,
+    beside: usize,
+    units: usize,
+}
+
+impl Room {
+    /// Whether there is room for a line, which is taken then.
+    pub fn take(&mut self, line: &Line) -> bool {
+        let named = |count: &mut usize, text: &str| {
+            *count += 1;
+            *count <= MOST_NAMED && text.len() <= LONGEST_TEXT
+        };
+        match line {
+            Line::Error(text) => named(&mut self.errors, text),
+            Line::Beside(text) => named(&mut self.beside, text),
+            Line::Units(units) => {
+                self.units = self.units.saturating_add(units.len());
+                // A directory's name is a plain one, and the kernel allows no longer entries.
+                let fits = |unit: &Unit| unit.directory.len() <= 64 && unit.entry.len() <= 255;
+                self.units <= MOST_UNITS && units.iter().all(fits)
+            }
+            Line::Log(text) | Line::Done { message: Some(text), .. } => text.len() <= LONGEST_TEXT,
+            Line::Progress { .. } | Line::Done { message: None, .. } => true,
+        }
+    }
 }
 
 /// The tasks of one RAM disk.
@@ -154,6 +197,8 @@ pub struct Task {
     ended: watch::Sender<bool>,
     /// The runner's standard input.
     leash: Mutex<Option<ChildStdin>>,
+    /// What the report still has room for.
+    room: Mutex<Room>,
 }
 
 impl Task {
@@ -166,6 +211,7 @@ impl Task {
             began: Instant::now(),
             ended: watch::Sender::new(true),
             leash: Mutex::default(),
+            room: Mutex::default(),
         })
     }
 
@@ -181,6 +227,8 @@ impl Task {
         // This very program, also if another version has been installed since.
         let mut command = Command::new("/proc/self/exe");
         command.arg(RUNNER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        // The agent's environment is not for whoever works as a user.
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         place.mark(&format!("{}{name}", place::TASK), &mut command);
         // SAFETY: one system call between fork and exec.
         unsafe {
@@ -207,6 +255,7 @@ impl Task {
             began: Instant::now(),
             ended: watch::Sender::new(false),
             leash: Mutex::new(Some(leash)),
+            room: Mutex::default(),
         });
         let (listening, id) = (Arc::clone(&task), order.ramdisk.clone());
         // A thread for each task that runs: there are a few of them, and each is listened to until nothing is left.
@@ -265,8 +314,14 @@ impl Task {
     }
 
     fn take(&self, line: Line) {
+        let fits = lock(&self.room).take(&line);
         let mut report = lock(&self.report);
         match line {
+            Line::Done { ok, retryable, .. } if !fits => {
+                report.retryable = retryable;
+                report.state = TaskState::Done { ok, message: None };
+            }
+            _ if !fits => {}
             Line::Progress { entries_found, entries_done, bytes_found, bytes_done } => {
                 (report.entries_found, report.entries_done) = (entries_found, entries_done);
                 (report.bytes_found, report.bytes_done) = (bytes_found, bytes_done);
@@ -310,5 +365,28 @@ impl Task {
     /// Ends it: its runner sees that its input is closed.
     pub fn let_go(&self) {
         lock(&self.leash).take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_an_end_whatever_its_task_says() {
+        let task = Task::pretended("work");
+        let unit = |name: &str| Unit { directory: "0".into(), entry: name.into(), bytes: 1, files: 1 };
+        for _ in 0..100_000 {
+            task.take(Line::Error("e".into()));
+            task.take(Line::Beside("b".into()));
+            task.take(Line::Units(vec![unit("u")]));
+        }
+        task.take(Line::Log("l".repeat(1 << 20)));
+        task.take(Line::Units(vec![unit(&"u".repeat(256))]));
+        task.take(Line::Done { ok: true, message: Some("m".repeat(1 << 20)), retryable: true });
+        let report = task.report();
+        let numbers = (report.errors.len(), report.beside.len(), report.units.len(), report.log.len());
+        assert_eq!(numbers, (MOST_NAMED, MOST_NAMED, MOST_UNITS, 0));
+        assert_eq!(report.state, TaskState::Done { ok: true, message: None });
     }
 }

@@ -441,6 +441,39 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
 }
 
 #[test]
+fn a_script_can_not_speak_for_the_task() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    give(&job.path("in"), 0o750);
+    // The worker is the first process after the init.
+    let script = job.script(
+        "script",
+        "for what in fd environ mem; do ls /proc/2/$what/ > /dev/null 2>&1 || cat /proc/2/$what > /dev/null 2>&1 \
+         || echo shut; done; cat /proc/self/oom_score_adj; tr '\\0' '\\n' < /proc/self/environ | grep -c ONDECK",
+    );
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in out")], "script": script}});
+    let mut request = job.request(work);
+    let report = job.run("n1", &request);
+    assert_eq!(report["log"], "shut\nshut\nshut\n500\n0\n", "{report:#}");
+    request["work"]["fill"]["script"] = json!(job.script("script", "true"));
+    job.succeeds("n1", &request);
+    assert_eq!(fs::metadata(job.shown("0")).unwrap().mode() & 0o7777, 0o750);
+    // Nor does it matter what it puts in the place of our notes.
+    let kept = job.view.as_ref().unwrap().outside.join(".ondeck");
+    if kept.exists() {
+        fs::File::create(kept.join("0.json")).unwrap().set_len(1 << 20).unwrap();
+        let home = job.home(&[job.directory("in", "0", "in out")]);
+        job.fails("n1", &home, true, &["too long"]);
+    }
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
 fn what_a_script_leaves_where_all_may_write_goes_with_it() {
     if !site::ready(&TMPFS) {
         return;

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Mutex;
@@ -128,6 +128,9 @@ impl Baseline {
 /// The first line of a baseline that is kept in a file.
 const BASELINE: &str = "# ondeck baseline 1";
 
+/// More bytes than a line of one has.
+const LONGEST_LINE: u64 = 1024;
+
 impl Baseline {
     /// Keeps it in a file, for whoever brings the results home.
     pub fn write(&self, path: &Path) -> io::Result<()> {
@@ -150,13 +153,19 @@ impl Baseline {
     /// Reads one that was kept.
     pub fn read(path: &Path) -> io::Result<Baseline> {
         let malformed = || io::Error::other(format!("{} is no baseline, or a damaged one", path.display()));
-        let mut lines = io::BufReader::new(std::fs::File::open(path)?).lines();
-        if lines.next().transpose()?.as_deref() != Some(BASELINE) {
+        let mut file = io::BufReader::new(std::fs::File::open(path)?);
+        // Whoever could replace the file must not have us read a line without end.
+        let mut next = || -> io::Result<Option<String>> {
+            let mut line = String::new();
+            let length = file.by_ref().take(LONGEST_LINE).read_line(&mut line)?;
+            Ok((length > 0).then(|| line.strip_suffix('\n').unwrap_or(&line).to_owned()))
+        };
+        if next()?.as_deref() != Some(BASELINE) {
             return Err(malformed());
         }
         let mut entries = HashMap::new();
-        for line in lines {
-            let (path, entry) = parse_entry(&line?).ok_or_else(malformed)?;
+        while let Some(line) = next()? {
+            let (path, entry) = parse_entry(&line).ok_or_else(malformed)?;
             entries.insert(path, entry);
         }
         Ok(Baseline(entries))

@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,9 @@ const KEPT: &str = ".ondeck";
 const ROOM: u64 = 64 << 20;
 
 const VERSION: u32 = 1;
+
+/// The longest note of one directory.
+const LONGEST_NOTE: u64 = 64 << 10;
 
 /// What is kept of one directory, beside its baseline.
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,7 +95,7 @@ pub fn remember(name: &str, slot: &OwnedFd, since: (i64, i64), mirror: bool) -> 
 /// What was remembered. If nothing was, everything on disk counts as changed by somebody else: so nothing of it is
 /// replaced or deleted.
 pub fn recall(name: &str) -> io::Result<Filled> {
-    let text = match fs::read(path(name, "json")) {
+    let text = match read_note(&path(name, "json")) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let baseline = Baseline::default();
@@ -108,6 +111,18 @@ pub fn recall(name: &str) -> io::Result<Filled> {
     let baseline = Baseline::read(&path(name, "baseline"))?;
     let mechanism = if note.mirror { Mechanism::Mirror } else { Mechanism::Bind };
     Ok(Filled { since: note.since, mechanism, baseline })
+}
+
+/// Reads a note. The job could have put anything in its place.
+fn read_note(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let mut text = Vec::new();
+    file.take(LONGEST_NOTE + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > LONGEST_NOTE {
+        return Err(io::Error::other(format!("{} is no note of ours: it is too long", path.display())));
+    }
+    Ok(text)
 }
 
 /// Opens the owner's part of the RAM disk.
