@@ -300,7 +300,10 @@ impl RamDisk {
         }
         let root = self.place.path(CLIENT);
         self.is_whole(build)?;
-        if all_mounts()?.iter().any(|mount| mount.at == path && mount.source.starts_with("ondeck")) {
+        if all_mounts()?
+            .iter()
+            .any(|mount| mount.at == path && mount.source.starts_with("ondeck") && !mount.is_a_users())
+        {
             let text = format!("another RAM disk is shown at {} already", path.display());
             return Err(EngineError::Refused(text));
         }
@@ -767,7 +770,10 @@ fn own_mounts(place: &Place) -> Result<Vec<mounts::Mount>, EngineError> {
     let devices: Vec<(u32, u32)> =
         all.iter().filter(|mount| mount.at.starts_with(place.dir())).map(|mount| mount.device).collect();
     let name = format!("ondeck:{}", place.id());
-    let is_own = |mount: &mounts::Mount| mount.source == name || devices.contains(&mount.device);
+    // Users can give any name to what they mount by FUSE.
+    let is_own = |mount: &mounts::Mount| {
+        (mount.source == name && !mount.is_a_users()) || devices.contains(&mount.device)
+    };
     let mut shown: Vec<_> =
         all.into_iter().filter(|mount| is_own(mount) && !mount.at.starts_with(place.dir())).collect();
     shown.reverse();
