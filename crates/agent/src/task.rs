@@ -146,7 +146,7 @@ impl Tasks {
     /// The task of this name; it is started if there is none.
     ///
     /// # Errors
-    /// If it can't be started, there are too many, or the RAM disk is being destroyed.
+    /// If it can't be started, there are too many that have not ended, or the RAM disk is being destroyed.
     pub fn find_or_start(
         &self,
         name: &str,
@@ -162,8 +162,13 @@ impl Tasks {
             return Err(EngineError::GivenUp);
         }
         if known.len() >= MOST {
-            let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
-            return Err(EngineError::Refused(text));
+            let ended = known.iter().filter(|(_, task)| task.has_ended());
+            let oldest = ended.min_by_key(|(_, task)| task.began).map(|(name, _)| name.clone());
+            let Some(oldest) = oldest else {
+                let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
+                return Err(EngineError::Refused(text));
+            };
+            known.remove(&oldest);
         }
         let task = start()?;
         known.insert(name.to_owned(), Arc::clone(&task));
@@ -388,5 +393,24 @@ mod tests {
         let numbers = (report.errors.len(), report.beside.len(), report.units.len(), report.log.len());
         assert_eq!(numbers, (MOST_NAMED, MOST_NAMED, MOST_UNITS, 0));
         assert_eq!(report.state, TaskState::Done { ok: true, message: None });
+    }
+
+    #[test]
+    fn tasks_that_ended_make_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::open(dir.path(), "job@1".parse().unwrap()).unwrap();
+        let tasks = Tasks::default();
+        let runs = Arc::new(Task {
+            ended: watch::Sender::new(false),
+            ..Arc::into_inner(Task::pretended("")).unwrap()
+        });
+        tasks.find_or_start("runs", &place, || Ok(Arc::clone(&runs))).unwrap();
+        for number in 0..MOST * 2 {
+            let name = format!("home-{number}");
+            tasks.find_or_start(&name, &place, || Ok(Task::pretended(&name))).unwrap();
+        }
+        assert!(tasks.find("runs").is_some() && tasks.find("home-0").is_none());
+        assert!(tasks.find(&format!("home-{}", MOST * 2 - 1)).is_some());
+        assert_eq!(lock(&tasks.0).len(), MOST);
     }
 }
