@@ -24,7 +24,7 @@ use tokio::sync::watch;
 /// The argument that makes the agent's program a runner.
 pub const RUNNER: &str = "task-runner";
 
-/// Tasks of one RAM disk whose reports are kept; a job has a handful.
+/// Tasks of one RAM disk whose reports are kept; a job has a handful. Those that ended first make room for others.
 const MOST: usize = 32;
 
 /// What a runner needs of the agent's environment: the programs that know the users, and what is logged.
@@ -209,8 +209,17 @@ pub struct Task {
 impl Task {
     /// A task of a RAM disk that has no filesystem: it is done.
     pub fn pretended(name: &str) -> Arc<Task> {
-        let report =
-            TaskReport { state: TaskState::Done { ok: true, message: None }, ..TaskReport::new(name) };
+        let state = TaskState::Done { ok: true, message: None };
+        Task::ended(TaskReport { state, ..TaskReport::new(name) })
+    }
+
+    /// A task that could not be begun; the same again may succeed.
+    pub fn failed(name: &str, message: &str) -> Arc<Task> {
+        let state = TaskState::Done { ok: false, message: Some(message.to_owned()) };
+        Task::ended(TaskReport { state, retryable: true, ..TaskReport::new(name) })
+    }
+
+    fn ended(report: TaskReport) -> Arc<Task> {
         Arc::new(Task {
             report: Mutex::new(report),
             began: Instant::now(),

@@ -441,6 +441,49 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
 }
 
 #[test]
+fn results_come_home_though_the_client_there_died() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &GLUSTER, "job", "64MiB", 1);
+    make(&job.path("out"));
+    put(&job.path("out/before"), "of before");
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    job.works("0", "seq 10000 > result; rm before");
+    let kill = |node: &str| {
+        let clients = site.processes(node, "glusterfs");
+        assert!(!clients.is_empty());
+        clients.iter().for_each(|client| site::signal(client, ondeck_testbed::Signal::KILL));
+        wait_until(DEADLINE, "the client is gone", || site.processes(node, "glusterfs").is_empty());
+    };
+    kill("n1");
+    job.succeeds("n1", &job.home(&directories));
+    assert_eq!(names(&job.path("out")), ["result"]);
+    // Once its agent has seen it, and has cut it off.
+    kill("n1");
+    job.works("0", "seq 20000 > more");
+    wait_until(DEADLINE, "the agent has cut it off", || {
+        let (status, witness) = job.ask("n1", "GET", "witness", None);
+        assert_eq!(status, 200, "{witness}");
+        witness["faults"].to_string().contains("process ended")
+    });
+    job.succeeds("n1", &job.home(&directories));
+    assert_eq!(fs::read_to_string(job.path("out/more")).unwrap().lines().count(), 20_000);
+    let (_, witness) = job.ask("n1", "GET", "witness", None);
+    assert_eq!(witness["faults"], json!([]));
+    // With a server lost there is nothing to mount: the task fails, and may be tried again.
+    for server in site.processes("n2", "glusterfsd") {
+        site::signal(&server, ondeck_testbed::Signal::KILL);
+    }
+    kill("n1");
+    job.fails("n1", &job.home(&directories), true, &["n1"]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
 fn a_script_can_not_speak_for_the_task() {
     if !site::ready(&TMPFS) {
         return;
