@@ -60,7 +60,7 @@ pub struct RamDisk {
     gone: AtomicBool,
     /// Whether somebody looks at the mounted filesystem.
     looking: Arc<AtomicBool>,
-    /// Ports of servers that ended, kept from others.
+    /// Ports of servers that did not start yet, or that ended, kept from others.
     held_ports: Mutex<BTreeMap<u16, OwnedFd>>,
     /// How many times in a row its client did not reach a server.
     missed: AtomicU32,
@@ -115,6 +115,15 @@ impl RamDisk {
         self.place.is_given_up()
     }
 
+    /// Keeps its ports from others until its servers start.
+    pub fn hold_ports(&self, address: std::net::IpAddr) {
+        let mut held = lock(&self.held_ports);
+        for port in self.record().ports {
+            // One that somebody has taken in this moment is missed by the server.
+            held.extend(hold_port(address, port).ok().map(|socket| (port, socket)));
+        }
+    }
+
     /// Changes what is kept.
     ///
     /// # Errors
@@ -158,7 +167,11 @@ impl RamDisk {
             // Reserved when it was made known to the agent.
             Step::Allocate => Ok(()),
             Step::Prepare => self.prepare(&build, capacity),
-            Step::Start(phase) => engine.start(*phase, &build),
+            Step::Start(phase) => {
+                // Until this moment nobody else could listen there.
+                lock(&self.held_ports).clear();
+                engine.start(*phase, &build)
+            }
             Step::Serve(phase) => {
                 let name = engine.phases().get(*phase).map_or("servers", |phase| phase.name);
                 let what = format!("the {name} to serve");
