@@ -20,12 +20,14 @@ crate::for_engines! {
         a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
+        a_running_job_sees_what_it_wrote_before_and_keeps_it,
     ]
     gluster = GLUSTER: [
         a_fill_and_a_homecoming_lose_nothing_of_anybodys,
         a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
+        a_running_job_sees_what_it_wrote_before_and_keeps_it,
     ]
 }
 
@@ -333,6 +335,78 @@ fn a_fill_and_a_homecoming_lose_nothing_of_anybodys(case: &Case) {
     assert_eq!(after, before);
     site.destroy("job");
     site.host("ctl").ok(&["chmod", "-R", "u+w", &job.dir.display().to_string()]);
+    site.assert_nothing_is_left();
+}
+
+fn a_running_job_sees_what_it_wrote_before_and_keeps_it(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    make(&job.path("out"));
+    make(&job.path("out/old"));
+    for name in ["kept", "changed", "deleted", "gone", "old/kept"] {
+        put(&job.path("out").join(name), "of before");
+    }
+    let directories = [job.directory("out", "0", "out")];
+    let catch_up = job.request(json!({"catch_up": {"directories": directories}}));
+    job.fails("n1", &catch_up, true, &["not filled"]);
+    job.succeeds("n1", &job.fill(&directories));
+
+    // On disk, before the RAM disk is mounted.
+    let disk = |name: &str| job.path("out").join(name);
+    make(&disk("new"));
+    make(&disk("new/deep"));
+    for name in ["log", "left", "removed", "both", "old/more", "new/file", "new/deep/file"] {
+        put(&disk(name), "of the disk");
+    }
+    symlink("log", disk("link")).unwrap();
+    fs::hard_link(disk("left"), disk("left-too")).unwrap();
+    put(&disk("changed"), "changed on disk");
+    fs::remove_file(disk("gone")).unwrap();
+    // And since then, in it.
+    job.works("0", "rm deleted; echo of the RAM > both");
+    put(&disk("deleted"), "once more");
+
+    let report = job.succeeds("n1", &catch_up);
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    assert!(message.starts_with("8 entries that the job had written"), "{message}");
+    assert!(message.contains("2 entries changed on disk"), "{message}");
+    for name in ["changed", "both"] {
+        assert!(message.contains(&disk(name).display().to_string()), "{message}");
+    }
+    let ram = |name: &str| fs::read_to_string(job.shown("0").join(name)).unwrap();
+    for name in ["log", "left", "left-too", "removed", "old/more", "new/file", "new/deep/file", "link"] {
+        assert_eq!(ram(name), "of the disk", "{name}");
+    }
+    assert_eq!((ram("both"), ram("changed")), ("of the RAM\n".into(), "of before".into()));
+    assert!(!job.shown("0/deleted").exists());
+    // A second time there is nothing to do, nor with what an interrupted try has left.
+    job.works("0", "echo rubbish > .log.ondeck-partial-4711; mkdir .new.ondeck-partial-4711");
+    let before = tree(&job.shown("0"), true);
+    let report = job.succeeds("n1", &catch_up);
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    assert!(message.starts_with("0 entries") && message.contains("2 entries changed"), "{message}");
+    assert_eq!(tree(&job.shown("0"), true), before);
+
+    job.works("0", "echo and more >> log; rm removed; chmod 600 old/more; rm link; ln -s kept link");
+    let other_node = case.servers.last().unwrap();
+    let before = tree(&job.path("out"), true);
+    let report = job.succeeds(other_node, &job.home(&directories));
+    assert_eq!(report["beside"], json!([disk("both.ondeck-4711")]), "{report:#}");
+    let after = tree(&job.path("out"), true);
+    // What the job left alone is not copied again.
+    for name in
+        ["kept", "changed", "deleted", "both", "left", "left-too", "new/file", "new/deep/file", "old/kept"]
+    {
+        assert_eq!(after[Path::new(name)], before[Path::new(name)], "{name}");
+    }
+    let read = |name: &str| fs::read_to_string(disk(name)).unwrap();
+    assert_eq!(read("log"), "of the diskand more\n");
+    assert_eq!(read("both.ondeck-4711"), "of the RAM\n");
+    assert_eq!(fs::read_link(disk("link")).unwrap(), Path::new("kept"));
+    assert_eq!(fs::metadata(disk("old/more")).unwrap().mode() & 0o7777, 0o600);
+    assert!(!disk("removed").exists() && !disk("gone").exists());
+    assert!(!names(&job.path("out")).iter().any(|name| name.contains("partial")));
+    site.destroy("job");
     site.assert_nothing_is_left();
 }
 

@@ -180,6 +180,7 @@ fn late(order: &Order, shared: &Shared) -> String {
     let work = match order.request.work {
         Work::Survey { .. } => "look at what is to be copied",
         Work::Fill { .. } => "stage-in",
+        Work::CatchUp { .. } => "catching up with the disk",
         Work::BringHome { .. } => "stage-out",
     };
     let time = duration::display(Duration::from_millis(order.request.deadline_ms));
