@@ -36,6 +36,9 @@ const FILL: &str = "fill";
 /// The name of the task that adds what was written meanwhile.
 const FILL_AGAIN: &str = "fill-again";
 
+/// How long a job that has started is compared with the disk.
+const LATE_LOOK: Duration = Duration::from_secs(600);
+
 /// A catch-up ends so long before the mount that it belongs to counts as failed.
 const CATCH_UP_MARGIN: Duration = Duration::from_secs(2);
 
@@ -470,11 +473,13 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
 /// Ends what earlier attempts to bring results home have left running.
 async fn end_earlier(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Result<(), String> {
     for node in nodes {
-        match daemon.fleet.stop_tasks(node, id, HOME).await {
-            Err(error) if error.code() != Some(RefusalCode::NotFound) => {
-                return Err(format!("{node}: an earlier attempt may still run there: {error}"));
+        for name in [CATCH_UP, HOME] {
+            match daemon.fleet.stop_tasks(node, id, name).await {
+                Err(error) if error.code() != Some(RefusalCode::NotFound) => {
+                    return Err(format!("{node}: an earlier task may still run there: {error}"));
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
     Ok(())
@@ -550,7 +555,11 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
                 Purpose::Output => "output",
             };
             let mut text = format!("{} ({what})", said(job, Work::Mount));
-            if let Some(more) = catch_up(daemon, job, id, until).await {
+            if daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting) {
+                // The job is to start now; nothing of its own is hidden from it.
+                let (daemon, job, id) = (Arc::clone(daemon), job.clone(), id.clone());
+                tokio::spawn(async move { catch_up(&daemon, &job, &id, Instant::now() + LATE_LOOK).await });
+            } else if let Some(more) = catch_up(daemon, job, id, until).await {
                 text += &format!("; {more}");
             }
             Outcome::Done(text)
@@ -571,12 +580,8 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
 }
 
 /// A job that ran already when the RAM disk came has written to disk until then, and does not see it any more: what is new
-/// is put where it looks. Returns what was done, if there was anything to do.
+/// is put where it looks. What was changed since it was copied is told. Returns what was done, if there was anything to do.
 async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Option<String> {
-    let waits = daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting);
-    if waits || job.purpose == Purpose::Input {
-        return None;
-    }
     let node = job.allocation.as_ref()?.nodes.first()?.clone();
     // It is mounted, and must not be taken for a mount that failed because this takes long.
     let until = until.checked_sub(CATCH_UP_MARGIN).unwrap_or(until);
@@ -590,7 +595,15 @@ async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instan
         tasks: 1,
         seen: Mutex::default(),
     };
-    let work = TaskWork::CatchUp { directories: directories(job) };
+    let mut directories = directories(job);
+    if job.request.stage_in.is_some()
+        && let Some(scripted) = directories.iter().position(|directory| directory.input)
+        && !directories[scripted].output
+    {
+        // What a script has made of it is not comparable.
+        directories.remove(scripted);
+    }
+    let work = TaskWork::CatchUp { directories };
     let outputs = job.outputs();
     let done = tokio::time::timeout_at(
         (until + CATCH_UP_MARGIN / 2).into(),
@@ -651,6 +664,9 @@ async fn unmount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, force: bool, u
     if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
         tell_of_cuts(daemon, job, id, &job.io_nodes).await;
     }
+    // Epilogs may be doing it on their own nodes.
+    let lock = daemon.unmounts_of(job.id);
+    let _alone = lock.write().await;
     let mut faults = daemon.fleet.uncover(id, &job.io_nodes, force, until).await;
     if faults.is_empty() {
         faults = daemon.fleet.leave(id, &job.io_nodes, until).await;

@@ -41,8 +41,12 @@ impl Worker<'_> {
         // Inputs are opened too, as they may lie inside of outputs. What is not there has nothing to be copied.
         let opened = self.open_chosen(directories, |directory| directory.path.is_dir())?;
         let mut told = Told::default();
-        for directory in opened.iter().filter(|directory| directory.wanted.output) {
-            self.catch_up_with(directory, &mut told)?;
+        for directory in &opened {
+            if directory.wanted.output {
+                self.catch_up_with(directory, &mut told)?;
+            } else {
+                self.look_at_input(directory, &mut told)?;
+            }
         }
         self.check_gate()?;
         let mut notes = vec![format!("{} that the job had written to disk brought", entries(told.brought))];
@@ -61,6 +65,45 @@ impl Worker<'_> {
             notes.push(format!("{} could not be brought, and stay on disk alone: {first}", entries(failed)));
         }
         Ok(Some(notes.join("; ")))
+    }
+
+    /// Counts what is newer on disk than the copy that the job reads, or is not there. Input is not written to once the
+    /// job has started.
+    fn look_at_input(&self, directory: &Opened<'_>, told: &mut Told) -> Result<(), Failure> {
+        let path = directory.path.display();
+        let io = |error| Failure::passing(format!("the copy of {path} in the RAM disk: {error}"));
+        let slot = kept::open_slot(&self.ram, &directory.wanted.name).map_err(io)?;
+        let options = Options {
+            dry_run: true,
+            update: true,
+            sync: false,
+            exclude: Exclude::exactly(directory.nested.clone()),
+            ..self.options()
+        };
+        let roots = Roots {
+            source: directory.disk.try_clone().map_err(io)?,
+            target: TargetRoot::Existing(slot),
+            source_path: directory.path.clone(),
+            target_path: self.slot_path(directory.wanted),
+        };
+        let changed = Mutex::new((0_u64, Vec::new()));
+        let event = |event: Event<'_>| {
+            if let Event::Would(_, path) = event {
+                let mut changed = changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                changed.0 += 1;
+                if changed.1.len() < NAMED {
+                    changed.1.push(directory.path.join(OsStr::from_bytes(path)).display().to_string());
+                }
+            }
+        };
+        let monitor = Monitor { progress: &self.shared.progress, event: &event };
+        stage_roots(roots, &options, None, &monitor)
+            .map_err(|error| Failure::passing(format!("looking at {path}: {error}")))?;
+        let (number, names) = changed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        told.changed += number;
+        told.names.extend(names);
+        told.names.truncate(NAMED);
+        Ok(())
     }
 
     fn catch_up_with(&self, directory: &Opened<'_>, told: &mut Told) -> Result<(), Failure> {
