@@ -154,6 +154,20 @@ pub enum BuildError {
         /// Nodes that could not be told to undo.
         leftovers: Vec<String>,
     },
+    /// Something else has what nodes were to reserve, such as their TCP ports. Nothing is wrong with these nodes: any user
+    /// of theirs may do that.
+    #[error(
+        "the step `{step}` was refused: {}{}",
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "), leftovers_text(.leftovers)
+    )]
+    Taken {
+        /// Which.
+        step: String,
+        /// On which nodes, and why.
+        faults: Vec<NodeFault>,
+        /// Nodes that could not be told to undo.
+        leftovers: Vec<String>,
+    },
     /// The builder was told to stop.
     #[error("interrupted during the step `{step}`{}", leftovers_text(.leftovers))]
     Interrupted {
@@ -377,7 +391,12 @@ impl Fleet {
                 Err(faults) => {
                     undoing();
                     let leftovers = self.undo(&layout.id, &touched).await;
-                    return Err(BuildError::Step { step: row.name.clone(), faults, leftovers });
+                    let step = row.name.clone();
+                    let taken = |fault: &NodeFault| fault.error.code() == Some(RefusalCode::Conflict);
+                    if matches!(row.step, RowStep::Same(Step::Allocate)) && faults.iter().all(taken) {
+                        return Err(BuildError::Taken { step, faults, leftovers });
+                    }
+                    return Err(BuildError::Step { step, faults, leftovers });
                 }
             }
             steps.push(StepTime {

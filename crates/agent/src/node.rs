@@ -593,6 +593,7 @@ impl Node {
         known.epochs.insert(id.name.clone(), id.epoch);
         self.save_epochs(&mut known);
         let begun = Arc::new(RamDisk::new(place, record, secret));
+        begun.hold_ports(self.storage_address);
         known.ramdisks.insert(id.name.clone(), Arc::clone(&begun));
         Ok(begun)
     }
@@ -645,7 +646,8 @@ impl Node {
         }
         if row.len() < count {
             return Err(refusal(
-                RefusalCode::TooLarge,
+                // Any user may listen there: that is no failure of the node.
+                RefusalCode::Conflict,
                 format!(
                     "no {count} free TCP ports in a row on {} between {first} and {last}; see server_ports in the \
                      configuration",

@@ -61,7 +61,7 @@ pub struct RamDisk {
     gone: AtomicBool,
     /// Whether somebody looks at the mounted filesystem.
     looking: Arc<AtomicBool>,
-    /// Ports of servers that ended, kept from others.
+    /// Ports of servers that did not start yet, or that ended, kept from others.
     held_ports: Mutex<BTreeMap<u16, OwnedFd>>,
     /// How many times in a row its client did not reach a server.
     missed: AtomicU32,
@@ -116,6 +116,15 @@ impl RamDisk {
         self.place.is_given_up()
     }
 
+    /// Keeps its ports from others until its servers start.
+    pub fn hold_ports(&self, address: std::net::IpAddr) {
+        let mut held = lock(&self.held_ports);
+        for port in self.record().ports {
+            // One that somebody has taken in this moment is missed by the server.
+            held.extend(hold_port(address, port).ok().map(|socket| (port, socket)));
+        }
+    }
+
     /// Changes what is kept.
     ///
     /// # Errors
@@ -159,7 +168,11 @@ impl RamDisk {
             // Reserved when it was made known to the agent.
             Step::Allocate => Ok(()),
             Step::Prepare => self.prepare(&build, capacity),
-            Step::Start(phase) => engine.start(*phase, &build),
+            Step::Start(phase) => {
+                // Until this moment nobody else could listen there.
+                lock(&self.held_ports).clear();
+                engine.start(*phase, &build)
+            }
             Step::Serve(phase) => {
                 let name = engine.phases().get(*phase).map_or("servers", |phase| phase.name);
                 let what = format!("the {name} to serve");
@@ -206,9 +219,19 @@ impl RamDisk {
         if let Some(found) = self.tasks.find(name) {
             return Ok(found);
         }
-        if !self.is_mounted()? {
-            // Mounting the client covers nothing.
-            self.step(&Step::Mount, node, capacity, &CoverPolicy::default(), until)?;
+        let mount = || self.step(&Step::Mount, node, capacity, &CoverPolicy::default(), until);
+        // Mounting the client covers nothing.
+        if let Some(reason) = self.take_lost_client_away(node)? {
+            if let Err(error) = mount() {
+                // That is no fault of this node's: more than its client was lost.
+                *lock(&self.cut) = Some(reason.clone());
+                let message = format!("{node}: {reason}, and can't be mounted anew: {error}");
+                let fail = || Ok(Task::failed(name, &message));
+                return self.tasks.find_or_start(name, &self.place, fail);
+            }
+            tracing::warn!(ramdisk = %self.id(), reason, "the client was mounted anew");
+        } else if !self.is_mounted()? {
+            mount()?;
         }
         let has_filesystem = needs_mount(&self.record().layout);
         self.tasks.find_or_start(name, &self.place, || {
@@ -218,6 +241,37 @@ impl RamDisk {
                 Ok(Task::pretended(name))
             }
         })
+    }
+
+    /// Takes this node's client away if it has died, was cut off, or no longer has the connections that it began with:
+    /// nothing can be copied from such a one any more, and the data may be intact. Gives the reason if it did. A client
+    /// that anybody looks at stays: they must not see other files than before, and be told nothing.
+    fn take_lost_client_away(&self, node: &NodeName) -> Result<Option<String>, EngineError> {
+        let _work = lock(&self.work);
+        let record = self.record();
+        let in_use = !record.covered.is_empty() || !record.shown.is_empty() || self.tasks.is_any_running();
+        if in_use || !needs_mount(&record.layout) || self.is_ending() {
+            return Ok(None);
+        }
+        let cut = lock(&self.cut).clone();
+        let reason = match (cut, self.is_mounted()?) {
+            (Some(reason), _) => reason,
+            (None, false) => return Ok(None),
+            (None, true) if needs_processes(&record.layout) && self.place.running("client").is_none() => {
+                "its client's process ended".to_owned()
+            }
+            (None, true) => {
+                let me = if record.server { record.layout.server_on(node) } else { None };
+                let now = engine(record.layout.engine).view(&self.build(&record.layout, me));
+                if record.first_view.is_none_or(|first| first.connections == now.connections) {
+                    return Ok(None);
+                }
+                "its client lost a connection to a server for a while".to_owned()
+            }
+        };
+        take_client_away(&self.place)?;
+        self.note(|record| record.first_view = None)?;
+        Ok(Some(reason))
     }
 
     fn prepare(&self, build: &Build, capacity: &Capacity) -> Result<(), EngineError> {
@@ -249,7 +303,11 @@ impl RamDisk {
         self.place.forget_ended("client");
         engine.mount(build, &at)?;
         let view = engine.view(build);
-        self.note(|record| record.first_view = Some(view))
+        self.note(|record| record.first_view = Some(view))?;
+        // What befell an earlier client is nothing to this one.
+        self.missed.store(0, Ordering::Relaxed);
+        *lock(&self.cut) = None;
+        Ok(())
     }
 
     fn is_mounted(&self) -> Result<bool, EngineError> {
@@ -301,7 +359,10 @@ impl RamDisk {
         }
         let root = self.place.path(CLIENT);
         self.is_whole(build)?;
-        if all_mounts()?.iter().any(|mount| mount.at == path && mount.source.starts_with("ondeck")) {
+        if all_mounts()?
+            .iter()
+            .any(|mount| mount.at == path && mount.source.starts_with("ondeck") && !mount.is_a_users())
+        {
             let text = format!("another RAM disk is shown at {} already", path.display());
             return Err(EngineError::Refused(text));
         }
@@ -768,7 +829,10 @@ fn own_mounts(place: &Place) -> Result<Vec<mounts::Mount>, EngineError> {
     let devices: Vec<(u32, u32)> =
         all.iter().filter(|mount| mount.at.starts_with(place.dir())).map(|mount| mount.device).collect();
     let name = format!("ondeck:{}", place.id());
-    let is_own = |mount: &mounts::Mount| mount.source == name || devices.contains(&mount.device);
+    // Users can give any name to what they mount by FUSE.
+    let is_own = |mount: &mounts::Mount| {
+        (mount.source == name && !mount.is_a_users()) || devices.contains(&mount.device)
+    };
     let mut shown: Vec<_> =
         all.into_iter().filter(|mount| is_own(mount) && !mount.at.starts_with(place.dir())).collect();
     shown.reverse();

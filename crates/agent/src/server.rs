@@ -12,15 +12,16 @@ use std::time::Duration;
 use ondeck_api::Config;
 use ondeck_api::auth::Administrators;
 use ondeck_api::munge::Munge;
-use ondeck_api::server::{ListenError, Listening, Reply, Request, Server, Service, blocking, stop_signal};
+use ondeck_api::server::{
+    ListenError, Listening, Reply, Request, Server, Service, allow_many_files, blocking, stop_signal,
+};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::{NodeName, RamDiskId};
 
 use crate::node::{Node, StartError, own_address};
 use crate::watch;
 
-/// Connections that are held at the same time on each of the two sockets; more wait. Whoever keeps them all busy keeps
-/// others of the same socket out, but neither root on the other one nor the agent's own watch.
+/// Connections of root, and of others, that are served at the same time on each of the two sockets.
 const CONNECTIONS: usize = 256;
 
 /// Requests that are worked on at the same time; more wait. Each holds a thread, and most of them wait for a process.
@@ -72,16 +73,6 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     runtime.shutdown_background();
     // Nor is the watch: it may be looking at something that hangs.
     result
-}
-
-/// As many open files as the system allows: a full table would make the agent blind.
-fn allow_many_files() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "can't raise the limit of open files");
-    }
 }
 
 /// Keeps a second agent out of the same directory.

@@ -24,8 +24,11 @@ use tokio::sync::watch;
 /// The argument that makes the agent's program a runner.
 pub const RUNNER: &str = "task-runner";
 
-/// Tasks of one RAM disk whose reports are kept; a job has a handful.
+/// Tasks of one RAM disk whose reports are kept; a job has a handful. Those that ended first make room for others.
 const MOST: usize = 32;
+
+/// What a runner needs of the agent's environment: the programs that know the users, and what is logged.
+const ENVIRONMENT: [&str; 4] = ["PATH", "LANG", "ONDECK_LOG", "RUST_BACKTRACE"];
 
 /// The longest line of a runner.
 const LONGEST_LINE: u64 = 1 << 20;
@@ -85,6 +88,46 @@ pub enum Line {
     },
 }
 
+/// Names of each kind in a report.
+pub const MOST_NAMED: usize = 20;
+
+/// The most entries that a survey tells of. What is not told of is left to the task that comes last.
+pub const MOST_UNITS: usize = 2000;
+
+/// The longest text in a report: some long paths and what is wrong with them.
+const LONGEST_TEXT: usize = 64 << 10;
+
+/// What a report has room for. Whoever passes a worker's lines on asks it: a report must not grow without end, whatever
+/// the worker has become.
+#[derive(Debug, Default)]
+pub struct Room {
+    errors: usize,
+    beside: usize,
+    units: usize,
+}
+
+impl Room {
+    /// Whether there is room for a line, which is taken then.
+    pub fn take(&mut self, line: &Line) -> bool {
+        let named = |count: &mut usize, text: &str| {
+            *count += 1;
+            *count <= MOST_NAMED && text.len() <= LONGEST_TEXT
+        };
+        match line {
+            Line::Error(text) => named(&mut self.errors, text),
+            Line::Beside(text) => named(&mut self.beside, text),
+            Line::Units(units) => {
+                self.units = self.units.saturating_add(units.len());
+                // A directory's name is a plain one, and the kernel allows no longer entries.
+                let fits = |unit: &Unit| unit.directory.len() <= 64 && unit.entry.len() <= 255;
+                self.units <= MOST_UNITS && units.iter().all(fits)
+            }
+            Line::Log(text) | Line::Done { message: Some(text), .. } => text.len() <= LONGEST_TEXT,
+            Line::Progress { .. } | Line::Done { message: None, .. } => true,
+        }
+    }
+}
+
 /// The tasks of one RAM disk.
 #[derive(Default)]
 pub struct Tasks(Mutex<BTreeMap<String, Arc<Task>>>);
@@ -103,7 +146,7 @@ impl Tasks {
     /// The task of this name; it is started if there is none.
     ///
     /// # Errors
-    /// If it can't be started, there are too many, or the RAM disk is being destroyed.
+    /// If it can't be started, there are too many that have not ended, or the RAM disk is being destroyed.
     pub fn find_or_start(
         &self,
         name: &str,
@@ -119,8 +162,13 @@ impl Tasks {
             return Err(EngineError::GivenUp);
         }
         if known.len() >= MOST {
-            let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
-            return Err(EngineError::Refused(text));
+            let ended = known.iter().filter(|(_, task)| task.has_ended());
+            let oldest = ended.min_by_key(|(_, task)| task.began).map(|(name, _)| name.clone());
+            let Some(oldest) = oldest else {
+                let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
+                return Err(EngineError::Refused(text));
+            };
+            known.remove(&oldest);
         }
         let task = start()?;
         known.insert(name.to_owned(), Arc::clone(&task));
@@ -159,18 +207,30 @@ pub struct Task {
     ended: watch::Sender<bool>,
     /// The runner's standard input.
     leash: Mutex<Option<ChildStdin>>,
+    /// What the report still has room for.
+    room: Mutex<Room>,
 }
 
 impl Task {
     /// A task of a RAM disk that has no filesystem: it is done.
     pub fn pretended(name: &str) -> Arc<Task> {
-        let report =
-            TaskReport { state: TaskState::Done { ok: true, message: None }, ..TaskReport::new(name) };
+        let state = TaskState::Done { ok: true, message: None };
+        Task::ended(TaskReport { state, ..TaskReport::new(name) })
+    }
+
+    /// A task that could not be begun; the same again may succeed.
+    pub fn failed(name: &str, message: &str) -> Arc<Task> {
+        let state = TaskState::Done { ok: false, message: Some(message.to_owned()) };
+        Task::ended(TaskReport { state, retryable: true, ..TaskReport::new(name) })
+    }
+
+    fn ended(report: TaskReport) -> Arc<Task> {
         Arc::new(Task {
             report: Mutex::new(report),
             began: Instant::now(),
             ended: watch::Sender::new(true),
             leash: Mutex::default(),
+            room: Mutex::default(),
         })
     }
 
@@ -186,6 +246,8 @@ impl Task {
         // This very program, also if another version has been installed since.
         let mut command = Command::new("/proc/self/exe");
         command.arg(RUNNER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        // The agent's environment is not for whoever works as a user.
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         place.mark(&format!("{}{name}", place::TASK), &mut command);
         // SAFETY: one system call between fork and exec.
         unsafe {
@@ -212,6 +274,7 @@ impl Task {
             began: Instant::now(),
             ended: watch::Sender::new(false),
             leash: Mutex::new(Some(leash)),
+            room: Mutex::default(),
         });
         let (listening, id) = (Arc::clone(&task), order.ramdisk.clone());
         // A thread for each task that runs: there are a few of them, and each is listened to until nothing is left.
@@ -270,8 +333,14 @@ impl Task {
     }
 
     fn take(&self, line: Line) {
+        let fits = lock(&self.room).take(&line);
         let mut report = lock(&self.report);
         match line {
+            Line::Done { ok, retryable, .. } if !fits => {
+                report.retryable = retryable;
+                report.state = TaskState::Done { ok, message: None };
+            }
+            _ if !fits => {}
             Line::Progress { entries_found, entries_done, bytes_found, bytes_done } => {
                 (report.entries_found, report.entries_done) = (entries_found, entries_done);
                 (report.bytes_found, report.bytes_done) = (bytes_found, bytes_done);
@@ -315,5 +384,47 @@ impl Task {
     /// Ends it: its runner sees that its input is closed.
     pub fn let_go(&self) {
         lock(&self.leash).take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_an_end_whatever_its_task_says() {
+        let task = Task::pretended("work");
+        let unit = |name: &str| Unit { directory: "0".into(), entry: name.into(), bytes: 1, files: 1 };
+        for _ in 0..100_000 {
+            task.take(Line::Error("e".into()));
+            task.take(Line::Beside("b".into()));
+            task.take(Line::Units(vec![unit("u")]));
+        }
+        task.take(Line::Log("l".repeat(1 << 20)));
+        task.take(Line::Units(vec![unit(&"u".repeat(256))]));
+        task.take(Line::Done { ok: true, message: Some("m".repeat(1 << 20)), retryable: true });
+        let report = task.report();
+        let numbers = (report.errors.len(), report.beside.len(), report.units.len(), report.log.len());
+        assert_eq!(numbers, (MOST_NAMED, MOST_NAMED, MOST_UNITS, 0));
+        assert_eq!(report.state, TaskState::Done { ok: true, message: None });
+    }
+
+    #[test]
+    fn tasks_that_ended_make_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::open(dir.path(), "job@1".parse().unwrap()).unwrap();
+        let tasks = Tasks::default();
+        let runs = Arc::new(Task {
+            ended: watch::Sender::new(false),
+            ..Arc::into_inner(Task::pretended("")).unwrap()
+        });
+        tasks.find_or_start("runs", &place, || Ok(Arc::clone(&runs))).unwrap();
+        for number in 0..MOST * 2 {
+            let name = format!("home-{number}");
+            tasks.find_or_start(&name, &place, || Ok(Task::pretended(&name))).unwrap();
+        }
+        assert!(tasks.find("runs").is_some() && tasks.find("home-0").is_none());
+        assert!(tasks.find(&format!("home-{}", MOST * 2 - 1)).is_some());
+        assert_eq!(lock(&tasks.0).len(), MOST);
     }
 }

@@ -4,21 +4,23 @@
 //! checked; then the answer is sealed for its caller. Speaking to munged blocks, so it happens on blocking threads; a
 //! service is asynchronous, so that a request that waits costs a connection and no thread.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::State;
-use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
-use axum::serve::{IncomingStream, Listener};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use ondeck_core::NodeName;
 use ondeck_core::text::plain;
 use ondeck_ramdisk::Secret;
@@ -26,18 +28,27 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::auth::{Administrators, Caller};
 use crate::envelope::{self, Answer};
 use crate::munge::Munge;
 use crate::wire::{MOST_BYTES, Refusal, RefusalCode, VERSION};
 
-/// How long the body of a request may take to come.
+/// How long the body of a request may take to come, and how long nothing of an answer may be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Enough of a request, and of what was wrong with it, for the log.
 const LOGGED: usize = 500;
+
+/// How long the headers of a request may take to come, from the beginning of a connection or the end of the last answer.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// The most that is read ahead of one connection. A credential with its request has a few kilobytes.
+const MOST_BUFFERED: usize = 64 << 10;
+
+/// The most bytes of a request that comes from no administrator: with all connections in use, 64 MiB of an agent.
+const MOST_OF_OTHERS: usize = 256 << 10;
 
 /// What a daemon answers.
 pub trait Service: Send + Sync + 'static {
@@ -166,8 +177,9 @@ pub struct Listening {
     pub socket: PathBuf,
     /// The TCP address; without one it can be reached from its own machine alone.
     pub tcp: Option<SocketAddr>,
-    /// Connections that are held at the same time on each of the two sockets; more wait. Whoever keeps them all busy
-    /// keeps others of the same socket out.
+    /// Connections that are served at the same time on each of the two sockets: so many of root's, by the uid or by a
+    /// port below 1024, and so many of others. As many again wait; more are closed. Of the others, those of one user, or
+    /// of one address, are at most a quarter.
     pub connections: usize,
     /// Checks and makes credentials.
     pub munge: Munge,
@@ -196,6 +208,7 @@ impl<S: Service> Server<S> {
     /// # Errors
     /// [`ListenError`].
     pub async fn bind(service: Arc<S>, listening: Listening) -> Result<Server<S>, ListenError> {
+        allow_many_files();
         let socket = listening.socket;
         let on_socket = |source| ListenError { on: socket.display().to_string(), source };
         if let Some(parent) = socket.parent() {
@@ -224,26 +237,55 @@ impl<S: Service> Server<S> {
     /// # Errors
     /// If a socket can't be listened on any more.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> std::io::Result<()> {
-        let app = Router::new().fallback(handle::<S>).with_state(self.daemon);
-        let local = Limited::new(self.unix, self.connections);
-        let local = axum::serve(local, app.clone().into_make_service_with_connect_info::<Peer>());
-        let remote = async move {
-            match self.tcp {
-                Some(listener) => {
-                    let listener = Limited::new(listener, self.connections);
-                    axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await
+        let (unix, daemon, doors) = (self.unix, Arc::clone(&self.daemon), Doors::new(self.connections));
+        let local = async move {
+            loop {
+                match unix.accept().await {
+                    Ok((stream, _)) => {
+                        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+                        doors.let_in(&daemon, Peer::Local(uid), stream);
+                    }
+                    Err(error) => rest_after(&error).await,
                 }
-                None => std::future::pending().await,
             }
         };
-        let ended = tokio::select! {
-            ended = local => ended,
-            ended = remote => ended,
-            () = stop => Ok(()),
+        let (tcp, daemon, doors) = (self.tcp, self.daemon, Doors::new(self.connections));
+        let remote = async move {
+            let Some(tcp) = tcp else { return std::future::pending().await };
+            loop {
+                match tcp.accept().await {
+                    Ok((stream, address)) => doors.let_in(&daemon, Peer::Remote(address), stream),
+                    Err(error) => rest_after(&error).await,
+                }
+            }
         };
+        tokio::select! {
+            () = local => {}
+            () = remote => {}
+            () = stop => {}
+        }
         // So that the next caller is told at once that there is no daemon.
         let _ = std::fs::remove_file(&self.socket);
-        ended
+        Ok(())
+    }
+}
+
+/// As many open files as the system allows: a full table would make a daemon deaf and blind.
+pub fn allow_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "can't raise the limit of open files");
+    }
+}
+
+/// A connection that was closed before it was accepted is no reason to wait; a full table of files is.
+async fn rest_after(error: &std::io::Error) {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        tracing::error!(%error, "can't accept a connection");
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
@@ -255,41 +297,165 @@ enum Peer {
     Remote(SocketAddr),
 }
 
-/// A listener that accepts no more than so many at a time.
-struct Limited<L> {
-    listener: L,
-    free: Arc<Semaphore>,
+/// Of whom there may be so many connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Origin {
+    User(Option<u32>),
+    Host(IpAddr),
 }
 
-impl<L> Limited<L> {
-    fn new(listener: L, connections: usize) -> Self {
-        Limited { listener, free: Arc::new(Semaphore::new(connections)) }
+impl Peer {
+    /// Whether only root can have made the connection.
+    fn is_root(self) -> bool {
+        match self {
+            Peer::Local(uid) => uid == Some(0),
+            Peer::Remote(address) => address.port() < 1024,
+        }
+    }
+
+    fn origin(self) -> Origin {
+        match self {
+            Peer::Local(uid) => Origin::User(uid),
+            Peer::Remote(address) => Origin::Host(address.ip()),
+        }
     }
 }
 
-/// A connection that counts.
-struct Counted<S> {
-    stream: S,
-    _permit: Option<OwnedSemaphorePermit>,
+/// The ways in by one socket. Root has one of its own, so that ordinary users can't keep it out; of the other one, nobody
+/// has more than a quarter.
+struct Doors {
+    root: Door,
+    others: Door,
+    /// How many connections of the others there are from where.
+    origins: Arc<Mutex<HashMap<Origin, usize>>>,
+    /// The most of one origin.
+    each: usize,
 }
 
-impl<L: Listener> Listener for Limited<L> {
-    type Io = Counted<L::Io>;
-    type Addr = L::Addr;
+struct Door {
+    /// Connections that may be there, served or waiting for that; more are closed.
+    held: Arc<Semaphore>,
+    /// Connections that may be served.
+    served: Arc<Semaphore>,
+}
 
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        let (stream, address) = self.listener.accept().await;
-        (Counted { stream, _permit: permit }, address)
-    }
-
-    fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        self.listener.local_addr()
+impl Door {
+    fn new(connections: usize) -> Door {
+        Door {
+            held: Arc::new(Semaphore::new(connections * 2)),
+            served: Arc::new(Semaphore::new(connections)),
+        }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+impl Doors {
+    fn new(connections: usize) -> Doors {
+        Doors {
+            root: Door::new(connections),
+            others: Door::new(connections),
+            origins: Arc::default(),
+            each: (connections / 4).max(1),
+        }
+    }
+
+    /// Serves a connection when its turn comes. One too many is closed at once: accepting never waits.
+    fn let_in<S: Service, I>(&self, daemon: &Arc<Daemon<S>>, peer: Peer, stream: I)
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let door = if peer.is_root() { &self.root } else { &self.others };
+        let Ok(held) = Arc::clone(&door.held).try_acquire_owned() else { return };
+        let mut counted = None;
+        if !peer.is_root() {
+            let Some(one) = self.count(peer.origin()) else { return };
+            counted = Some(one);
+        }
+        let (served, daemon) = (Arc::clone(&door.served), Arc::clone(daemon));
+        tokio::spawn(async move {
+            let _held = (held, counted);
+            // The semaphore is never closed.
+            let _served = served.acquire_owned().await;
+            converse(daemon, peer, stream).await;
+        });
+    }
+
+    fn count(&self, origin: Origin) -> Option<Counted> {
+        let mut origins = lock(&self.origins);
+        let number = origins.entry(origin).or_default();
+        if *number >= self.each {
+            return None;
+        }
+        *number += 1;
+        Some(Counted { origin, origins: Arc::clone(&self.origins) })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What it protects is whole after every statement.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A connection that counts for where it comes from.
+struct Counted {
+    origin: Origin,
+    origins: Arc<Mutex<HashMap<Origin, usize>>>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut origins = lock(&self.origins);
+        if let Some(number) = origins.get_mut(&self.origin) {
+            *number -= 1;
+            if *number == 0 {
+                origins.remove(&self.origin);
+            }
+        }
+    }
+}
+
+/// Answers what comes by a connection, until it is closed or says nothing for a while.
+async fn converse<S: Service, I>(daemon: Arc<Daemon<S>>, peer: Peer, stream: I)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let daemon = Arc::clone(&daemon);
+        async move { Ok::<_, Infallible>(handle(daemon, peer, request.map(Body::new)).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // Also for the next request by the same connection.
+        .header_read_timeout(SILENCE)
+        .max_buf_size(MOST_BUFFERED)
+        .serve_connection(TokioIo::new(Impatient { stream, full: None }), service);
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, ?peer, "a connection broke");
+    }
+}
+
+/// A connection that is given up if the other end does not take what it is told.
+struct Impatient<I> {
+    stream: I,
+    /// Until when there must be room, since there is none.
+    full: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl<I> Impatient<I> {
+    fn bounded<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<std::io::Result<T>>,
+    ) -> Poll<std::io::Result<T>> {
+        if done.is_ready() {
+            self.full = None;
+            return done;
+        }
+        let full = self.full.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+        full.as_mut().poll(context).map(|()| Err(std::io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Impatient<I> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -299,33 +465,27 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let this = self.get_mut();
+        let done = Pin::new(&mut this.stream).poll_write(context, bytes);
+        this.bounded(context, done)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        let this = self.get_mut();
+        let done = Pin::new(&mut this.stream).poll_flush(context);
+        this.bounded(context, done)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
-    }
-}
-
-impl Connected<IncomingStream<'_, Limited<UnixListener>>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Limited<UnixListener>>) -> Self {
-        Peer::Local(stream.io().stream.peer_cred().ok().map(|peer| peer.uid()))
-    }
-}
-
-impl Connected<IncomingStream<'_, Limited<TcpListener>>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Limited<TcpListener>>) -> Self {
-        Peer::Remote(*stream.remote_addr())
+        let this = self.get_mut();
+        let done = Pin::new(&mut this.stream).poll_shutdown(context);
+        this.bounded(context, done)
     }
 }
 
@@ -339,22 +499,24 @@ struct Known {
     seal: Option<(u32, String)>,
 }
 
-async fn handle<S: Service>(
-    State(daemon): State<Arc<Daemon<S>>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    request: axum::extract::Request,
-) -> Response {
+async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path_and_query().map_or_else(String::new, ToString::to_string);
     // Nothing is read for strangers but their headers.
     let (recognizing, headers) = (Arc::clone(&daemon), parts.headers);
     let (method, asked) = (parts.method.clone(), path.clone());
-    let recognized = blocking(move || recognizing.recognize(peer, &method, &asked, &headers)).await;
-    let known = match recognized.and_then(|known| known) {
+    let recognize = move || recognizing.recognize(peer, &method, &asked, &headers);
+    let recognized = match peer {
+        // The kernel has said who it is. So others, who keep munged busy, don't keep root waiting.
+        Peer::Local(_) => recognize(),
+        Peer::Remote(_) => blocking(recognize).await.and_then(|known| known),
+    };
+    let known = match recognized {
         Ok(known) => known,
         Err(refusal) => return Answering::new(Err(refusal)).respond(None),
     };
-    let body = match tokio::time::timeout(PATIENCE, to_bytes(body, MOST_BYTES)).await {
+    let most = if known.caller.is_administrator() { MOST_BYTES } else { MOST_OF_OTHERS };
+    let body = match tokio::time::timeout(PATIENCE, to_bytes(body, most)).await {
         Ok(Ok(body)) => body,
         _ => {
             let message = "the request is too long, was cut off, or did not come to an end";
@@ -567,7 +729,7 @@ mod tests {
         let listening = Listening {
             socket: socket.clone(),
             tcp: None,
-            connections: 100,
+            connections: 200,
             munge: Munge::new("/nowhere"),
             administrators: Administrators::new(&[]),
         };
@@ -596,5 +758,63 @@ mod tests {
             assert!(matches!(call("/v1/page").await, Err(crate::CallError::Gibberish { .. })));
         });
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+
+    /// Connections of this user that say nothing.
+    fn idle(socket: &std::path::Path, uid: u32, number: usize) -> Vec<std::os::unix::net::UnixStream> {
+        let socket = socket.to_owned();
+        let connect = move || {
+            // The kernel's call changes this thread alone.
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            (0..number).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect()
+        };
+        std::thread::spawn(connect).join().unwrap()
+    }
+
+    #[test]
+    fn idle_connections_of_users_keep_neither_root_nor_other_users_out() {
+        const USERS: [u32; 2] = [20_001, 20_002];
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: it needs root");
+            return;
+        }
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let socket = dir.path().join("socket");
+        let listening = Listening {
+            socket: socket.clone(),
+            tcp: None,
+            connections: 32,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+        };
+        runtime.block_on(async {
+            let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
+            tokio::spawn(server.serve(std::future::pending()));
+        });
+        let mut held = idle(&socket, USERS[0], 300);
+        let ask = |uid: u32| {
+            let (limit, began) = (Duration::from_secs(3), std::time::Instant::now());
+            let mut stream = idle(&socket, uid, 1).pop().unwrap();
+            stream.set_read_timeout(Some(limit)).unwrap();
+            let mut answer = String::new();
+            use std::io::{Read, Write};
+            stream.write_all(b"GET /v1/page HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.ends_with("<p>"), "{answer}");
+            assert!(began.elapsed() < limit, "{:?}", began.elapsed());
+        };
+        ask(0);
+        ask(USERS[1]);
+        held.extend(idle(&socket, USERS[1], 300));
+        ask(0);
+        // Whoever says nothing is not listened to for ever.
+        held[0].set_read_timeout(Some(SILENCE * 2)).unwrap();
+        assert_eq!(std::io::Read::read(&mut held[0], &mut [0]).unwrap(), 0);
+        ask(USERS[0]);
+        drop(held);
     }
 }

@@ -303,6 +303,14 @@ pub enum Work {
         /// The user's script that fills the first input directory instead: `SCRIPT RAM_DISK_DIRECTORY DISK_DIRECTORY`.
         script: Option<PathBuf>,
     },
+    /// Puts into the RAM disk what a job that runs already has written to its output directories on disk since the fill,
+    /// and what the RAM disk hides since it was mounted over them. Only what the RAM disk does not have is copied, nothing
+    /// is replaced, and what the job has deleted stays away. Bringing home knows afterwards that these entries are the
+    /// job's own.
+    CatchUp {
+        /// Which directories; those of the fill.
+        directories: Vec<Directory>,
+    },
     /// Merges what the job made of the output directories into those on disk, flushed. It may be done again, from any
     /// node; what is on disk already is not copied again.
     BringHome {
@@ -414,6 +422,7 @@ impl Work {
         match self {
             Work::Survey { directories, .. }
             | Work::Fill { directories, .. }
+            | Work::CatchUp { directories }
             | Work::BringHome { directories, .. } => directories,
         }
     }
@@ -426,7 +435,7 @@ impl Work {
     /// The user's script.
     pub fn script(&self) -> Option<&std::path::Path> {
         match self {
-            Work::Survey { .. } => None,
+            Work::Survey { .. } | Work::CatchUp { .. } => None,
             Work::Fill { script, .. } | Work::BringHome { script, .. } => script.as_deref(),
         }
     }
@@ -462,6 +471,9 @@ impl TaskRequest {
             }
         }
         if let Some(share) = &self.share {
+            if matches!(self.work, Work::CatchUp { .. }) {
+                return malformed("catching up can't be shared out".into());
+            }
             if let Some((_, entry)) = share.entries.iter().find(|(_, entry)| !is_entry(entry)) {
                 return malformed(format!("`{entry}` is no entry of a directory"));
             }

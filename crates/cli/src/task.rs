@@ -10,11 +10,13 @@
 //!
 //! - [`confine`]: the namespaces, what can be seen in them, limits
 //! - [`supervise`]: the init: watching, and telling the agent
-//! - [`work`]: the worker, and what the two kinds of work have in common; [`fill`] and [`bring_home`]: each of them
+//! - [`work`]: the worker, and what the kinds of work have in common; [`fill`], [`catch_up`] and [`bring_home`]: each of
+//!   them
 //! - [`script`]: running a user's script
 //! - [`kept`]: what a RAM disk keeps from the fill to the end, beside the job's data
 
 mod bring_home;
+mod catch_up;
 mod confine;
 mod fill;
 mod kept;

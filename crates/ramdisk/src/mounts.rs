@@ -173,6 +173,18 @@ impl Tree {
         Ok(Tree(open_tree(directory, c"", flags)?))
     }
 
+    /// The same of a file or a directory, with what is mounted below it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of_all(entry: BorrowedFd<'_>) -> io::Result<Tree> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_RECURSIVE;
+        Ok(Tree(open_tree(entry, c"", flags)?))
+    }
+
     /// Mounts it over an open directory.
     ///
     /// # Errors
@@ -362,8 +374,17 @@ pub struct Mount {
     pub at: PathBuf,
     /// The filesystem's type.
     pub kind: String,
-    /// What it was mounted from.
+    /// What it was mounted from. Who mounts it can say what they like here.
     pub source: String,
+    /// Who mounted it, where the kernel tells: of FUSE, which any user may mount.
+    pub user: Option<u32>,
+}
+
+impl Mount {
+    /// Whether an ordinary user has mounted it.
+    pub fn is_a_users(&self) -> bool {
+        self.user.is_some_and(|uid| uid != 0)
+    }
 }
 
 /// What is mounted, in the order in which it was.
@@ -383,14 +404,19 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     let (major, minor) = device.split_once(':')?;
     let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    let (kind, source) = (String::from_utf8_lossy(rest.next()?).into_owned(), unescape(rest.next()?));
+    let mut options = rest.next().unwrap_or_default().split(|byte| *byte == b',');
+    let user = options.find_map(|option| option.strip_prefix(b"user_id="));
     Some(Mount {
         id,
         parent,
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: PathBuf::from(root),
         at: PathBuf::from(at),
-        kind: String::from_utf8_lossy(rest.next()?).into_owned(),
-        source: unescape(rest.next()?).to_string_lossy().into_owned(),
+        kind,
+        source: source.to_string_lossy().into_owned(),
+        // A user that is not understood is not root.
+        user: user.map(|uid| str::from_utf8(uid).ok().and_then(|uid| uid.parse().ok()).unwrap_or(u32::MAX)),
     })
 }
 
@@ -460,6 +486,11 @@ mod tests {
         assert_eq!((mount.id, mount.parent, mount.device), (36, 35, (0, 33)));
         assert_eq!((mount.root.to_str().unwrap(), mount.at.to_str().unwrap()), ("/data", "/mnt two"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.glusterfs", "/a\\b"));
+        assert!(!mount.is_a_users() && mount.user == Some(0));
+        // Its name is the user's choice.
+        let line = b"36 35 0:33 / /mnt rw - fuse.sshfs ondeck:job@1 rw,user_id=1000,group_id=0";
+        assert!(parse_mount(line).unwrap().is_a_users());
+        assert!(!parse_mount(b"36 35 0:33 / /mnt rw - tmpfs ondeck:job@1 rw,size=4k").unwrap().is_a_users());
         assert!(mounted().unwrap().iter().any(|mount| mount.at == Path::new("/proc")));
     }
 }

@@ -15,7 +15,7 @@ use ondeck_core::schedule::{Action, Effects, Event, Job, Node, Nodes, Refused, S
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, RwLock, watch};
 
 use crate::queue::Queue;
 use crate::store::{Store, StoreError};
@@ -63,6 +63,8 @@ pub(crate) struct Daemon {
     pub transfers: Mutex<BTreeMap<Incarnation, Transfer>>,
     /// What the workload manager is to be told of each job, in order.
     orders: Mutex<BTreeMap<JobId, VecDeque<(Incarnation, Action)>>>,
+    /// Who takes a RAM disk away: from one node each, or from all nodes alone.
+    unmounts: Mutex<BTreeMap<Incarnation, Arc<RwLock<()>>>>,
     brain: Mutex<Brain>,
     /// Counts events, so that whoever waits for a state looks again.
     changed: watch::Sender<u64>,
@@ -209,6 +211,13 @@ impl Daemon {
         });
     }
 
+    /// The lock of whoever takes a job's RAM disk away.
+    pub fn unmounts_of(&self, id: Incarnation) -> Arc<RwLock<()>> {
+        let mut locks = self.unmounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        locks.retain(|known, lock| *known == id || Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(id).or_default())
+    }
+
     pub fn transfers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Transfer>> {
         self.transfers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -298,6 +307,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         queue: Queue::new(),
         transfers: Mutex::default(),
         orders: Mutex::default(),
+        unmounts: Mutex::default(),
         brain: Mutex::new(Brain { schedule, store }),
         changed: watch::channel(0).0,
         earlier: Notify::new(),

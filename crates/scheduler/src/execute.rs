@@ -10,7 +10,9 @@ use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
     Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
-use ondeck_core::schedule::{Action, Event, Fault, Job, JobState, LockIn, Outcome, Purpose, Task, Work};
+use ondeck_core::schedule::{
+    Action, Event, Fault, Job, JobState, LockIn, Outcome, Prolog, Purpose, Task, Work,
+};
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Incarnation, Layout, NodeName, QueuedJob, RamDiskId, Rate, Standing};
 use ondeck_ramdisk::Secret;
@@ -37,6 +39,15 @@ const FILL: &str = "fill";
 
 /// The name of the task that adds what was written meanwhile.
 const FILL_AGAIN: &str = "fill-again";
+
+/// How long a job that has started is compared with the disk.
+const LATE_LOOK: Duration = Duration::from_secs(600);
+
+/// A catch-up ends so long before the mount that it belongs to counts as failed.
+const CATCH_UP_MARGIN: Duration = Duration::from_secs(2);
+
+/// The name of the task that adds what was written until the RAM disk was shown.
+const CATCH_UP: &str = "catch-up";
 
 /// The time between two looks at a job that is being requeued.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
@@ -510,11 +521,13 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
 /// Ends what earlier attempts to bring results home have left running.
 async fn end_earlier(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Result<(), String> {
     for node in nodes {
-        match daemon.fleet.stop_tasks(node, id, HOME).await {
-            Err(error) if error.code() != Some(RefusalCode::NotFound) => {
-                return Err(format!("{node}: an earlier attempt may still run there: {error}"));
+        for name in [CATCH_UP, HOME] {
+            match daemon.fleet.stop_tasks(node, id, name).await {
+                Err(error) if error.code() != Some(RefusalCode::NotFound) => {
+                    return Err(format!("{node}: an earlier task may still run there: {error}"));
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
     Ok(())
@@ -538,17 +551,11 @@ async fn too_tight(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Option<St
 /// Stops filling: on all nodes, whatever part each of them has. What is left of it ends with the RAM disk.
 async fn stop(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Outcome {
     let mut faults = Vec::new();
-    for (index, node) in nodes.iter().enumerate() {
-        let mut names = vec![format!("{FILL}-{index}")];
-        if index == 0 {
-            names.extend([format!("{FILL}-survey"), FILL.to_owned(), FILL_AGAIN.to_owned()]);
-        }
-        for name in names {
-            if let Err(error) = daemon.fleet.stop_task(node, id, &name).await
-                && error.code() != Some(RefusalCode::NotFound)
-            {
-                faults.push(error.to_string());
-            }
+    for node in nodes {
+        if let Err(error) = daemon.fleet.stop_tasks(node, id, FILL).await
+            && error.code() != Some(RefusalCode::NotFound)
+        {
+            faults.push(error.to_string());
         }
     }
     if faults.is_empty() {
@@ -595,7 +602,15 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
                 Purpose::Both => "input and output",
                 Purpose::Output => "output",
             };
-            Outcome::Done(format!("{} ({what})", said(job, Work::Mount)))
+            let mut text = format!("{} ({what})", said(job, Work::Mount));
+            if daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting) {
+                // The job is to start now; nothing of its own is hidden from it.
+                let (daemon, job, id) = (Arc::clone(daemon), job.clone(), id.clone());
+                tokio::spawn(async move { catch_up(&daemon, &job, &id, Instant::now() + LATE_LOOK).await });
+            } else if let Some(more) = catch_up(daemon, job, id, until).await {
+                text += &format!("; {more}");
+            }
+            Outcome::Done(text)
         }
         Err(NotCovered { faults, untouched }) => {
             // What the user has to change does not get better by itself.
@@ -612,11 +627,62 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
     }
 }
 
+/// A job that ran already when the RAM disk came has written to disk until then, and does not see it any more: what is new
+/// is put where it looks. What was changed since it was copied is told. Returns what was done, if there was anything to do.
+async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Option<String> {
+    let node = job.allocation.as_ref()?.nodes.first()?.clone();
+    // It is mounted, and must not be taken for a mount that failed because this takes long.
+    let until = until.checked_sub(CATCH_UP_MARGIN).unwrap_or(until);
+    let staging = Staging {
+        daemon: Arc::clone(daemon),
+        job: job.clone(),
+        id: id.clone(),
+        nodes: vec![node.clone()],
+        until,
+        began: Instant::now(),
+        tasks: 1,
+        seen: Mutex::default(),
+    };
+    let mut directories = directories(job);
+    if job.request.stage_in.is_some()
+        && let Some(scripted) = directories.iter().position(|directory| directory.input)
+        && !directories[scripted].output
+    {
+        // What a script has made of it is not comparable.
+        directories.remove(scripted);
+    }
+    let work = TaskWork::CatchUp { directories };
+    let outputs = job.outputs();
+    let done = tokio::time::timeout_at(
+        (until + CATCH_UP_MARGIN / 2).into(),
+        staging.task(&node, CATCH_UP, work, None),
+    );
+    let late = || failed("it took too long", Fault::Again);
+    let text = match done.await.unwrap_or_else(|_| Err(late())) {
+        Ok(TaskReport { errors, state: TaskState::Done { message: Some(text), .. }, .. }) => {
+            let text = plain(&text, MESSAGE);
+            if errors.is_empty() {
+                // The job sees all that it wrote.
+                return Some(text);
+            }
+            text
+        }
+        Ok(_) => return None,
+        Err(Outcome::Failed { why, .. }) => {
+            format!("what it wrote to {outputs} in the moment before may be on disk alone: {why}")
+        }
+        Err(_) => return None,
+    };
+    let text = plain(&text, MESSAGE);
+    let _ = daemon.event(Event::Noticed { job: job.id, text: text.clone() }).await;
+    Some(text)
+}
+
 /// Tells a job's user of nodes where the RAM disk was lost while the job ran: what failed there is in no server's books.
 pub(crate) async fn tell_of_cuts(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, nodes: &[NodeName]) {
     let mut set = JoinSet::new();
-    for node in nodes.iter().cloned() {
-        let (daemon, id) = (Arc::clone(daemon), id.clone());
+    for node in nodes {
+        let (daemon, id, node) = (Arc::clone(daemon), id.clone(), node.clone());
         set.spawn(async move {
             let reports = daemon.fleet.ramdisks_of(&node).await.unwrap_or_default();
             let report = reports.into_iter().find(|report| report.layout.id == id)?;
@@ -646,6 +712,9 @@ async fn unmount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, force: bool, u
     if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
         tell_of_cuts(daemon, job, id, &job.io_nodes).await;
     }
+    // Epilogs may be doing it on their own nodes.
+    let lock = daemon.unmounts_of(job.id);
+    let _alone = lock.write().await;
     let mut faults = daemon.fleet.uncover(id, &job.io_nodes, force, until).await;
     if faults.is_empty() {
         faults = daemon.fleet.leave(id, &job.io_nodes, until).await;

@@ -384,6 +384,12 @@ impl Daemon {
             let still = HookAnswer { mounted: true, message: "it is still being unmounted".into() };
             // The job goes on, or is ending, elsewhere; here the next job may come.
             if job.job_state == JobState::Running && job.rsa_state != RsaState::Mounting {
+                let lock = self.unmounts_of(id);
+                let _one_of_them = lock.read().await;
+                let is_so = |now: &Job| now.job_state == job.job_state && now.rsa_state == job.rsa_state;
+                if !self.job(id).is_some_and(|now| is_so(&now)) {
+                    continue;
+                }
                 let Some(ramdisk) = job.ramdisk() else { return Ok(unmounted(job.message)) };
                 let here = std::slice::from_ref(&hook.node);
                 execute::tell_of_cuts(self, &job, &ramdisk, here).await;

@@ -164,6 +164,14 @@ impl User {
     }
 }
 
+/// Keeps other processes of the same user from tracing this one, and from reaching its memory and open files.
+///
+/// # Errors
+/// The kernel's.
+pub fn shut_out_tracers() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

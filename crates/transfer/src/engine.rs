@@ -1100,11 +1100,19 @@ impl Engine<'_> {
             match fs::renameat_with(target, working, target, name, RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok(true),
                 Err(Errno::EXIST) => return Ok(false),
-                // Some filesystems can't promise not to replace.
-                Err(Errno::INVAL | Errno::NOSYS) if stat_if_there(target, name)?.is_some() => {
-                    return Ok(false);
+                // Some filesystems can't promise not to replace. But a second name is never given over another entry.
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    match fs::linkat(target, working, target, name, AtFlags::empty()) {
+                        Ok(()) => {
+                            fs::unlinkat(target, working, AtFlags::empty()).during(ACTION)?;
+                            return Ok(true);
+                        }
+                        Err(Errno::EXIST) => return Ok(false),
+                        // Directories have one name, and some filesystems give no second ones.
+                        Err(_) if stat_if_there(target, name)?.is_some() => return Ok(false),
+                        Err(_) => {}
+                    }
                 }
-                Err(Errno::INVAL | Errno::NOSYS) => {}
                 Err(error) => return Err(Fault::new(ACTION, error)),
             }
         }

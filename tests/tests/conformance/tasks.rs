@@ -20,12 +20,14 @@ crate::for_engines! {
         a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
+        a_running_job_sees_what_it_wrote_before_and_keeps_it,
     ]
     gluster = GLUSTER: [
         a_fill_and_a_homecoming_lose_nothing_of_anybodys,
         a_script_unpacks_and_packs_and_what_it_leaves_behind_ends,
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
+        a_running_job_sees_what_it_wrote_before_and_keeps_it,
     ]
 }
 
@@ -336,6 +338,78 @@ fn a_fill_and_a_homecoming_lose_nothing_of_anybodys(case: &Case) {
     site.assert_nothing_is_left();
 }
 
+fn a_running_job_sees_what_it_wrote_before_and_keeps_it(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    make(&job.path("out"));
+    make(&job.path("out/old"));
+    for name in ["kept", "changed", "deleted", "gone", "old/kept"] {
+        put(&job.path("out").join(name), "of before");
+    }
+    let directories = [job.directory("out", "0", "out")];
+    let catch_up = job.request(json!({"catch_up": {"directories": directories}}));
+    job.fails("n1", &catch_up, true, &["not filled"]);
+    job.succeeds("n1", &job.fill(&directories));
+
+    // On disk, before the RAM disk is mounted.
+    let disk = |name: &str| job.path("out").join(name);
+    make(&disk("new"));
+    make(&disk("new/deep"));
+    for name in ["log", "left", "removed", "both", "old/more", "new/file", "new/deep/file"] {
+        put(&disk(name), "of the disk");
+    }
+    symlink("log", disk("link")).unwrap();
+    fs::hard_link(disk("left"), disk("left-too")).unwrap();
+    put(&disk("changed"), "changed on disk");
+    fs::remove_file(disk("gone")).unwrap();
+    // And since then, in it.
+    job.works("0", "rm deleted; echo of the RAM > both");
+    put(&disk("deleted"), "once more");
+
+    let report = job.succeeds("n1", &catch_up);
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    assert!(message.starts_with("8 entries that the job had written"), "{message}");
+    assert!(message.contains("2 entries changed on disk"), "{message}");
+    for name in ["changed", "both"] {
+        assert!(message.contains(&disk(name).display().to_string()), "{message}");
+    }
+    let ram = |name: &str| fs::read_to_string(job.shown("0").join(name)).unwrap();
+    for name in ["log", "left", "left-too", "removed", "old/more", "new/file", "new/deep/file", "link"] {
+        assert_eq!(ram(name), "of the disk", "{name}");
+    }
+    assert_eq!((ram("both"), ram("changed")), ("of the RAM\n".into(), "of before".into()));
+    assert!(!job.shown("0/deleted").exists());
+    // A second time there is nothing to do, nor with what an interrupted try has left.
+    job.works("0", "echo rubbish > .log.ondeck-partial-4711; mkdir .new.ondeck-partial-4711");
+    let before = tree(&job.shown("0"), true);
+    let report = job.succeeds("n1", &catch_up);
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    assert!(message.starts_with("0 entries") && message.contains("2 entries changed"), "{message}");
+    assert_eq!(tree(&job.shown("0"), true), before);
+
+    job.works("0", "echo and more >> log; rm removed; chmod 600 old/more; rm link; ln -s kept link");
+    let other_node = case.servers.last().unwrap();
+    let before = tree(&job.path("out"), true);
+    let report = job.succeeds(other_node, &job.home(&directories));
+    assert_eq!(report["beside"], json!([disk("both.ondeck-4711")]), "{report:#}");
+    let after = tree(&job.path("out"), true);
+    // What the job left alone is not copied again.
+    for name in
+        ["kept", "changed", "deleted", "both", "left", "left-too", "new/file", "new/deep/file", "old/kept"]
+    {
+        assert_eq!(after[Path::new(name)], before[Path::new(name)], "{name}");
+    }
+    let read = |name: &str| fs::read_to_string(disk(name)).unwrap();
+    assert_eq!(read("log"), "of the diskand more\n");
+    assert_eq!(read("both.ondeck-4711"), "of the RAM\n");
+    assert_eq!(fs::read_link(disk("link")).unwrap(), Path::new("kept"));
+    assert_eq!(fs::metadata(disk("old/more")).unwrap().mode() & 0o7777, 0o600);
+    assert!(!disk("removed").exists() && !disk("gone").exists());
+    assert!(!names(&job.path("out")).iter().any(|name| name.contains("partial")));
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
 fn a_script_unpacks_and_packs_and_what_it_leaves_behind_ends(case: &Case) {
     let site = site();
     let job = Job::new(&site, case, "job", "64MiB", 1);
@@ -436,6 +510,114 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
     let report =
         job.run("n1", &with("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c | grep 300000000"));
     assert_eq!(report["state"]["done"]["ok"], false, "{report:#}");
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn results_come_home_though_the_client_there_died() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &GLUSTER, "job", "64MiB", 1);
+    make(&job.path("out"));
+    put(&job.path("out/before"), "of before");
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    job.works("0", "seq 10000 > result; rm before");
+    let kill = |node: &str| {
+        let clients = site.processes(node, "glusterfs");
+        assert!(!clients.is_empty());
+        clients.iter().for_each(|client| site::signal(client, ondeck_testbed::Signal::KILL));
+        wait_until(DEADLINE, "the client is gone", || site.processes(node, "glusterfs").is_empty());
+    };
+    kill("n1");
+    job.succeeds("n1", &job.home(&directories));
+    assert_eq!(names(&job.path("out")), ["result"]);
+    // Once its agent has seen it, and has cut it off.
+    kill("n1");
+    job.works("0", "seq 20000 > more");
+    wait_until(DEADLINE, "the agent has cut it off", || {
+        let (status, witness) = job.ask("n1", "GET", "witness", None);
+        assert_eq!(status, 200, "{witness}");
+        witness["faults"].to_string().contains("process ended")
+    });
+    job.succeeds("n1", &job.home(&directories));
+    assert_eq!(fs::read_to_string(job.path("out/more")).unwrap().lines().count(), 20_000);
+    let (_, witness) = job.ask("n1", "GET", "witness", None);
+    assert_eq!(witness["faults"], json!([]));
+    // With a server lost there is nothing to mount: the task fails, and may be tried again.
+    for server in site.processes("n2", "glusterfsd") {
+        site::signal(&server, ondeck_testbed::Signal::KILL);
+    }
+    kill("n1");
+    job.fails("n1", &job.home(&directories), true, &["n1"]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn a_script_can_not_speak_for_the_task() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    give(&job.path("in"), 0o750);
+    // The worker is the first process after the init.
+    let script = job.script(
+        "script",
+        "for what in fd environ mem; do ls /proc/2/$what/ > /dev/null 2>&1 || cat /proc/2/$what > /dev/null 2>&1 \
+         || echo shut; done; cat /proc/self/oom_score_adj; tr '\\0' '\\n' < /proc/self/environ | grep -c ONDECK",
+    );
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in out")], "script": script}});
+    let mut request = job.request(work);
+    let report = job.run("n1", &request);
+    assert_eq!(report["log"], "shut\nshut\nshut\n500\n0\n", "{report:#}");
+    request["work"]["fill"]["script"] = json!(job.script("script", "true"));
+    job.succeeds("n1", &request);
+    assert_eq!(fs::metadata(job.shown("0")).unwrap().mode() & 0o7777, 0o750);
+    // Nor does it matter what it puts in the place of our notes.
+    let kept = job.view.as_ref().unwrap().outside.join(".ondeck");
+    if kept.exists() {
+        fs::File::create(kept.join("0.json")).unwrap().set_len(1 << 20).unwrap();
+        let home = job.home(&[job.directory("in", "0", "in out")]);
+        job.fails("n1", &home, true, &["too long"]);
+    }
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn what_a_script_leaves_where_all_may_write_goes_with_it() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    put(&job.path("in/file"), "content");
+    let places = ["/dev/shm", "/tmp", "/var/tmp"];
+    let name = job.dir.parent().unwrap().file_name().unwrap().to_str().unwrap();
+    let left = places.map(|place| format!("{place}/left-by-{name}"));
+    let with = |path: &str, text: &str| {
+        let script = job.script("script", text);
+        job.request(json!({"fill": {"directories": [job.directory(path, "0", "in")], "script": script}}))
+    };
+    let text =
+        format!("set -e; for f in {}; do echo rubbish > $f; cat $f; done; cp $2/file $1", left.join(" "));
+    let report = job.succeeds("n1", &with("in", &text));
+    assert_eq!(report["log"], "rubbish\n".repeat(3));
+    for path in &left {
+        assert!(!site.host("n1").run(&["test", "-e", path]).status.success(), "{path}");
+    }
+    // The job's own directory lies in one of them, and nothing else of that is seen.
+    assert_eq!(names(&job.shown("0")), ["file"]);
+    let report = job.succeeds("n1", &with("in", "ls -A /tmp; ls -A /dev/shm"));
+    assert_eq!(report["log"], format!("{name}\n"));
+    job.fails("n1", &with("/dev/shm/results", "true"), false, &["/dev/shm/results", "of their own"]);
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -315,7 +315,11 @@ fn a_port_that_is_taken_is_passed_over_and_none_left_is_said() {
     create(&site, &GLUSTER, "port", 1, &[]).assert_success();
     site.destroy("port");
     let all = n2.in_network(|| std::net::TcpListener::bind((n2.address(), 24_901))).unwrap();
-    create(&site, &GLUSTER, "port", 1, &[]).assert_code(3).assert_says("server_ports").assert_says("n2");
+    create(&site, &GLUSTER, "port", 1, &[])
+        .assert_code(3)
+        .assert_says("server_ports")
+        .assert_says("n2")
+        .assert_says("refused");
     drop((taken, all));
     site.assert_nothing_is_left();
 }

@@ -62,3 +62,36 @@ fn what_others_changed_on_disk_is_kept_and_the_job_is_told() {
     cluster.assert_quiet();
     cluster.assert_clean();
 }
+
+#[test]
+fn a_job_that_runs_already_goes_on_to_see_all_that_it_wrote_when_the_ram_disk_comes() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = directory(alice, "late", &[]);
+    let seen = alice.scratch.join("late-seen");
+    // It writes without a pause until the RAM disk is there, and then waits for what it wrote.
+    let script = format!(
+        "#!/bin/sh\n{}i=0\n\
+         until findmnt {o} > /dev/null; do i=$((i+1)); echo $i > {o}/part-$i; done\n\
+         for try in $(seq 100); do\n\
+             [ $(ls {o} | wc -l) = $i ] && break\nsleep 0.1\n\
+         done\n\
+         echo $i $(ls {o} | wc -l) > {seen}\necho more >> {o}/part-$i\n",
+        directives(&[], &[&output]),
+        o = output.display(),
+        seen = seen.display(),
+    );
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    cluster.wait_done(job);
+    let text = fs::read_to_string(&seen).unwrap();
+    let (wrote, saw) = text.trim().split_once(' ').unwrap();
+    assert_eq!(wrote, saw, "{}", cluster.ondeck(&["job", "show", &job.to_string()]).stdout);
+    let found = tree(&output);
+    assert_eq!(found.len(), wrote.parse::<usize>().unwrap(), "nothing was put beside anything");
+    assert_eq!(found[&format!("part-{wrote}")], format!("{wrote}\nmore\n").into_bytes());
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}

@@ -206,7 +206,7 @@ fn moved(cover: &Cover, real: &Path) -> EngineError {
 
 /// Whose RAM disk a mount is of, if of any.
 fn ramdisk_of(mount: &Mount) -> Option<&str> {
-    let name = mount.source.strip_prefix("ondeck")?;
+    let name = mount.source.strip_prefix("ondeck").filter(|_| !mount.is_a_users())?;
     Some(name.strip_prefix(':').unwrap_or("of `ondeck run`"))
 }
 

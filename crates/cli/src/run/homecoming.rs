@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Mutex;
@@ -47,9 +47,14 @@ impl Mechanism {
     }
 }
 
-type Moment = (i64, i64);
+/// Seconds since 1970 and nanoseconds.
+pub type Moment = (i64, i64);
 
-fn changed_at(stat: &Stat) -> Moment {
+/// What this run itself has, or has put, on disk: inode and ctime by the hash of the path.
+pub type Ours = HashMap<u128, (u64, Moment)>;
+
+/// When an entry was changed last.
+pub fn changed_at(stat: &Stat) -> Moment {
     (stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
@@ -128,6 +133,9 @@ impl Baseline {
 /// The first line of a baseline that is kept in a file.
 const BASELINE: &str = "# ondeck baseline 1";
 
+/// More bytes than a line of one has.
+const LONGEST_LINE: u64 = 1024;
+
 impl Baseline {
     /// Keeps it in a file, for whoever brings the results home.
     pub fn write(&self, path: &Path) -> io::Result<()> {
@@ -149,17 +157,72 @@ impl Baseline {
 
     /// Reads one that was kept.
     pub fn read(path: &Path) -> io::Result<Baseline> {
-        let malformed = || io::Error::other(format!("{} is no baseline, or a damaged one", path.display()));
-        let mut lines = io::BufReader::new(std::fs::File::open(path)?).lines();
-        if lines.next().transpose()?.as_deref() != Some(BASELINE) {
+        let mut entries = HashMap::new();
+        read_lines(path, BASELINE, &mut |line| {
+            let (path, entry) = parse_entry(line)?;
+            entries.insert(path, entry);
+            Some(())
+        })?;
+        Ok(Baseline(entries))
+    }
+
+    /// Whether it has an entry.
+    pub fn contains(&self, path: &[u8]) -> bool {
+        self.0.contains_key(&key(path))
+    }
+
+    /// Adds an entry as it was copied into RAM, with the checksum of a regular file's content.
+    pub fn add(&mut self, path: &[u8], stat: &Stat, digest: Option<(Checksum, Digest)>) {
+        self.0.insert(key(path), Staged { digest, ..Staged::of(stat) });
+    }
+}
+
+/// Reads a file of lines that somebody could have replaced. `take` says whether it understands a line.
+fn read_lines(path: &Path, first: &str, take: &mut dyn FnMut(&str) -> Option<()>) -> io::Result<()> {
+    let malformed = || io::Error::other(format!("{} is damaged, or no file of ours", path.display()));
+    let mut file = io::BufReader::new(std::fs::File::open(path)?);
+    let mut line = String::new();
+    let mut number = 0_u64;
+    // No line without end is read.
+    while file.by_ref().take(LONGEST_LINE).read_line(&mut line)? > 0 {
+        let text = line.strip_suffix('\n').unwrap_or(&line);
+        if number == 0 && text != first || number > 0 && take(text).is_none() {
             return Err(malformed());
         }
-        let mut entries = HashMap::new();
-        for line in lines {
-            let (path, entry) = parse_entry(&line?).ok_or_else(malformed)?;
-            entries.insert(path, entry);
-        }
-        Ok(Baseline(entries))
+        number += 1;
+        line.clear();
+    }
+    if number > 0 { Ok(()) } else { Err(malformed()) }
+}
+
+/// The first line of a file with [`Ours`].
+const OURS: &str = "# ondeck ours 1";
+
+/// Keeps what is this run's own in a file.
+pub fn write_ours(path: &Path, ours: &Ours) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let mut file = io::BufWriter::new(std::fs::File::create(&partial)?);
+    writeln!(file, "{OURS}")?;
+    for (path, (inode, changed)) in ours {
+        writeln!(file, "{path:032x} {inode} {} {}", changed.0, changed.1)?;
+    }
+    file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    std::fs::rename(&partial, path)
+}
+
+/// Reads what was kept; nothing if nothing was.
+pub fn read_ours(path: &Path) -> io::Result<Ours> {
+    let mut ours = Ours::new();
+    let read = read_lines(path, OURS, &mut |line| {
+        let mut fields = line.split(' ');
+        let path = u128::from_str_radix(fields.next()?, 16).ok()?;
+        let inode = fields.next()?.parse().ok()?;
+        ours.insert(path, (inode, (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?)));
+        fields.next().is_none().then_some(())
+    });
+    match read {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(ours),
     }
 }
 
@@ -182,7 +245,8 @@ fn parse_entry(line: &str) -> Option<(u128, Staged)> {
     fields.next().is_none().then_some((path, Staged { inode, changed, mode, owner, digest }))
 }
 
-fn key(path: &[u8]) -> u128 {
+/// The hash of a path.
+pub fn key(path: &[u8]) -> u128 {
     XxHash3_128::oneshot(path)
 }
 
@@ -200,8 +264,8 @@ pub struct Homecoming {
     pub nested: Vec<Vec<u8>>,
     /// Whether the program still runs: then only closed files are copied and nothing is deleted.
     pub interim: AtomicBool,
-    /// What this run itself put on disk: inode and ctime by the hash of the path.
-    pub ours: Mutex<HashMap<u128, (u64, Moment)>>,
+    /// What this run itself put on disk.
+    pub ours: Mutex<Ours>,
     /// Directories that this run itself made on disk, by hash of the path: what is in them is the program's, or came
     /// later.
     pub made: Mutex<HashSet<u128>>,
@@ -275,6 +339,11 @@ impl Homecoming {
         })
     }
 
+    /// Whether a name is a temporary one of a copy into RAM for this run that was interrupted.
+    fn is_partial(&self, name: &[u8]) -> bool {
+        name.starts_with(b".") && name.ends_with(format!(".ondeck-partial-{}", self.id).as_bytes())
+    }
+
     fn beside(&self, name: &CStr) -> Action {
         let suffix = format!(".ondeck-{}", self.id);
         let mut beside = name.to_bytes().to_vec();
@@ -291,7 +360,7 @@ impl MergePolicy for Homecoming {
         if self.salvage && is_link_to(place.source) {
             return Action::Skip;
         }
-        if self.nested.contains(&path) {
+        if self.nested.contains(&path) || self.is_partial(place.name.to_bytes()) {
             return Action::Skip;
         }
         let whiteout = self.mechanism == Mechanism::Overlay && is_whiteout(place.source);
@@ -301,7 +370,9 @@ impl MergePolicy for Homecoming {
         if whiteout {
             return Action::Delete;
         }
-        if self.mechanism == Mechanism::Mirror && self.is_as_staged(&path, place) {
+        // Also into what was empty at first something may have been copied later.
+        let staged = matches!(self.mechanism, Mechanism::Mirror | Mechanism::Bind);
+        if staged && self.is_as_staged(&path, place) {
             return Action::Skip;
         }
         match place.target {
@@ -311,7 +382,8 @@ impl MergePolicy for Homecoming {
     }
 
     fn directory(&self, path: &[u8], source: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction {
-        if self.nested.iter().any(|nested| nested == path) {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if self.nested.iter().any(|nested| nested == path) || self.is_partial(name) {
             return DirectoryAction::Skip;
         }
         if let Some(target) = target
@@ -436,7 +508,13 @@ mod tests {
             (u64::MAX, (1_700_000_000, 999_999_999), 0o100_644)
         );
         assert_eq!((entry.owner, entry.digest), ((20_001, 7), digest));
-        std::fs::write(&path, "# ondeck baseline 1\n12 34").unwrap();
-        assert!(Baseline::read(&path).is_err());
+        for text in ["# ondeck baseline 1\n12 34", "", &"x".repeat(1 << 20)] {
+            std::fs::write(&path, text).unwrap();
+            assert!(Baseline::read(&path).is_err());
+        }
+        let ours = Ours::from([(key(b"a\nb"), (u64::MAX, (1_700_000_000, 999_999_999))), (1, (2, (-3, 4)))]);
+        write_ours(&path, &ours).unwrap();
+        assert_eq!(read_ours(&path).unwrap(), ours);
+        assert!(read_ours(&dir.path().join("none")).unwrap().is_empty());
     }
 }

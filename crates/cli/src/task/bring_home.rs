@@ -1,7 +1,7 @@
 //! Bringing results home from a RAM disk: the directories on disk become what the job made of them, without losing what
 //! others wrote there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ use super::{Failure, kept};
 use crate::run::homecoming::{Homecoming, Mechanism};
 
 /// Beyond the time for which a node believes what it has seen: the kernel counts in ticks.
-const SETTLED: Duration = Duration::from_millis(20);
+pub const SETTLED: Duration = Duration::from_millis(20);
 
 impl Worker<'_> {
     /// Merges every output directory into the one on disk. A failure of one does not keep the others from it.
@@ -135,7 +135,7 @@ impl Worker<'_> {
         let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
-        if filled.mechanism == Mechanism::Bind && is_empty(&slot) {
+        if filled.mechanism == Mechanism::Bind && filled.ours.is_empty() && is_empty(&slot) {
             return Ok(());
         }
         let homecoming = Homecoming {
@@ -145,7 +145,7 @@ impl Worker<'_> {
             id: self.order.request.job.clone(),
             nested: directory.nested.clone(),
             interim: AtomicBool::new(false),
-            ours: Mutex::new(HashMap::new()),
+            ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
             salvage,
         };

@@ -1,16 +1,18 @@
 //! The walls around a task: its namespaces, what can be seen in them, and its limits.
 
+use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::task::Order;
 use ondeck_core::Bytes;
-use ondeck_ramdisk::mounts::{self, Target};
-use rustix::fs::{Mode, OFlags};
+use ondeck_ramdisk::mounts::{self, Target, Tree};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -52,7 +54,12 @@ pub fn enter(order: &Order) -> Result<(), Failure> {
     };
     show().map_err(|error| failed(&format!("show {} at {RAM_DISK}", order.ramdisk), error))?;
     hide_ram_disks(order).map_err(|error| failed("hide the other RAM disks", error))?;
-    let options = std::ffi::CString::new(format!(
+    if order.request.work.script().is_some() {
+        for place in OPEN_TO_ALL {
+            own(place, order)?;
+        }
+    }
+    let options = CString::new(format!(
         "mode=700,uid={},gid={},size={}",
         order.request.uid, order.request.gid, order.script_memory.0
     ));
@@ -60,6 +67,82 @@ pub fn enter(order: &Order) -> Result<(), Failure> {
     mount("ondeck-scratch", SCRATCH, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
         .map_err(|error| failed("make room for notes", error.into()))?;
     Ok(())
+}
+
+/// Directories of the node in which every user can leave something, of which two may hold a job's own. What a script left
+/// there would take the node's RAM or disk for ever, so it gets others, which end with it.
+const OPEN_TO_ALL: [(&str, bool); 3] = [("/dev/shm", false), ("/tmp", true), ("/var/tmp", true)];
+
+/// Mounts memory over a directory that is open to all. Of what is in it only that is still seen in which something lies
+/// that the task needs: whole entries of its top level, so that their own modes go on keeping users out.
+fn own((place, may_hold): (&str, bool), order: &Order) -> Result<(), Failure> {
+    let Ok(real) = fs::canonicalize(place) else { return Ok(()) };
+    let failed = |error: io::Error| {
+        Failure::passing(format!("{}: can't give the task a {place}: {error}", order.node))
+    };
+    let open = |path: &Path| -> io::Result<OwnedFd> {
+        Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    };
+    let below = |path: &Path| {
+        let inner = path.strip_prefix(place).or_else(|_| path.strip_prefix(&real)).ok()?;
+        Some(inner.components().next().map(|first| PathBuf::from(first.as_os_str())))
+    };
+    let request = &order.request;
+    for directory in request.work.directories() {
+        let there =
+            |first: Option<PathBuf>| first.is_some_and(|first| real.join(first).symlink_metadata().is_ok());
+        if below(&directory.path).is_some_and(|first| !may_hold || !there(first)) {
+            return Err(Failure::lasting(format!(
+                "{}: scripts have a {place} of their own, which ends with them; name a directory elsewhere",
+                directory.path.display()
+            )));
+        }
+    }
+    let script = request.work.script().map(|script| request.work_dir.join(script));
+    let needed = request.work.directories().iter().map(|directory| directory.path.as_path());
+    let needed = needed.chain([request.work_dir.as_path(), order.socket.as_path()]).chain(script.as_deref());
+    let names: BTreeSet<PathBuf> = needed.filter_map(below).flatten().filter(|_| may_hold).collect();
+    let seen: io::Result<Vec<_>> = names
+        .into_iter()
+        // What is not there is missed by whoever needs it.
+        .filter_map(|name| Some((open(&real.join(&name)).ok()?, name)))
+        .map(|(entry, name)| {
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&entry)?.st_mode);
+            Ok(match kind {
+                FileType::Symlink => {
+                    (name, kind, Seen::Link(rustix::fs::readlinkat(&entry, c"", Vec::new())?))
+                }
+                _ => (name, kind, Seen::Tree(Tree::of_all(entry.as_fd())?)),
+            })
+        })
+        .collect();
+    let seen = seen.map_err(failed)?;
+    let size = CString::new(format!("mode=1777,size={}", order.script_memory.0));
+    let size = size.map_err(|error| failed(error.into()))?;
+    mount("ondeck-scratch", &real, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*size)
+        .map_err(|error| failed(error.into()))?;
+    for (name, kind, entry) in seen {
+        let at = real.join(name);
+        let show = || -> io::Result<()> {
+            let tree = match &entry {
+                Seen::Link(target) => return Ok(rustix::fs::symlink(target, &at)?),
+                Seen::Tree(tree) => tree,
+            };
+            match kind {
+                FileType::Directory => fs::create_dir(&at)?,
+                _ => drop(fs::File::create_new(&at)?),
+            }
+            tree.attach(open(&at)?.as_fd())
+        };
+        show().map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// An entry that is seen through what was mounted over its directory.
+enum Seen {
+    Link(CString),
+    Tree(Tree),
 }
 
 /// Takes every RAM disk of the agent's out of this mount namespace: also this one where it is shown over the disk, as what

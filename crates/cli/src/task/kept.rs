@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::confine::{RAM_DISK, SCRATCH};
-use crate::run::homecoming::{Baseline, Mechanism};
+use crate::run::homecoming::{Baseline, Mechanism, Ours, read_ours, write_ours};
 
 /// Its directory, the user's alone. Jobs are shown directories beside it.
 const KEPT: &str = ".ondeck";
@@ -21,6 +21,9 @@ const KEPT: &str = ".ondeck";
 const ROOM: u64 = 64 << 20;
 
 const VERSION: u32 = 1;
+
+/// The longest note of one directory.
+const LONGEST_NOTE: u64 = 64 << 10;
 
 /// What is kept of one directory, beside its baseline.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,8 +41,10 @@ pub struct Filled {
     pub since: (i64, i64),
     /// How its results come home.
     pub mechanism: Mechanism,
-    /// What the fill has put there.
+    /// What the fill, and catching up, have put there.
     pub baseline: Baseline,
+    /// What the job itself had written to disk, as far as it was copied from there.
+    pub ours: Ours,
 }
 
 fn path(name: &str, kind: &str) -> PathBuf {
@@ -73,15 +78,20 @@ pub fn manifest_aside(name: &str) -> PathBuf {
 /// What counts if nothing was remembered: everything on disk was changed by somebody else, so nothing of it is replaced
 /// or deleted.
 pub fn nothing() -> Filled {
-    Filled { since: (i64::MIN, 0), mechanism: Mechanism::Bind, baseline: Baseline::default() }
+    Filled {
+        since: (i64::MIN, 0),
+        mechanism: Mechanism::Bind,
+        baseline: Baseline::default(),
+        ours: Ours::new(),
+    }
 }
 
 /// Forgets that a directory was filled: it is about to be, again.
 pub fn forget(name: &str) -> io::Result<()> {
-    match fs::remove_file(path(name, "json")) {
+    ["json", "ours", "later.manifest"].iter().try_for_each(|kind| match fs::remove_file(path(name, kind)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    }
+    })
 }
 
 /// Remembers an output directory as it is now.
@@ -98,7 +108,7 @@ pub fn remember(name: &str, slot: &OwnedFd, since: (i64, i64), mirror: bool) -> 
 
 /// What was remembered, or [`nothing`].
 pub fn recall(name: &str) -> io::Result<Filled> {
-    let text = match fs::read(path(name, "json")) {
+    let text = match read_note(&path(name, "json")) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(nothing());
@@ -112,7 +122,32 @@ pub fn recall(name: &str) -> io::Result<Filled> {
     }
     let baseline = Baseline::read(&path(name, "baseline"))?;
     let mechanism = if note.mirror { Mechanism::Mirror } else { Mechanism::Bind };
-    Ok(Filled { since: note.since, mechanism, baseline })
+    let ours = read_ours(&path(name, "ours"))?;
+    Ok(Filled { since: note.since, mechanism, baseline, ours })
+}
+
+/// Remembers what was copied later. Whatever is interrupted in between makes that what the job does to it is put beside
+/// the file on disk, or is copied once too often.
+pub fn remember_more(name: &str, baseline: &Baseline, ours: &Ours) -> io::Result<()> {
+    write_ours(&path(name, "ours"), ours)?;
+    baseline.write(&path(name, "baseline"))
+}
+
+/// The manifest of catching up with a directory.
+pub fn manifest_later(name: &str) -> PathBuf {
+    path(name, "later.manifest")
+}
+
+/// Reads a note. The job could have put anything in its place.
+fn read_note(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let mut text = Vec::new();
+    file.take(LONGEST_NOTE + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > LONGEST_NOTE {
+        return Err(io::Error::other(format!("{} is no note of ours: it is too long", path.display())));
+    }
+    Ok(text)
 }
 
 /// Opens the owner's part of the RAM disk.

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
 use ondeck_core::Bytes;
+use ondeck_transfer::credentials::shut_out_tracers;
 
 use super::Failure;
 use super::work::Worker;
@@ -33,6 +34,8 @@ impl Worker<'_> {
         command.stdout(out).stderr(err);
         let memory = self.order.script_memory;
         confine(&mut command, self.group, memory);
+        // It runs as the same user, and must not speak for this process.
+        shut_out_tracers().map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
         self.shared.in_script.store(true, Relaxed);
         let status = command.spawn().and_then(|mut child| child.wait());
         self.shared.in_script.store(false, Relaxed);
@@ -103,6 +106,8 @@ fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
         command.pre_exec(move || {
             libc::setsid();
             libc::umask(0o022);
+            // Without it, what follows in /proc is root's. No process of the script is there yet.
+            libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
             let mut files: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) == 0 {
                 files.rlim_cur = files.rlim_max.min(FILES);

@@ -6,15 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
+use ondeck_agent::task::MOST_UNITS;
 use ondeck_api::wire::{Directory, Unit};
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::FileType;
 
 use super::work::{Opened, Worker};
 use super::{Failure, kept};
-
-/// The most entries that are told of. What is not told of is left to the task that comes last.
-const MOST_UNITS: usize = 2000;
 
 impl Worker<'_> {
     /// Looks at what there is to copy.

@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use ondeck_agent::task::{Line, Order};
+use ondeck_agent::task::{Line, Order, Room};
 use ondeck_api::wire::Work;
 use ondeck_core::duration;
 use ondeck_transfer::Progress;
@@ -107,8 +107,16 @@ fn supervise(
         worker => worker,
     };
     drop((said, printed));
-    let mut watch =
-        Watch { shared, lines, log, text: Vec::new(), tail: Vec::new(), told: [0; 4], done: None };
+    let mut watch = Watch {
+        shared,
+        lines,
+        log,
+        text: Vec::new(),
+        tail: Vec::new(),
+        told: [0; 4],
+        done: None,
+        room: Room::default(),
+    };
     let deadline = began + Duration::from_millis(order.request.deadline_ms);
     let handle = rustix::process::Pid::from_raw(worker)
         .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
@@ -143,7 +151,10 @@ fn supervise(
         watch.read();
         watch.tell();
     };
-    watch.read();
+    // What is left in pipes that somebody has made as large as users may.
+    for _ in 0..16 {
+        watch.read();
+    }
     watch.tell();
     let end = match (status, watch.done.take()) {
         (Some(_), Some(done)) => done,
@@ -169,6 +180,7 @@ fn late(order: &Order, shared: &Shared) -> String {
     let work = match order.request.work {
         Work::Survey { .. } => "look at what is to be copied",
         Work::Fill { .. } => "stage-in",
+        Work::CatchUp { .. } => "catching up with the disk",
         Work::BringHome { .. } => "stage-out",
     };
     let time = duration::display(Duration::from_millis(order.request.deadline_ms));
@@ -215,18 +227,20 @@ struct Watch {
     tail: Vec<u8>,
     told: [u64; 4],
     done: Option<Line>,
+    /// What may still be named.
+    room: Room,
 }
 
 impl Watch {
     /// Takes what the worker and the script have said so far.
     fn read(&mut self) {
         let mut buffer = vec![0; 64 << 10];
-        // As much as fits into the pipe: a script that prints without end must not keep us from watching.
+        // As much as fits into a pipe: who says more without end must not keep us from watching.
         if let Ok(length) = rustix::io::read(&self.log, &mut buffer) {
             self.tail.extend_from_slice(&buffer[..length]);
             self.tail.drain(..self.tail.len().saturating_sub(LOG));
         }
-        while let Ok(length @ 1..) = rustix::io::read(&self.lines, &mut buffer) {
+        if let Ok(length @ 1..) = rustix::io::read(&self.lines, &mut buffer) {
             self.text.extend_from_slice(&buffer[..length]);
             while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
@@ -241,7 +255,9 @@ impl Watch {
     fn take(&mut self, line: &[u8]) {
         match serde_json::from_slice(line) {
             Ok(done @ Line::Done { .. }) => self.done = Some(done),
-            Ok(line @ (Line::Error(_) | Line::Beside(_) | Line::Units(_))) => say(&line),
+            Ok(line @ (Line::Error(_) | Line::Beside(_) | Line::Units(_))) if self.room.take(&line) => {
+                say(&line)
+            }
             // Nothing else is the worker's to say.
             _ => {}
         }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use ondeck_agent::fleet::Fleet;
-use ondeck_agent::task::{Line, Order};
+use ondeck_agent::task::{Line, MOST_NAMED, Order};
 use ondeck_api::Config;
 use ondeck_api::wire::{Directory, Unit, Work};
 use ondeck_core::Bytes;
@@ -22,7 +22,7 @@ use super::supervise::{Pipes, Shared, let_go_of_streams};
 use super::{Failure, kept};
 
 /// Names in a report.
-const MOST: u64 = 20;
+const MOST: u64 = MOST_NAMED as u64;
 
 /// The worker.
 pub struct Worker<'a> {
@@ -101,6 +101,7 @@ pub fn work(
         match &order.request.work {
             Work::Survey { directories, home } => worker.survey(directories, *home),
             Work::Fill { directories, script } => worker.fill(directories, script.as_deref()),
+            Work::CatchUp { directories } => worker.catch_up(directories),
             Work::BringHome { directories, salvage: true, .. } => worker.salvage(directories),
             Work::BringHome { directories, script, pack, salvage: false } => {
                 worker.bring_home(directories, script.as_deref(), *pack)
@@ -244,6 +245,11 @@ impl Worker<'_> {
             }
             _ => {}
         }
+    }
+
+    /// Tells of an entry that is not as its owner would expect.
+    pub fn tell_error(&self, text: String) {
+        send(&self.lines, &Line::Error(text));
     }
 
     /// The first entry that failed, and how many did.
