@@ -53,33 +53,17 @@ impl Worker<'_> {
         {
             failures.extend(self.home_by_script(directory, script).err());
         }
-        if failures.is_empty() {
-            self.check_gate()?;
-            return Ok(self.summary());
-        }
-        Err(Failure {
-            // Only if nothing stands in the way that does not pass by itself.
-            retryable: failures.iter().all(|failure| failure.retryable),
-            message: failures.into_iter().map(|failure| failure.message).collect::<Vec<_>>().join("\n"),
-        })
+        none_of(failures)?;
+        self.check_gate()?;
+        Ok(self.summary())
     }
 
     /// Merges what this node's own server has into the directories on disk, where nothing is replaced or deleted.
     pub fn salvage(&self, directories: &[Directory]) -> Result<Option<String>, Failure> {
         let opened =
             self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
-        for directory in opened.iter().filter(|directory| directory.wanted.output) {
-            match kept::open_slot(&self.ram, &directory.wanted.name) {
-                Ok(slot) => self.copy_home(directory, slot)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    return Err(Failure::passing(format!(
-                        "the results of {}: {error}",
-                        directory.path.display()
-                    )));
-                }
-            }
-        }
+        let outputs = opened.iter().filter(|directory| directory.wanted.output);
+        none_of(outputs.filter_map(|directory| self.one_home(directory, None).err()).collect())?;
         Ok(self.summary())
     }
 
@@ -272,6 +256,18 @@ impl Worker<'_> {
             Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
         })
     }
+}
+
+/// All failures as one.
+fn none_of(failures: Vec<Failure>) -> Result<(), Failure> {
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(Failure {
+        // Only if nothing stands in the way that does not pass by itself.
+        retryable: failures.iter().all(|failure| failure.retryable),
+        message: failures.into_iter().map(|failure| failure.message).collect::<Vec<_>>().join("\n"),
+    })
 }
 
 fn is_empty(directory: &OwnedFd) -> bool {
