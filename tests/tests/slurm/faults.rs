@@ -290,24 +290,54 @@ fn results_that_could_not_be_reached_come_home_by_themselves_once_the_network_is
 
 #[test]
 fn what_other_nodes_have_is_saved_on_request_and_what_the_crashed_one_had_is_named() {
-    if !available() {
-        return;
+    if available() {
+        loses_and_saves(1);
     }
+}
+
+#[test]
+fn what_other_nodes_have_is_saved_also_if_the_first_one_crashed_which_brought_the_results_home() {
+    if available() {
+        loses_and_saves(0);
+    }
+}
+
+/// A job writes, moves and renames files; then one of its two RSA nodes crashes.
+fn loses_and_saves(which: usize) {
     let cluster = Cluster::with(slow());
     let alice = cluster.user("alice");
     let content = files(40, 400_000);
     let source = folder(alice, "source", &content);
     let before = BTreeMap::from([("kept".to_owned(), b"was there".to_vec())]);
     let output = folder(alice, "out", &before);
-    let body = format!("cp {}/* {}", source.display(), output.display());
+    // A file that is renamed stays on its node, with a mark on the one that its new name belongs to.
+    let body = format!(
+        "cp {}/* {output}\nmkdir -p {output}/sub/deep\ncd {output}\n\
+         for n in 0 1 2 3 4 5 6 7 8 9; do mv part-$n renamed-$n; mv part-1$n sub/deep; done",
+        source.display(),
+        output = output.display()
+    );
+    let written: BTreeMap<String, Vec<u8>> = content
+        .into_iter()
+        .map(|(name, bytes)| {
+            let number = name.strip_prefix("part-").unwrap();
+            let now = match number.len() {
+                1 => format!("renamed-{number}"),
+                _ if number.starts_with('1') => format!("sub/deep/{name}"),
+                _ => name,
+            };
+            (now, bytes)
+        })
+        .collect();
     let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
     let number = job.to_string();
     cluster.wait_rsa(job, "STAGING_OUT");
     let nodes = cluster.rsa_nodes(job);
-    let (alive, dead) = (nodes[0].clone(), nodes[1].clone());
+    let (alive, dead) = (nodes[1 - which].clone(), nodes[which].clone());
     wait_until(LONG, "it is known what the nodes have", || {
         cluster.story(job)["job"]["parts"].as_object().is_some_and(|parts| parts.len() == 2)
     });
+    wait_until(DEADLINE, "something is on disk", || tree(&output).len() > 3);
     cluster.crash(&dead);
     cluster.wait_rsa(job, "LOST");
     let lost = cluster.story(job)["lost"].clone();
@@ -336,7 +366,7 @@ fn what_other_nodes_have_is_saved_on_request_and_what_the_crashed_one_had_is_nam
     let mut expected = before.clone();
     let comes = |name: &String| !named.contains(name) || home.contains_key(name);
     expected.extend(
-        content.iter().filter(|(name, _)| comes(name)).map(|(name, bytes)| (name.clone(), bytes.clone())),
+        written.iter().filter(|(name, _)| comes(name)).map(|(name, bytes)| (name.clone(), bytes.clone())),
     );
     let found = tree(&output);
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
