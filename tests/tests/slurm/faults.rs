@@ -337,7 +337,7 @@ fn loses_and_saves(which: usize) {
     wait_until(LONG, "it is known what the nodes have", || {
         cluster.story(job)["job"]["parts"].as_object().is_some_and(|parts| parts.len() == 2)
     });
-    wait_until(DEADLINE, "something is on disk", || tree(&output).len() > 3);
+    wait_until(DEADLINE, "something is on disk", || fs::read_dir(&output).unwrap().count() > 3);
     cluster.crash(&dead);
     cluster.wait_rsa(job, "LOST");
     let lost = cluster.story(job)["lost"].clone();
@@ -378,6 +378,44 @@ fn loses_and_saves(which: usize) {
     assert!(note.contains("were saved") && note.contains(&dead), "{note}");
     cluster.ondeck(&["wait", &number]).assert_code(1).assert_says("the rest is lost");
     cluster.wait_lends_all(&alive);
+    cluster.boot(&dead);
+    cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}
+
+#[test]
+fn what_a_running_job_has_on_an_rsa_node_that_crashes_is_named_at_once() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "for n in 1 2 3 4 5 6 7 8; do echo result $n > {}/$n; done\ntell written\nawait go",
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    let dead = cluster.rsa_nodes(job)[1].clone();
+    let parts = || cluster.story(job)["job"]["parts"].clone();
+    wait_until(LONG, "the nodes have been asked", || {
+        let files = |part: &serde_json::Value| part["files"].as_u64().unwrap();
+        parts().as_object().is_some_and(|parts| parts.values().map(files).sum::<u64>() == 8)
+    });
+    cluster.crash(&dead);
+    let files = parts()[&dead]["files"].as_u64().unwrap();
+    cluster.wait_note(job, &format!("{dead} had {files} files"));
+    assert!(cluster.note(job).contains("I/O error"), "{}", cluster.note(job));
+    assert_eq!(cluster.story(job)["lost"][0]["files"].as_u64(), Some(files));
+    let early = cluster.ondeck(&["job", "retry", "--salvage", "--yes", &job.to_string()]);
+    assert!(!early.success(), "saved while the job runs: {}", early.stdout);
+    give(alice, "go");
+    cluster.wait_rsa(job, "LOST");
+    cluster.ondeck(&["job", "retry", "--salvage", "--yes", &job.to_string()]).assert_success();
+    wait_until(LONG, "what is left is saved", || cluster.job(job).is_none());
+    assert_eq!(tree(&output).len() as u64, 8 - files);
+    assert_eq!(cluster.story(job)["lost"][0]["names"].as_array().unwrap().len() as u64, files);
     cluster.boot(&dead);
     cluster.wait_lends_all(&dead);
     cluster.assert_clean();

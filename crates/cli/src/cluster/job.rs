@@ -30,7 +30,8 @@ pub struct JobArgs {
 const EXAMPLES: &str = "Examples:
   ondeck job show 42           the whole story, with the seconds of each phase; 42.1 is its life after a requeue
   ondeck job retry 42          stage its results out once more, after the reason for the failure is mended
-  ondeck job retry --salvage 42   an RSA node is lost: save what the others have, and give up what it had
+  ondeck job retry --salvage 42
+                               an RSA node is lost: save what the others have, and give up what it had
   ondeck job abandon 42        give its results up: they are lost, and its RSA nodes are free
   ondeck job log               all jobs, in the form of the thesis (administrators)";
 

@@ -412,7 +412,8 @@ impl MergePolicy for Homecoming {
         if self.salvage {
             // Nothing but what an earlier attempt has left half-written.
             let file = FileType::from_raw_mode(target.st_mode) == FileType::RegularFile;
-            return file && path.ends_with(format!(".ondeck-partial-{}", self.id).as_bytes());
+            return file
+                && path.rsplit(|byte| *byte == b'/').next().is_some_and(|name| self.is_partial(name));
         }
         let directory = FileType::from_raw_mode(target.st_mode) == FileType::Directory;
         match self.mechanism {
