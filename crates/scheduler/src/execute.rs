@@ -608,8 +608,8 @@ async fn catch_up(
     until: Instant,
     goes_on: bool,
 ) -> Result<String, String> {
-    let nodes = job.allocation.iter().flat_map(|found| &found.nodes);
-    let node = nodes.into_iter().next().cloned().ok_or("it has no RSA nodes")?;
+    let mut nodes = job.allocation.iter().flat_map(|found| &found.nodes);
+    let node = nodes.next().cloned().ok_or("it has no RSA nodes")?;
     let staging = Staging {
         daemon: Arc::clone(daemon),
         job: job.clone(),

@@ -865,6 +865,7 @@ impl Shared {
                 interim: AtomicBool::new(false),
                 ours: Mutex::default(),
                 made: Mutex::default(),
+                loosened: Mutex::default(),
             },
             home: AtomicBool::new(false),
             detached: AtomicBool::new(false),

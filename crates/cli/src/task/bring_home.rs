@@ -121,6 +121,7 @@ impl Worker<'_> {
             interim: AtomicBool::new(false),
             ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
+            loosened: Mutex::default(),
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
