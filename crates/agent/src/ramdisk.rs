@@ -71,6 +71,10 @@ pub struct RamDisk {
     cut: Mutex<Option<String>>,
     /// What is done here for its owner.
     tasks: Tasks,
+    /// Since when this agent knows it.
+    began: Instant,
+    /// When it was last taken away from a directory here.
+    uncovered: Mutex<Option<Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,6 +97,8 @@ impl RamDisk {
             aimed: Mutex::new(None),
             cut: Mutex::new(None),
             tasks: Tasks::default(),
+            began: Instant::now(),
+            uncovered: Mutex::default(),
         }
     }
 
@@ -234,13 +240,26 @@ impl RamDisk {
             mount()?;
         }
         let has_filesystem = needs_mount(&self.record().layout);
+        let quiet = self.quiet_for();
         self.tasks.find_or_start(name, &self.place, || {
             if has_filesystem {
-                Task::start(name, &self.place, &order(self.place.path(CLIENT).join(DATA)))
+                let mut order = order(self.place.path(CLIENT).join(DATA));
+                order.out_of_date = order.out_of_date.saturating_sub(quiet);
+                Task::start(name, &self.place, &order)
             } else {
                 Ok(Task::pretended(name))
             }
         })
+    }
+
+    /// For how long nobody has looked at the data through this node's client, so that it remembers nothing of it.
+    fn quiet_for(&self) -> Duration {
+        let record = self.record();
+        if !record.covered.is_empty() || !record.shown.is_empty() || self.tasks.is_any_running() {
+            return Duration::ZERO;
+        }
+        let last = self.tasks.quiet_since().max(Some(self.began)).max(*lock(&self.uncovered));
+        last.map_or(Duration::ZERO, |last| last.elapsed())
     }
 
     /// Takes this node's client away if it has died, was cut off, or no longer has the connections that it began with:
@@ -424,6 +443,7 @@ impl RamDisk {
             // Not empty: then it is somebody else's now.
             let _ = fs::remove_dir(path);
         }
+        *lock(&self.uncovered) = Some(Instant::now());
         self.note(|record| record.shown.retain(|shown| shown.path != path))
     }
 

@@ -130,7 +130,7 @@ impl Room {
 
 /// The tasks of one RAM disk.
 #[derive(Default)]
-pub struct Tasks(Mutex<BTreeMap<String, Arc<Task>>>);
+pub struct Tasks(Mutex<BTreeMap<String, Arc<Task>>>, Mutex<Option<Instant>>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What these protect is whole after every statement.
@@ -185,8 +185,16 @@ impl Tasks {
         lock(&self.0).values().any(|task| !task.has_ended())
     }
 
+    /// Since when none has run; nothing if there never was one.
+    pub fn quiet_since(&self) -> Option<Instant> {
+        let known = lock(&self.0).values().filter_map(|task| task.ended_at()).max();
+        known.max(*lock(&self.1))
+    }
+
     /// Forgets a task; its name can be used again.
     pub fn forget(&self, name: &str, task: &Arc<Task>) {
+        let last = self.quiet_since();
+        *lock(&self.1) = last;
         let mut known = lock(&self.0);
         if known.get(name).is_some_and(|found| Arc::ptr_eq(found, task)) {
             known.remove(name);
@@ -204,7 +212,7 @@ pub struct Task {
     report: Mutex<TaskReport>,
     began: Instant,
     /// Says when it has ended.
-    ended: watch::Sender<bool>,
+    ended: watch::Sender<Option<Instant>>,
     /// The runner's standard input.
     leash: Mutex<Option<ChildStdin>>,
     /// What the report still has room for.
@@ -228,7 +236,7 @@ impl Task {
         Arc::new(Task {
             report: Mutex::new(report),
             began: Instant::now(),
-            ended: watch::Sender::new(true),
+            ended: watch::Sender::new(Some(Instant::now())),
             leash: Mutex::default(),
             room: Mutex::default(),
         })
@@ -272,7 +280,7 @@ impl Task {
         let task = Arc::new(Task {
             report: Mutex::new(TaskReport::new(name)),
             began: Instant::now(),
-            ended: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
             leash: Mutex::new(Some(leash)),
             room: Mutex::default(),
         });
@@ -329,7 +337,7 @@ impl Task {
                 report.state = TaskState::Done { ok: false, message: Some(message) };
             }
         }
-        self.ended.send_replace(true);
+        self.ended.send_replace(Some(Instant::now()));
     }
 
     fn take(&self, line: Line) {
@@ -358,6 +366,10 @@ impl Task {
 
     /// Whether nothing of it is left.
     pub fn has_ended(&self) -> bool {
+        self.ended_at().is_some()
+    }
+
+    fn ended_at(&self) -> Option<Instant> {
         *self.ended.borrow()
     }
 
@@ -377,7 +389,7 @@ impl Task {
     pub async fn wait(&self, longest: Duration) -> TaskReport {
         let mut ended = self.ended.subscribe();
         // Its sender lives in this very task.
-        let _ = tokio::time::timeout(longest, ended.wait_for(|ended| *ended)).await;
+        let _ = tokio::time::timeout(longest, ended.wait_for(Option::is_some)).await;
         self.report()
     }
 
@@ -415,7 +427,7 @@ mod tests {
         let place = Place::open(dir.path(), "job@1".parse().unwrap()).unwrap();
         let tasks = Tasks::default();
         let runs = Arc::new(Task {
-            ended: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
             ..Arc::into_inner(Task::pretended("")).unwrap()
         });
         tasks.find_or_start("runs", &place, || Ok(Arc::clone(&runs))).unwrap();

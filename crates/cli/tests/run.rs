@@ -295,6 +295,37 @@ fn a_directory_may_be_input_and_output_and_directories_may_lie_in_each_other() {
 }
 
 #[test]
+fn names_of_one_file_are_given_to_others_without_being_taken_for_somebody_elses_doing() {
+    for who in everyone() {
+        for how in ["overlay", "copy"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            for (one, other) in [("out/a", "out/b"), ("out/c", "out/d"), ("out/e", "out/f")] {
+                scene.file(one, "before");
+                fs::hard_link(scene.path(one), scene.path(other)).unwrap();
+            }
+            let script = "for n in a b d; do echo $n > out/new; mv out/new out/$n; done; rm out/c
+                          touch started; while ! test -e go; do sleep 0.02; done; rm out/f; echo e > out/new; mv out/new out/e";
+            let mut run =
+                scene.start(&["run", "--data-out", "out", "--existing", how, "--", "sh", "-c", script]);
+            wait_until("the program", || scene.path("started").exists());
+            // Somebody else changes the file that has two names.
+            fs::write(scene.path("out/f"), "theirs").unwrap();
+            scene.file("go", "");
+            assert!(run.wait().unwrap().success());
+            let beside: Vec<String> =
+                scene.list("out").into_iter().filter(|name| name.contains(".ondeck-")).collect();
+            assert!(beside.len() == 1 && beside[0].starts_with("e."), "{beside:?}");
+            let names = ["a", "b", "d", "e", "f"];
+            let texts = names.map(|name| scene.read(&format!("out/{name}")));
+            assert_eq!(texts, ["a\n", "b\n", "d\n", "theirs", "theirs"], "{how}");
+            assert!(!scene.path("out/c").exists());
+            scene.assert_clean();
+        }
+    }
+}
+
+#[test]
 fn a_file_that_someone_else_changed_meanwhile_is_kept_and_the_programs_version_goes_beside_it() {
     for who in everyone() {
         for how in ["overlay", "copy"] {

@@ -94,7 +94,9 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::Unmount { force } => unmount(daemon, job, &id, force, until).await,
         Work::StageOut if job.salvage => salvage(daemon, job, task, &id, until).await,
         Work::StageOut => {
-            let _ = tokio::time::timeout(COUNTING, parts::count(daemon, job)).await;
+            let (asks, of) = (Arc::clone(daemon), job.clone());
+            let counted = tokio::spawn(async move { parts::count(&asks, &of).await });
+            let _ = tokio::time::timeout(COUNTING, counted).await;
             // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.
             if let Err(why) = end_earlier(daemon, &allocation.nodes, &id).await {
                 return failed(why, Fault::Again);
@@ -264,6 +266,8 @@ struct Staging {
     /// How many tasks run at the same time: they share the bandwidth.
     tasks: u64,
     seen: Mutex<BTreeMap<String, TaskReport>>,
+    /// Whether it goes on when the work that it belongs to has ended, until there is other work for the job.
+    goes_on: bool,
 }
 
 /// Stages with all of a job's RSA nodes if that is worth while, and follows it to its end. What has several names, and
@@ -286,6 +290,7 @@ async fn stage(
         began: Instant::now(),
         tasks: 1,
         seen: Mutex::default(),
+        goes_on: false,
     };
     let shares = match staging.shares(name, &work).await {
         Ok(shares) => shares,
@@ -341,6 +346,7 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
         began: Instant::now(),
         tasks: 1,
         seen: Mutex::default(),
+        goes_on: false,
     };
     let mut saved: Vec<String> = Vec::new();
     let mut last = None;
@@ -451,7 +457,8 @@ impl Staging {
                 }
             }
             let number = self.job.task.map(|task| task.number);
-            if daemon.job(self.job.id).is_none_or(|now| now.task.map(|task| task.number) != number) {
+            let is_mine = |now: Option<u64>| now == number || (self.goes_on && now.is_none());
+            if !daemon.job(self.job.id).is_some_and(|now| is_mine(now.task.map(|task| task.number))) {
                 // Somebody has decided otherwise.
                 return Err(failed("given up", Fault::Again));
             }
@@ -606,9 +613,25 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
             if daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting) {
                 // The job is to start now; nothing of its own is hidden from it.
                 let (daemon, job, id) = (Arc::clone(daemon), job.clone(), id.clone());
-                tokio::spawn(async move { catch_up(&daemon, &job, &id, Instant::now() + LATE_LOOK).await });
-            } else if let Some(more) = catch_up(daemon, job, id, until).await {
-                text += &format!("; {more}");
+                tokio::spawn(async move {
+                    if let Err(why) = catch_up(&daemon, &job, &id, Instant::now() + LATE_LOOK, true).await {
+                        tracing::debug!(job = %job.id, why, "it was not compared with the disk");
+                    }
+                });
+            } else {
+                // It is mounted, and must not be taken for a mount that failed because this takes long.
+                let until = until.checked_sub(CATCH_UP_MARGIN).unwrap_or(until);
+                match catch_up(daemon, job, id, until, false).await {
+                    Ok(more) => text += &format!("; {more}"),
+                    Err(why) => {
+                        let why = format!(
+                            "what it wrote to {} in the moment before may be on disk alone: {why}",
+                            job.outputs()
+                        );
+                        let text = plain(&why, MESSAGE);
+                        let _ = daemon.event(Event::Noticed { job: job.id, text }).await;
+                    }
+                }
             }
             Outcome::Done(text)
         }
@@ -628,11 +651,16 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
 }
 
 /// A job that ran already when the RAM disk came has written to disk until then, and does not see it any more: what is new
-/// is put where it looks. What was changed since it was copied is told. Returns what was done, if there was anything to do.
-async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Option<String> {
-    let node = job.allocation.as_ref()?.nodes.first()?.clone();
-    // It is mounted, and must not be taken for a mount that failed because this takes long.
-    let until = until.checked_sub(CATCH_UP_MARGIN).unwrap_or(until);
+/// is put where it looks. What was changed since it was copied is told. Returns what was done.
+async fn catch_up(
+    daemon: &Arc<Daemon>,
+    job: &Job,
+    id: &RamDiskId,
+    until: Instant,
+    goes_on: bool,
+) -> Result<String, String> {
+    let mut nodes = job.allocation.iter().flat_map(|found| &found.nodes);
+    let node = nodes.next().cloned().ok_or("it has no RSA nodes")?;
     let staging = Staging {
         daemon: Arc::clone(daemon),
         job: job.clone(),
@@ -642,6 +670,7 @@ async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instan
         began: Instant::now(),
         tasks: 1,
         seen: Mutex::default(),
+        goes_on,
     };
     let mut directories = directories(job);
     if job.request.stage_in.is_some()
@@ -652,30 +681,20 @@ async fn catch_up(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instan
         directories.remove(scripted);
     }
     let work = TaskWork::CatchUp { directories };
-    let outputs = job.outputs();
-    let done = tokio::time::timeout_at(
-        (until + CATCH_UP_MARGIN / 2).into(),
-        staging.task(&node, CATCH_UP, work, None),
-    );
-    let late = || failed("it took too long", Fault::Again);
-    let text = match done.await.unwrap_or_else(|_| Err(late())) {
-        Ok(TaskReport { errors, state: TaskState::Done { message: Some(text), .. }, .. }) => {
-            let text = plain(&text, MESSAGE);
-            if errors.is_empty() {
-                // The job sees all that it wrote.
-                return Some(text);
-            }
-            text
-        }
-        Ok(_) => return None,
-        Err(Outcome::Failed { why, .. }) => {
-            format!("what it wrote to {outputs} in the moment before may be on disk alone: {why}")
-        }
-        Err(_) => return None,
-    };
-    let text = plain(&text, MESSAGE);
-    let _ = daemon.event(Event::Noticed { job: job.id, text: text.clone() }).await;
-    Some(text)
+    let end = until + CATCH_UP_MARGIN / 2;
+    let done = tokio::time::timeout_at(end.into(), staging.task(&node, CATCH_UP, work, None));
+    let done = done.await.map_err(|_| "it took too long".to_owned())?;
+    let report = done.map_err(|outcome| match outcome {
+        Outcome::Failed { why, .. } => why,
+        _ => String::new(),
+    })?;
+    let TaskState::Done { message, .. } = report.state else { return Err("it did not end".to_owned()) };
+    let text = plain(&message.unwrap_or_default(), MESSAGE);
+    if !report.errors.is_empty() {
+        // Something is not as the job would expect.
+        let _ = daemon.event(Event::Noticed { job: job.id, text: text.clone() }).await;
+    }
+    Ok(text)
 }
 
 /// Tells a job's user of nodes where the RAM disk was lost while the job ran: what failed there is in no server's books.

@@ -6,7 +6,7 @@ use std::os::unix::fs::chown;
 use ondeck_testbed::available;
 
 use crate::cluster::{Cluster, tree};
-use crate::jobs::{Gate, directives};
+use crate::jobs::{Blocker, Gate, directives};
 use crate::life::directory;
 
 #[test]
@@ -92,6 +92,36 @@ fn a_job_that_runs_already_goes_on_to_see_all_that_it_wrote_when_the_ram_disk_co
     let found = tree(&output);
     assert_eq!(found.len(), wrote.parse::<usize>().unwrap(), "nothing was put beside anything");
     assert_eq!(found[&format!("part-{wrote}")], format!("{wrote}\nmore\n").into_bytes());
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn input_that_was_changed_on_disk_after_it_was_copied_is_told_of() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = directory(alice, "changing", &[("same", "before\n"), ("changed", "before\n")]);
+    let (gate, seen) = (Gate::of(alice, "changing"), alice.scratch.join("changing-seen"));
+    let script = format!(
+        "#!/bin/sh\n{}cat {}/changed > {}\n{}",
+        directives(&[&input], &[]),
+        input.display(),
+        seen.display(),
+        gate.line(),
+    );
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "READY");
+    fs::write(input.join("changed"), "after\n").unwrap();
+    blocker.release();
+    cluster.wait_note(job, "1 entry changed on disk since");
+    assert!(cluster.note(job).contains(input.join("changed").to_str().unwrap()), "{}", cluster.note(job));
+    gate.open();
+    cluster.wait_done(job);
+    assert_eq!(fs::read(&seen).unwrap(), b"before\n");
     cluster.assert_quiet();
     cluster.assert_clean();
 }

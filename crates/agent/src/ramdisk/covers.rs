@@ -534,6 +534,7 @@ impl RamDisk {
             self.must_not_be_busy()?;
             self.unmount_covers(build, policy)?;
         }
+        *lock(&self.uncovered) = Some(std::time::Instant::now());
         self.note(|record| record.covered.clear())
     }
 

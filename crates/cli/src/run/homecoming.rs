@@ -58,6 +58,11 @@ pub fn changed_at(stat: &Stat) -> Moment {
     (stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
+/// What changes when something is written to a file.
+fn written(stat: &Stat) -> (i64, Moment) {
+    (stat.st_size, (stat.st_mtime, stat.st_mtime_nsec as i64))
+}
+
 /// The time by the clock of a directory's filesystem, and whether new files can be made in it at all.
 ///
 /// An unnamed file is made and dropped; where the filesystem has none (NFS), a named one.
@@ -271,6 +276,9 @@ pub struct Homecoming {
     pub made: Mutex<HashSet<u128>>,
     /// Whether the source is what one of a RAM disk's servers has: what it lacks was not deleted by the program.
     pub salvage: bool,
+    /// Inodes on disk with several names, one of which this run has given to something else or removed: that changes their
+    /// ctime for the other names, too. With the size and the time of the last writing that they had.
+    pub loosened: Mutex<HashMap<u64, (i64, Moment)>>,
 }
 
 impl Homecoming {
@@ -280,7 +288,19 @@ impl Homecoming {
             return false;
         }
         let ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        ours.get(&key(path)) != Some(&(target.st_ino, changed_at(target)))
+        if ours.get(&key(path)) == Some(&(target.st_ino, changed_at(target))) {
+            return false;
+        }
+        let loosened = self.loosened.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        loosened.get(&target.st_ino) != Some(&written(target))
+    }
+
+    /// An entry that nobody else has changed is about to lose this name.
+    fn loosen(&self, target: &Stat) {
+        if target.st_nlink > 1 && FileType::from_raw_mode(target.st_mode) != FileType::Directory {
+            let mut loosened = self.loosened.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            loosened.insert(target.st_ino, written(target));
+        }
     }
 
     fn is_ours(&self, path: &[u8]) -> bool {
@@ -377,7 +397,11 @@ impl MergePolicy for Homecoming {
         }
         match place.target {
             Some(target) if self.is_foreign(&path, target) => self.beside(place.name),
-            _ => Action::Copy,
+            Some(target) => {
+                self.loosen(target);
+                Action::Copy
+            }
+            None => Action::Copy,
         }
     }
 
@@ -416,7 +440,7 @@ impl MergePolicy for Homecoming {
                 && path.rsplit(|byte| *byte == b'/').next().is_some_and(|name| self.is_partial(name));
         }
         let directory = FileType::from_raw_mode(target.st_mode) == FileType::Directory;
-        match self.mechanism {
+        let may = match self.mechanism {
             // An overlay's mark says that the program deleted this very entry; a directory only goes if it is empty
             // by then.
             Mechanism::Overlay => !self.is_beside(path) && (directory || !self.is_foreign(path, target)),
@@ -426,7 +450,11 @@ impl MergePolicy for Homecoming {
                 known && (directory || !self.is_foreign(path, target))
             }
             Mechanism::Disk => false,
+        };
+        if may {
+            self.loosen(target);
         }
+        may
     }
 
     fn xattr_name(&self, name: &CStr) -> Option<CString> {

@@ -866,6 +866,7 @@ impl Shared {
                 ours: Mutex::default(),
                 made: Mutex::default(),
                 salvage: false,
+                loosened: Mutex::default(),
             },
             home: AtomicBool::new(false),
             detached: AtomicBool::new(false),

@@ -132,6 +132,7 @@ impl Worker<'_> {
             ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
             salvage,
+            loosened: Mutex::default(),
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
