@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    Allocated, Cover, Destroyed, LocalReport, NodeReport, RefusalCode, Step, StepDone, StepRequest,
+    Allocated, Cover, Destroyed, LocalReport, Names, NodeReport, RefusalCode, Step, StepDone, StepRequest,
     TaskReport, TaskRequest, VERSION, Witness,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
@@ -37,6 +37,9 @@ const DESTROY: Duration = Duration::from_secs(40);
 
 /// How much longer than a step's own deadline its answer is waited for.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// How long it may take to list a node's part of a RAM disk: millions of files are looked at, in memory.
+const NAMES: Duration = Duration::from_secs(30);
 
 /// How long starting a task may take: its client may have to be mounted first.
 const START_TASK: Duration = Duration::from_secs(35);
@@ -262,6 +265,15 @@ impl Fleet {
         let endpoint = Endpoint::Socket(self.socket.clone());
         let path = format!("/{VERSION}/ramdisks/{id}/witness");
         self.client.call(&endpoint, "GET", &path, None::<&()>, None, LOOK).await
+    }
+
+    /// The files that a node has of some directories of a RAM disk.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn names(&self, node: &NodeName, id: &RamDiskId, slots: &[String]) -> Result<Names, CallError> {
+        let path = format!("/{VERSION}/ramdisks/{id}/names?slots={}", slots.join(","));
+        self.client.call(&self.endpoint(node), "GET", &path, None::<&()>, None, NAMES).await
     }
 
     /// Starts a task of a RAM disk on a node; one of this name that is there already is as good.

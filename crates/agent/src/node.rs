@@ -10,7 +10,7 @@ use ondeck_api::Config;
 use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
-    Allocated, Destroyed, LocalReport, MemoryReport, NodeReport, PathView, Refusal, RefusalCode, Step,
+    Allocated, Destroyed, LocalReport, MemoryReport, Names, NodeReport, PathView, Refusal, RefusalCode, Step,
     StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
 };
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
@@ -416,6 +416,19 @@ impl Node {
         Ok(())
     }
 
+    /// The files that this node has of some directories of a RAM disk: `slots` are their names there, with commas.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] if it is not here; [`RefusalCode::Conflict`] if its engine has no whole files.
+    pub fn names(&self, id: &RamDiskId, slots: &str) -> Result<Names, Refusal> {
+        let slots: Vec<&str> = slots.split(',').filter(|slot| !slot.is_empty()).collect();
+        if let Some(slot) = slots.iter().find(|slot| !is_plain(slot) || slot.contains('.')) {
+            let message = format!("`{slot}` is no name of a directory in a RAM disk");
+            return Err(refusal(RefusalCode::Malformed, message));
+        }
+        self.find(id)?.names(&slots).map_err(|error| failed(&error))
+    }
+
     /// Starts a task of a RAM disk; one of this name that is there already is as good.
     ///
     /// # Errors
@@ -440,6 +453,7 @@ impl Node {
             return Err(refusal(RefusalCode::Forbidden, message));
         }
         let until = Instant::now() + Duration::from_millis(request.deadline_ms).min(MOUNTING);
+        let salvage = request.work.is_salvage();
         // A script's pages of a RAM disk that is this machine's memory count as its own.
         let own_pages = if layout.engine == EngineKind::Tmpfs { layout.capacity() } else { Bytes::ZERO };
         let order = |data: PathBuf| Order {
@@ -452,6 +466,9 @@ impl Node {
             script_memory: self.script_memory.saturating_add(own_pages),
             out_of_date: ondeck_ramdisk::engine(layout.engine).out_of_date(),
         };
+        if salvage {
+            return found.start_salvage(name, order).map_err(|error| failed(&error));
+        }
         found.start_task(name, &self.name, &self.capacity, until, order).map_err(|error| failed(&error))
     }
 

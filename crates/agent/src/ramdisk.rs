@@ -25,6 +25,7 @@ use crate::record::{self, Record, Shown};
 use crate::task::{Order, Task, Tasks};
 
 mod covers;
+mod own;
 
 pub use covers::CoverPolicy;
 

@@ -159,6 +159,11 @@ impl Agent {
             ("GET", ["ramdisks"]) => Reply::json(&node.reports(caller)),
             ("GET", ["ramdisks", id]) => Reply::json(&node.report_of(&parse_id(id)?, caller)?),
             ("GET", ["ramdisks", id, "witness"]) => Reply::json(&node.witness(&parse_id(id)?, caller)?),
+            ("GET", ["ramdisks", id, "names"]) => {
+                caller.must_be_administrator()?;
+                let slots = request.field("slots").and_then(|text| String::from_utf8(text).ok());
+                Reply::json(&node.names(&parse_id(id)?, &slots.unwrap_or_default())?)
+            }
             ("POST", ["ramdisks", id, "steps"]) => {
                 caller.must_be_administrator()?;
                 let step = request.json("the step")?;

@@ -7,7 +7,7 @@
 //! | `GET /v1/jobs` | what is done for each job, and the nodes: [`Status`] | users see their own jobs |
 //! | `GET /v1/jobs/ID` | all that is known of a job, also of one that is gone: [`JobStory`] | its user |
 //! | `GET /v1/jobs/ID/wait?ms=N` | [`Waited`]: once nothing of it is to be done any more, or after that time | its user |
-//! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
+//! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/retry?salvage=true`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
 //! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
 //! | `GET /v1/usage?days=N` | what each user and account had of the RSA: [`Usage`] | users see their own |
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
@@ -452,6 +452,24 @@ pub struct JobStory {
     pub log: Vec<LogLine>,
     /// Seconds that it spent in each state, in the order of the first entry.
     pub phases: Vec<(RsaState, f64)>,
+    /// What the RSA nodes had of its results that are lost.
+    #[serde(default)]
+    pub lost: Vec<LostPart>,
+}
+
+/// What an RSA node that was lost had of a job's results, when it was last asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostPart {
+    /// Which.
+    pub node: NodeName,
+    /// When it was asked, in milliseconds since 1970.
+    pub seen_ms: u64,
+    /// How many files it had.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Their paths on disk; the first of them if there are very many.
+    pub names: Vec<String>,
 }
 
 /// What a user had of the RSA, in one account.

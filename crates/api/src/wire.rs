@@ -8,6 +8,7 @@
 //! | `POST /v1/ramdisks/NAME@EPOCH/steps` | one [`Step`] of building it | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/witness` | whether it is whole here: [`Witness`] | administrators, the owner |
+//! | `GET /v1/ramdisks/NAME@EPOCH/names?slots=N,N` | the files that this node has of these directories of it: [`Names`] | administrators |
 //! | `POST /v1/ramdisks/NAME@EPOCH/tasks/TASK` | starts a task: [`TaskRequest`] to [`TaskReport`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/tasks/TASK?wait=MS` | how it is, when it has ended or after MS | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH/tasks/TASK` | ends it: [`TaskReport`] | administrators |
@@ -319,7 +320,22 @@ pub enum Work {
         script: Option<PathBuf>,
         /// Makes one archive of each output directory instead: `results-JOB.FORMAT` in the directory on disk.
         pack: Option<PackFormat>,
+        /// Takes what this node's own server has, whatever became of the others: nothing on disk is replaced or deleted.
+        /// For engines that have each file whole on one server.
+        #[serde(default)]
+        salvage: bool,
     },
+}
+
+/// The files that one node has of a RAM disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// How many.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// The first of them: `DIRECTORY/PATH`, with the name of the directory in the RAM disk.
+    pub names: Vec<String>,
 }
 
 /// A directory of a job.
@@ -411,6 +427,11 @@ impl Work {
         }
     }
 
+    /// Whether it takes what this node's own server has.
+    pub fn is_salvage(&self) -> bool {
+        matches!(self, Work::BringHome { salvage: true, .. })
+    }
+
     /// The user's script.
     pub fn script(&self) -> Option<&std::path::Path> {
         match self {
@@ -464,6 +485,13 @@ impl TaskRequest {
             (&self.work, directories.iter().any(|directory| directory.input))
         {
             return malformed(format!("the script {} has no input directory to fill", script.display()));
+        }
+        if matches!(&self.work, Work::BringHome { salvage: true, script, pack, .. } if script.is_some() || pack.is_some())
+        {
+            return malformed(
+                "what is salvaged is a part of the results, which is neither packed nor left to a script"
+                    .into(),
+            );
         }
         if let Work::BringHome { script: Some(script), pack, .. } = &self.work {
             if pack.is_some() {

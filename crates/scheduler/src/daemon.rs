@@ -19,7 +19,7 @@ use tokio::sync::{Notify, RwLock, watch};
 
 use crate::queue::Queue;
 use crate::store::{Store, StoreError};
-use crate::{execute, fleet, queue};
+use crate::{execute, fleet, parts, queue};
 
 /// Connections that are held at the same time on each socket; a Prolog holds one while its job's RAM disk is mounted.
 const CONNECTIONS: usize = 8192;
@@ -340,6 +340,7 @@ async fn run(daemon: Arc<Daemon>, listening: Listening, resume: Vec<Action>) -> 
     tokio::spawn(queue::look(Arc::clone(&daemon)));
     if daemon.config.scheduler.simulate.is_none() {
         tokio::spawn(fleet::look(Arc::clone(&daemon)));
+        tokio::spawn(parts::look(Arc::clone(&daemon)));
     }
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let stop = async move {

@@ -20,6 +20,7 @@ use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, now};
+use crate::parts;
 
 /// How long one question after a task waits for its end.
 const TASK_WAIT: Duration = Duration::from_secs(1);
@@ -29,6 +30,9 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long is waited before an agent is asked again.
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
+
+/// How long a stage-out waits for the names of what it brings home: they are of use only if a node is lost meanwhile.
+const COUNTING: Duration = Duration::from_secs(10);
 
 /// The name of the task that fills a RAM disk.
 const FILL: &str = "fill";
@@ -88,7 +92,11 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StopStageIn => stop(daemon, &allocation.nodes, &id).await,
         Work::Mount => mount(daemon, job, &id, until).await,
         Work::Unmount { force } => unmount(daemon, job, &id, force, until).await,
+        Work::StageOut if job.salvage => salvage(daemon, job, task, &id, until).await,
         Work::StageOut => {
+            let (asks, of) = (Arc::clone(daemon), job.clone());
+            let counted = tokio::spawn(async move { parts::count(&asks, &of).await });
+            let _ = tokio::time::timeout(COUNTING, counted).await;
             // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.
             if let Err(why) = end_earlier(daemon, &allocation.nodes, &id).await {
                 return failed(why, Fault::Again);
@@ -96,7 +104,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
             // What was shown for a moment only is no more than a part of the job's output.
             let script = job.request.stage_out.clone().filter(|_| !job.torn);
             let pack = job.request.pack.filter(|_| !job.torn && script.is_none());
-            let work = TaskWork::BringHome { directories: directories(job), script, pack };
+            let work = TaskWork::BringHome { directories: directories(job), script, pack, salvage: false };
             // Each attempt is a task of its own, on the next of its nodes.
             let name = format!("{HOME}{}", task.number);
             let mut nodes = allocation.nodes.clone();
@@ -214,7 +222,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
     }
 }
 
-fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
+pub(crate) fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
     job.request.engine.unwrap_or(daemon.config.scheduler.engine)
 }
 
@@ -320,12 +328,55 @@ async fn stage(
     }
 }
 
+/// Saves what is left of a job's results, from one node after the other: each has whole files of its own.
+async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, until: Instant) -> Outcome {
+    let nodes = match parts::survivors(daemon, job, id).await {
+        Ok(nodes) => nodes,
+        Err(why) => return failed(why, Fault::Again),
+    };
+    if let Err(why) = end_earlier(daemon, &nodes, id).await {
+        return failed(why, Fault::Again);
+    }
+    let staging = Staging {
+        daemon: Arc::clone(daemon),
+        job: job.clone(),
+        id: id.clone(),
+        nodes,
+        until,
+        began: Instant::now(),
+        tasks: 1,
+        seen: Mutex::default(),
+        goes_on: false,
+    };
+    let mut saved: Vec<String> = Vec::new();
+    let mut last = None;
+    for (index, node) in staging.nodes.iter().enumerate() {
+        let work =
+            TaskWork::BringHome { directories: directories(job), script: None, pack: None, salvage: true };
+        match staging.task(node, &format!("{HOME}{}-{index}", task.number), work, None).await {
+            Ok(report) => {
+                saved.push(format!("{} files of {node}", report.entries_done));
+                last = Some(report);
+            }
+            Err(outcome) => return outcome,
+        }
+    }
+    let Some(last) = last else { return failed("nothing is left of it", Fault::Again) };
+    match staging.done(&last) {
+        Outcome::Done(text) => Outcome::Salvaged {
+            text: format!("{} were saved; {text}", saved.join(", ")),
+            from: staging.nodes.clone(),
+        },
+        other => other,
+    }
+}
+
 impl Staging {
     /// What of the copy is whose; nothing if one task is to do it all.
     async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
         let (directories, home) = match work {
             TaskWork::Fill { directories, script: None } => (directories.clone(), false),
-            TaskWork::BringHome { directories, script: None, pack: None } => (directories.clone(), true),
+            TaskWork::BringHome { directories, script: None, pack: None, .. } => (directories.clone(), true),
             _ => return Ok(Vec::new()),
         };
         if self.nodes.len() < 2 || (!home && directories.iter().all(|directory| directory.output)) {

@@ -104,17 +104,22 @@ fn judge(daemon: &Daemon, taken: Time, sights: &Sights) -> Vec<Event> {
             continue;
         }
         let parts = allocation.nodes.iter().map(|node| (node, sights.get(node)));
-        let faults: Vec<Option<String>> = parts
+        let faults: Vec<(&NodeName, Option<String>)> = parts
             .map(|(node, sight)| match sight {
                 // It may only be slow; in time it is taken for lost.
-                None => Some(String::new()),
-                Some(found) => fault_of(node, found.iter().find(|local| local.layout.id == ramdisk)),
+                None => (node, Some(String::new())),
+                Some(found) => (node, fault_of(node, found.iter().find(|local| local.layout.id == ramdisk))),
             })
             .collect();
-        match faults.iter().flatten().find(|why| !why.is_empty()) {
-            Some(why) if !job.broken => events.push(Event::Broken { ramdisk, why: why.clone() }),
-            None if job.broken && faults.iter().all(Option::is_none) => events.push(Event::Whole(ramdisk)),
-            _ => {}
+        if job.broken && faults.iter().all(|(_, fault)| fault.is_none()) {
+            events.push(Event::Whole(ramdisk));
+            continue;
+        }
+        for (node, fault) in faults {
+            let Some(why) = fault.filter(|why| !why.is_empty()) else { continue };
+            if !job.broken || !job.lost_on.contains(node) {
+                events.push(Event::Broken { ramdisk: ramdisk.clone(), node: node.clone(), why });
+            }
         }
     }
     events

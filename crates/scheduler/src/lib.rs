@@ -9,6 +9,7 @@
 //! - [`store`]: the journal
 //! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
 //! - `execute`: doing what was decided
+//! - `parts`: what each RSA node has of the results, in case that it is lost; saving what the others have
 //! - `serve`: the API, and [`openapi`], its description
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
 
@@ -17,6 +18,7 @@ mod execute;
 mod fleet;
 mod metrics;
 pub mod openapi;
+mod parts;
 mod queue;
 mod serve;
 pub mod store;

@@ -8,7 +8,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use ondeck_api::scheduler::{
-        Drain, Hook, HookAnswer, JobStatus, LogLine, NodeStatus, Status, Transfer, Usage, Waited,
+        Drain, Hook, HookAnswer, JobStatus, LogLine, LostPart, NodeStatus, Status, Transfer, Usage, Waited,
     };
     use ondeck_api::wire::Refusal;
     use ondeck_core::Owner;
@@ -93,6 +93,7 @@ mod tests {
         is::<Transfer>("Transfer");
         is::<NodeStatus>("NodeStatus");
         is::<LogLine>("LogLine");
+        is::<LostPart>("LostPart");
         is::<Waited>("Waited");
         is::<Usage>("Usage");
         is::<Drain>("Drain");

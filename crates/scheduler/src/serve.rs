@@ -15,7 +15,7 @@ use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Tim
 use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
-use crate::{execute, metrics, openapi, queue, thesis};
+use crate::{execute, metrics, openapi, parts, queue, thesis};
 
 /// The longest that a request may wait for a state.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -57,7 +57,12 @@ impl Service for Daemon {
                     None => format!("user {}", caller.uid),
                     Some(address) => format!("user {} at {address}", caller.uid),
                 };
-                let event = if *order == "retry" { Event::Retry(id) } else { Event::Abandon { job: id, by } };
+                let event = if *order == "retry" {
+                    let salvage = request.field("salvage").is_some_and(|text| text == b"true");
+                    Event::Retry { job: id, salvage }
+                } else {
+                    Event::Abandon { job: id, by }
+                };
                 self.event(event).await.map_err(refused)?;
                 Reply::json(&self.story(id, caller).await?)
             }
@@ -197,7 +202,11 @@ impl Daemon {
         let log = self.log(Some(id)).await?;
         let phases = phases(&log, if done { None } else { Some(now().0) });
         let transfer = self.transfers().get(&id).cloned();
-        Ok(JobStory { job, done, transfer, log, phases })
+        let (daemon, of) = (Arc::clone(self), job.clone());
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let lost = tokio::task::spawn_blocking(move || parts::lost(&daemon, &of));
+        let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        Ok(JobStory { job, done, transfer, log, phases, lost })
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use ondeck_api::scheduler::{LogLine, Usage};
+use ondeck_api::wire::Names;
 use ondeck_core::schedule::{Effects, Job, JobState, Node, RsaState, Schedule, Time};
 use ondeck_core::{Epoch, Incarnation, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
@@ -38,6 +39,11 @@ const STRAYS: &str = "CREATE TABLE strays (node TEXT PRIMARY KEY, ramdisks TEXT 
 /// removes them but a person. Daemons that don't know this table leave it alone.
 const SET_ASIDE: &str = "CREATE TABLE IF NOT EXISTS set_aside
     (kind TEXT NOT NULL, id TEXT NOT NULL, row TEXT NOT NULL, why TEXT NOT NULL, at_ms INTEGER NOT NULL)";
+
+/// What RSA nodes had of the results of jobs when they were last asked, as JSON. Daemons that don't know this table leave
+/// it alone.
+const PARTS: &str = "CREATE TABLE IF NOT EXISTS parts
+    (job TEXT NOT NULL, node TEXT NOT NULL, at_ms INTEGER NOT NULL, names TEXT NOT NULL, PRIMARY KEY (job, node))";
 
 /// Why the store can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +161,7 @@ impl Store {
             found => return Err(StoreError::Later { path, found }),
         }
         connection.execute_batch(SET_ASIDE).map_err(sqlite)?;
+        connection.execute_batch(PARTS).map_err(sqlite)?;
         Ok(Store { path, connection, _only: only })
     }
 
@@ -277,6 +284,9 @@ impl Store {
                 let statement = "INSERT OR REPLACE INTO past_jobs (id, job, ended_ms) VALUES (?1, ?2, ?3)";
                 transaction.execute(statement, params![job.id.to_string(), row, now.0 as i64])?;
                 transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.to_string()])?;
+                if job.lost_on.is_empty() {
+                    transaction.execute("DELETE FROM parts WHERE job = ?1", [job.id.to_string()])?;
+                }
             }
             for used in &effects.used {
                 let statement = "INSERT INTO used (uid, account, day, node_seconds, allocations)
@@ -343,8 +353,56 @@ impl Store {
             what: id.to_string(),
             why: error.to_string(),
         })?;
+        if layout.is_none() {
+            // What nodes had of an earlier one.
+            let statement = "DELETE FROM parts WHERE job = ?1";
+            self.connection.execute(statement, [job.to_string()]).map_err(|source| self.sqlite(source))?;
+        }
         let row = params![id.to_string(), job.to_string(), secret.reveal(), layout];
         self.connection.execute(statement, row).map_err(|source| self.sqlite(source)).map(|_| ())
+    }
+
+    /// Keeps what RSA nodes have of a job's results, instead of what they had before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_parts(
+        &mut self,
+        job: Incarnation,
+        now: Time,
+        parts: &[(NodeName, Names)],
+    ) -> Result<(), StoreError> {
+        let path = self.path.clone();
+        let done = self.connection.transaction().and_then(|transaction| {
+            for (node, names) in parts {
+                let Some(row) = row(&format!("what {node} has of job {job}"), names) else { continue };
+                let statement =
+                    "INSERT OR REPLACE INTO parts (job, node, at_ms, names) VALUES (?1, ?2, ?3, ?4)";
+                transaction.execute(statement, params![job.to_string(), node.as_str(), now.0 as i64, row])?;
+            }
+            transaction.commit()
+        });
+        done.map_err(|source| StoreError::Sqlite { path, source })
+    }
+
+    /// What an RSA node had of a job's results, and when that was.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn part(&self, job: Incarnation, node: &NodeName) -> Result<Option<(Time, Names)>, StoreError> {
+        let query = "SELECT at_ms, names FROM parts WHERE job = ?1 AND node = ?2";
+        let found: Option<(i64, String)> = self
+            .connection
+            .query_row(query, [job.to_string(), node.to_string()], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()
+            .map_err(|source| self.sqlite(source))?;
+        let Some((at, row)) = found else { return Ok(None) };
+        let names = serde_json::from_str(&row).map_err(|error| StoreError::Malformed {
+            path: self.path.clone(),
+            what: format!("the files of job {job} on {node}"),
+            why: error.to_string(),
+        })?;
+        Ok(Some((Time(at as u64), names)))
     }
 
     /// The secret of a RAM disk, and its layout if it was built.
@@ -475,6 +533,7 @@ impl Store {
             let forgotten =
                 transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])?;
             let known = "SELECT id FROM jobs UNION ALL SELECT id FROM past_jobs";
+            transaction.execute(&format!("DELETE FROM parts WHERE job NOT IN ({known})"), [])?;
             transaction.execute(
                 &format!("DELETE FROM journal WHERE at_ms < ?1 AND (job IS NULL OR job NOT IN ({known}))"),
                 [ended.0 as i64],

@@ -287,3 +287,136 @@ fn results_that_could_not_be_reached_come_home_by_themselves_once_the_network_is
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
+
+#[test]
+fn what_other_nodes_have_is_saved_on_request_and_what_the_crashed_one_had_is_named() {
+    if available() {
+        loses_and_saves(1);
+    }
+}
+
+#[test]
+fn what_other_nodes_have_is_saved_also_if_the_first_one_crashed_which_brought_the_results_home() {
+    if available() {
+        loses_and_saves(0);
+    }
+}
+
+/// A job writes, moves and renames files; then one of its two RSA nodes crashes.
+fn loses_and_saves(which: usize) {
+    let cluster = Cluster::with(slow());
+    let alice = cluster.user("alice");
+    let content = files(40, 400_000);
+    let source = folder(alice, "source", &content);
+    let before = BTreeMap::from([("kept".to_owned(), b"was there".to_vec())]);
+    let output = folder(alice, "out", &before);
+    // A file that is renamed stays on its node, with a mark on the one that its new name belongs to.
+    let body = format!(
+        "cp {}/* {output}\nmkdir -p {output}/sub/deep\ncd {output}\n\
+         for n in 0 1 2 3 4 5 6 7 8 9; do mv part-$n renamed-$n; mv part-1$n sub/deep; done",
+        source.display(),
+        output = output.display()
+    );
+    let written: BTreeMap<String, Vec<u8>> = content
+        .into_iter()
+        .map(|(name, bytes)| {
+            let number = name.strip_prefix("part-").unwrap();
+            let now = match number.len() {
+                1 => format!("renamed-{number}"),
+                _ if number.starts_with('1') => format!("sub/deep/{name}"),
+                _ => name,
+            };
+            (now, bytes)
+        })
+        .collect();
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    let number = job.to_string();
+    cluster.wait_rsa(job, "STAGING_OUT");
+    let nodes = cluster.rsa_nodes(job);
+    let (alive, dead) = (nodes[1 - which].clone(), nodes[which].clone());
+    wait_until(LONG, "it is known what the nodes have", || {
+        cluster.story(job)["job"]["parts"].as_object().is_some_and(|parts| parts.len() == 2)
+    });
+    wait_until(DEADLINE, "something is on disk", || fs::read_dir(&output).unwrap().count() > 3);
+    cluster.crash(&dead);
+    cluster.wait_rsa(job, "LOST");
+    let lost = cluster.story(job)["lost"].clone();
+    assert_eq!((lost.as_array().unwrap().len(), lost[0]["node"].as_str()), (1, Some(&*dead)), "{lost}");
+    let named: Vec<String> = lost[0]["names"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| {
+            name.as_str().unwrap().strip_prefix(&format!("{}/", output.display())).unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(lost[0]["files"].as_u64(), Some(named.len() as u64), "{lost}");
+    let note = cluster.note(job);
+    assert!(note.contains(&format!("{dead} had {} files", named.len())), "{note}");
+    assert!(note.contains(&output.join(&named[0]).display().to_string()), "{note}");
+    let told = cluster.show(job);
+    assert!(named.iter().all(|name| told.contains(&output.join(name).display().to_string())), "{told}");
+    // What has come home before the crash is safe; the rest of what the other node has is saved on request.
+    let home = tree(&output);
+    let user = cluster.host("ctl").log_in(alice);
+    let refused = cluster.ondeck_on(&user, &["job", "retry", "--salvage", &number]);
+    assert!(!refused.success(), "without --yes and without a terminal");
+    cluster.ondeck_on(&user, &["job", "retry", "--salvage", "--yes", &number]).assert_success();
+    wait_until(LONG, "what is left is saved", || cluster.job(job).is_none());
+    let mut expected = before.clone();
+    let comes = |name: &String| !named.contains(name) || home.contains_key(name);
+    expected.extend(
+        written.iter().filter(|(name, _)| comes(name)).map(|(name, bytes)| (name.clone(), bytes.clone())),
+    );
+    let found = tree(&output);
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    assert!(found == expected, "the names are right, and the contents are not");
+    assert!(found.len() < 41, "nothing was lost");
+    // It is named also when all is over, and nobody is told that all went well.
+    assert_eq!(cluster.story(job)["lost"], lost);
+    let note = cluster.note(job);
+    assert!(note.contains("were saved") && note.contains(&dead), "{note}");
+    cluster.ondeck(&["wait", &number]).assert_code(1).assert_says("the rest is lost");
+    cluster.wait_lends_all(&alive);
+    cluster.boot(&dead);
+    cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}
+
+#[test]
+fn what_a_running_job_has_on_an_rsa_node_that_crashes_is_named_at_once() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "for n in 1 2 3 4 5 6 7 8; do echo result $n > {}/$n; done\ntell written\nawait go",
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "written");
+    let dead = cluster.rsa_nodes(job)[1].clone();
+    let parts = || cluster.story(job)["job"]["parts"].clone();
+    wait_until(LONG, "the nodes have been asked", || {
+        let files = |part: &serde_json::Value| part["files"].as_u64().unwrap();
+        parts().as_object().is_some_and(|parts| parts.values().map(files).sum::<u64>() == 8)
+    });
+    cluster.crash(&dead);
+    let files = parts()[&dead]["files"].as_u64().unwrap();
+    cluster.wait_note(job, &format!("{dead} had {files} files"));
+    assert!(cluster.note(job).contains("I/O error"), "{}", cluster.note(job));
+    assert_eq!(cluster.story(job)["lost"][0]["files"].as_u64(), Some(files));
+    let early = cluster.ondeck(&["job", "retry", "--salvage", "--yes", &job.to_string()]);
+    assert!(!early.success(), "saved while the job runs: {}", early.stdout);
+    give(alice, "go");
+    cluster.wait_rsa(job, "LOST");
+    cluster.ondeck(&["job", "retry", "--salvage", "--yes", &job.to_string()]).assert_success();
+    wait_until(LONG, "what is left is saved", || cluster.job(job).is_none());
+    assert_eq!(tree(&output).len() as u64, 8 - files);
+    assert_eq!(cluster.story(job)["lost"][0]["names"].as_array().unwrap().len() as u64, files);
+    cluster.boot(&dead);
+    cluster.wait_lends_all(&dead);
+    cluster.assert_clean();
+}

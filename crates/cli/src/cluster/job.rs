@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -30,6 +30,8 @@ pub struct JobArgs {
 const EXAMPLES: &str = "Examples:
   ondeck job show 42           the whole story, with the seconds of each phase; 42.1 is its life after a requeue
   ondeck job retry 42          stage its results out once more, after the reason for the failure is mended
+  ondeck job retry --salvage 42
+                               an RSA node is lost: save what the others have, and give up what it had
   ondeck job abandon 42        give its results up: they are lost, and its RSA nodes are free
   ondeck job log               all jobs, in the form of the thesis (administrators)";
 
@@ -47,6 +49,12 @@ enum JobCommand {
     Retry {
         /// Its number
         job: Incarnation,
+        /// For a job that is LOST: save what the RSA nodes that are left have, and give up what the others had
+        #[arg(long)]
+        salvage: bool,
+        /// With --salvage: do not ask
+        #[arg(long, requires = "salvage")]
+        yes: bool,
     },
     /// Give up its results: they are lost
     Abandon {
@@ -97,12 +105,22 @@ fn try_job(args: &JobArgs) -> Result<u8> {
                 show(&story);
             }
         }
-        JobCommand::Retry { job } => {
+        JobCommand::Retry { job, salvage: true, yes } => {
+            if !yes && !confirmed(*job, "gives up what the lost RSA nodes had of the results")? {
+                bail!("nothing was changed");
+            }
+            let path = format!("jobs/{job}/retry?salvage=true");
+            let _: JobStory = scheduler.ask("POST", &path, None::<&()>, None)?;
+            println!(
+                "job {job}: what is left of its results is saved; `ondeck wait {job}` waits for its end"
+            );
+        }
+        JobCommand::Retry { job, .. } => {
             let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/retry"), None::<&()>, None)?;
             println!("job {job}: staging out is tried again; `ondeck wait {job}` waits for its end");
         }
         JobCommand::Abandon { job, yes } => {
-            if !yes && !confirmed(*job)? {
+            if !yes && !confirmed(*job, "loses the results")? {
                 bail!("nothing was changed");
             }
             let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
@@ -117,15 +135,26 @@ fn try_job(args: &JobArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn confirmed(job: Incarnation) -> Result<bool> {
+fn confirmed(job: Incarnation, what: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!("this loses the results of job {job} for good; say so with --yes");
+        bail!("this {what} of job {job} for good; say so with --yes");
     }
-    print!("This loses the results of job {job} for good. Write its number to go on: ");
+    print!("This {what} of job {job} for good. Write its number to go on: ");
     std::io::stdout().flush()?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     Ok(line.trim() == job.to_string())
+}
+
+/// How long ago that was, for people.
+fn since(ms: u64) -> String {
+    let then = UNIX_EPOCH + Duration::from_millis(ms);
+    let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
 }
 
 fn show(story: &JobStory) {
@@ -155,6 +184,17 @@ fn show(story: &JobStory) {
     if !job.message.is_empty() {
         println!("  note    {}", shown(&job.message));
     }
+    for part in &story.lost {
+        let ago = since(part.seen_ms);
+        println!("\nLOST WITH {}: {} files of {}, as seen {ago} ago", part.node, part.files, part.bytes);
+        for name in &part.names {
+            println!("  {}", shown(name));
+        }
+        let more = part.files.saturating_sub(part.names.len() as u64);
+        if more > 0 {
+            println!("  and {more} more");
+        }
+    }
     println!("\n{:>20}  SECONDS", "RSA_STATE");
     for (state, seconds) in &story.phases {
         println!("{:>20}  {seconds:.3}", state);
@@ -183,7 +223,7 @@ fn try_wait(args: &WaitArgs) -> Result<u8> {
         let patience = Some(wait + Duration::from_secs(10));
         let waited: Waited = scheduler.ask("GET", &path, None::<&()>, patience)?;
         if waited.abandoned {
-            bail!("the results of job {} were abandoned", args.job);
+            bail!("the results of job {} were abandoned: {}", args.job, shown(&waited.message));
         }
         if waited.done {
             return Ok(exit::OK);

@@ -274,6 +274,8 @@ pub struct Homecoming {
     /// Directories that this run itself made on disk, by hash of the path: what is in them is the program's, or came
     /// later.
     pub made: Mutex<HashSet<u128>>,
+    /// Whether the source is what one of a RAM disk's servers has: what it lacks was not deleted by the program.
+    pub salvage: bool,
     /// Inodes on disk with several names, one of which this run has given to something else or removed: that changes their
     /// ctime for the other names, too. With the size and the time of the last writing that they had.
     pub loosened: Mutex<HashMap<u64, (i64, Moment)>>,
@@ -375,6 +377,9 @@ impl Homecoming {
 impl MergePolicy for Homecoming {
     fn entry(&self, place: &Place<'_>) -> Action {
         let path = place.path();
+        if self.salvage && is_link_to(place.source) {
+            return Action::Skip;
+        }
         if self.nested.contains(&path) || self.is_partial(place.name.to_bytes()) {
             return Action::Skip;
         }
@@ -428,6 +433,12 @@ impl MergePolicy for Homecoming {
     }
 
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool {
+        if self.salvage {
+            // Nothing but what an earlier attempt has left half-written.
+            let file = FileType::from_raw_mode(target.st_mode) == FileType::RegularFile;
+            return file
+                && path.rsplit(|byte| *byte == b'/').next().is_some_and(|name| self.is_partial(name));
+        }
         let directory = FileType::from_raw_mode(target.st_mode) == FileType::Directory;
         let may = match self.mechanism {
             // An overlay's mark says that the program deleted this very entry; a directory only goes if it is empty
@@ -466,6 +477,12 @@ impl MergePolicy for Homecoming {
 
 fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+/// Gluster's mark that a file is on another server.
+fn is_link_to(stat: &Stat) -> bool {
+    let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    file && stat.st_size == 0 && stat.st_mode & 0o7777 == 0o1000
 }
 
 fn is_opaque(dir: BorrowedFd<'_>) -> bool {

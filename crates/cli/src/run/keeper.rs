@@ -865,6 +865,7 @@ impl Shared {
                 interim: AtomicBool::new(false),
                 ours: Mutex::default(),
                 made: Mutex::default(),
+                salvage: false,
                 loosened: Mutex::default(),
             },
             home: AtomicBool::new(false),

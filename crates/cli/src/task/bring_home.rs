@@ -53,15 +53,18 @@ impl Worker<'_> {
         {
             failures.extend(self.home_by_script(directory, script).err());
         }
-        if failures.is_empty() {
-            self.check_gate()?;
-            return Ok(self.summary());
-        }
-        Err(Failure {
-            // Only if nothing stands in the way that does not pass by itself.
-            retryable: failures.iter().all(|failure| failure.retryable),
-            message: failures.into_iter().map(|failure| failure.message).collect::<Vec<_>>().join("\n"),
-        })
+        none_of(failures)?;
+        self.check_gate()?;
+        Ok(self.summary())
+    }
+
+    /// Merges what this node's own server has into the directories on disk, where nothing is replaced or deleted.
+    pub fn salvage(&self, directories: &[Directory]) -> Result<Option<String>, Failure> {
+        let opened =
+            self.open_chosen(directories, |directory| directory.output || directory.path.is_dir())?;
+        let outputs = opened.iter().filter(|directory| directory.wanted.output);
+        none_of(outputs.filter_map(|directory| self.one_home(directory, None).err()).collect())?;
+        Ok(self.summary())
     }
 
     /// What the user should know of a success.
@@ -80,6 +83,10 @@ impl Worker<'_> {
                 "{} that the job had deleted is kept, because somebody else had changed it on disk",
                 entries(kept)
             ));
+        }
+        let gone = self.findings.gone.load(Relaxed);
+        if gone > 0 {
+            notes.push(format!("{} can't be read any more", entries(gone)));
         }
         (!notes.is_empty()).then(|| notes.join("; "))
     }
@@ -106,7 +113,10 @@ impl Worker<'_> {
     fn copy_home(&self, directory: &Opened<'_>, slot: OwnedFd) -> Result<(), Failure> {
         let path = directory.path.display();
         let name = &directory.wanted.name;
-        let filled = kept::recall(name).map_err(|error| {
+        let salvage = self.order.request.work.is_salvage();
+        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
+        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(name) };
+        let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
         if filled.mechanism == Mechanism::Bind && filled.ours.is_empty() && is_empty(&slot) {
@@ -121,10 +131,12 @@ impl Worker<'_> {
             interim: AtomicBool::new(false),
             ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
+            salvage,
             loosened: Mutex::default(),
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
+            _ if salvage => kept::manifest_aside(name),
             Some(share) if !share.all_but => kept::manifest_out(&format!("{name}-{}", share.index)),
             _ => kept::manifest_out(name),
         };
@@ -245,6 +257,18 @@ impl Worker<'_> {
             Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
         })
     }
+}
+
+/// All failures as one.
+fn none_of(failures: Vec<Failure>) -> Result<(), Failure> {
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(Failure {
+        // Only if nothing stands in the way that does not pass by itself.
+        retryable: failures.iter().all(|failure| failure.retryable),
+        message: failures.into_iter().map(|failure| failure.message).collect::<Vec<_>>().join("\n"),
+    })
 }
 
 fn is_empty(directory: &OwnedFd) -> bool {

@@ -67,10 +67,22 @@ pub fn manifest_in(name: &str) -> PathBuf {
 /// The manifest of bringing a directory home: in memory if the job has filled the RAM disk.
 pub fn manifest_out(name: &str) -> PathBuf {
     let room = rustix::fs::statvfs(RAM_DISK).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
-    if room >= ROOM && prepare().is_ok() {
-        path(name, "out.manifest")
-    } else {
-        Path::new(SCRATCH).join(format!("{name}.out.manifest"))
+    if room >= ROOM && prepare().is_ok() { path(name, "out.manifest") } else { manifest_aside(name) }
+}
+
+/// The manifest of bringing a directory home, in memory: nothing is written to the RAM disk.
+pub fn manifest_aside(name: &str) -> PathBuf {
+    Path::new(SCRATCH).join(format!("{name}.out.manifest"))
+}
+
+/// What counts if nothing was remembered: everything on disk was changed by somebody else, so nothing of it is replaced
+/// or deleted.
+pub fn nothing() -> Filled {
+    Filled {
+        since: (i64::MIN, 0),
+        mechanism: Mechanism::Bind,
+        baseline: Baseline::default(),
+        ours: Ours::new(),
     }
 }
 
@@ -94,15 +106,12 @@ pub fn remember(name: &str, slot: &OwnedFd, since: (i64, i64), mirror: bool) -> 
     fs::rename(&partial, path(name, "json"))
 }
 
-/// What was remembered. If nothing was, everything on disk counts as changed by somebody else: so nothing of it is
-/// replaced or deleted.
+/// What was remembered, or [`nothing`].
 pub fn recall(name: &str) -> io::Result<Filled> {
     let text = match read_note(&path(name, "json")) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let baseline = Baseline::default();
-            let ours = Ours::new();
-            return Ok(Filled { since: (i64::MIN, 0), mechanism: Mechanism::Bind, baseline, ours });
+            return Ok(nothing());
         }
         Err(error) => return Err(error),
     };

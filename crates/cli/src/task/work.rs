@@ -14,7 +14,7 @@ use ondeck_api::Config;
 use ondeck_api::wire::{Directory, Unit, Work};
 use ondeck_core::Bytes;
 use ondeck_transfer::credentials::User;
-use ondeck_transfer::{Event, Gate, Options, StageError};
+use ondeck_transfer::{EntryError, Event, Gate, Options, StageError};
 use rustix::fs::{Mode, OFlags};
 
 use super::confine::{self, MemoryGroup};
@@ -52,6 +52,8 @@ pub struct Findings {
     beside: AtomicU64,
     /// Entries that the job had deleted, and that others had changed.
     pub kept: AtomicU64,
+    /// Entries that could not be read while what is left was salvaged.
+    pub gone: AtomicU64,
     /// Whether a target had no room.
     pub full: AtomicBool,
     first: Mutex<Option<String>>,
@@ -91,7 +93,8 @@ pub fn work(
             log,
             group: group.map(|group| &group.members),
             ram,
-            gate: gate(order)?,
+            // What is salvaged is a part, which needs no witness.
+            gate: if order.request.work.is_salvage() { Gate::new(|| Ok(())) } else { gate(order)? },
             lines: Mutex::new(rustix::io::fcntl_dupfd_cloexec(&*lock(&lines), 0).map_err(starting(order))?),
             findings: Findings::default(),
         };
@@ -99,7 +102,8 @@ pub fn work(
             Work::Survey { directories, home } => worker.survey(directories, *home),
             Work::Fill { directories, script } => worker.fill(directories, script.as_deref()),
             Work::CatchUp { directories } => worker.catch_up(directories),
-            Work::BringHome { directories, script, pack } => {
+            Work::BringHome { directories, salvage: true, .. } => worker.salvage(directories),
+            Work::BringHome { directories, script, pack, salvage: false } => {
                 worker.bring_home(directories, script.as_deref(), *pack)
             }
         }
@@ -181,6 +185,15 @@ pub fn is_no_room(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
+/// Whether a file can't be read because its server does not have it any more.
+fn is_gone(error: &EntryError) -> bool {
+    matches!(error.action, "opening it" | "reading it" | "listing it")
+        && matches!(
+            error.source.raw_os_error(),
+            Some(libc::ENOTCONN | libc::EIO | libc::ESTALE | libc::ENOENT)
+        )
+}
+
 /// Whether a copy as a whole failed for want of room in what it writes to.
 pub fn failed_for_room(error: &StageError) -> bool {
     match error {
@@ -207,6 +220,12 @@ impl Worker<'_> {
     pub fn note(&self, directory: &Path, event: &Event<'_>) {
         let within = |path: &[u8]| directory.join(OsStr::from_bytes(path)).display().to_string();
         match event {
+            Event::Failed(error) if self.order.request.work.is_salvage() && is_gone(error) => {
+                let text = format!("{}: {}: {}", within(&error.path), error.action, error.source);
+                if self.findings.gone.fetch_add(1, Relaxed) < MOST {
+                    send(&self.lines, &Line::Error(text));
+                }
+            }
             Event::Failed(error) => {
                 if is_no_room(&error.source) {
                     self.findings.full.store(true, Relaxed);

@@ -84,6 +84,19 @@ impl Work {
     }
 }
 
+/// What was last seen of a job's output on one of its RSA nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Part {
+    /// How many files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// When that was.
+    pub seen: Time,
+    /// The first names, as they are in the RAM disk: the number of the directory, then the path in it.
+    pub first: Vec<String>,
+}
+
 /// Work that is under way. Its number tells it from earlier work for the same job, whose late end is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Task {
@@ -162,6 +175,15 @@ pub struct Job {
     /// Which, and how.
     #[serde(default)]
     pub broken_why: String,
+    /// The RSA nodes whose part of it was lost.
+    #[serde(default)]
+    pub lost_on: BTreeSet<NodeName>,
+    /// What its RSA nodes had of the results, when they were last asked.
+    #[serde(default)]
+    pub parts: BTreeMap<NodeName, Part>,
+    /// Whether what is left of its results is to be saved, and the rest given up.
+    #[serde(default)]
+    pub salvage: bool,
     /// Whether mounting it failed, so that some nodes may show it.
     pub mount_failed: bool,
     /// How often unmounting failed in a row.
@@ -243,12 +265,32 @@ impl Job {
         directories(&self.request, purpose)
     }
 
+    /// The real paths of files of its RAM disk, by their names there.
+    pub fn real_paths<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+        let directories = self.directories(self.purpose);
+        names.into_iter().filter_map(|name| real_path(&directories, name)).collect()
+    }
+
     /// Its output directories, for people.
     pub fn outputs(&self) -> String {
         let paths: Vec<String> =
             self.request.data_out.iter().map(|path| path.display().to_string()).collect();
         paths.join(", ")
     }
+}
+
+/// The real path of a file of a RAM disk that has these directories.
+///
+/// ```
+/// # use ondeck_core::schedule::real_path;
+/// let directories = [("/data/in".into(), true, false), ("/data/out".into(), false, true)];
+/// assert_eq!(real_path(&directories, "1/a/b").unwrap(), "/data/out/a/b");
+/// assert_eq!(real_path(&directories, "2/a"), None);
+/// ```
+pub fn real_path(directories: &[(PathBuf, bool, bool)], name: &str) -> Option<String> {
+    let (number, rest) = name.split_once('/')?;
+    let (path, _, _) = directories.get(number.parse::<usize>().ok()?)?;
+    Some(path.join(rest).display().to_string())
 }
 
 fn has_a_directory_for_both(request: &Request) -> bool {

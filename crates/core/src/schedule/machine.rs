@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Allocation, Job, Prolog, Purpose, Task, Work};
+use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work};
 use super::nodes::Nodes;
 use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
-use crate::{Bytes, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy};
+use crate::{
+    Bytes, EngineKind, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy,
+};
 
 /// How the message begins while results wait in RAM.
 const NOT_HOME: &str = "staging out failed: ";
@@ -76,11 +78,20 @@ pub enum Event {
     Broken {
         /// Which.
         ramdisk: RamDiskId,
+        /// The RSA node.
+        node: NodeName,
         /// What is wrong.
         why: String,
     },
     /// A RAM disk that was taken for broken is whole.
     Whole(RamDiskId),
+    /// What RSA nodes have of the results in a RAM disk.
+    Counted {
+        /// Which.
+        ramdisk: RamDiskId,
+        /// Each node that has answered.
+        parts: Vec<(NodeName, Part)>,
+    },
     /// What had been left on a node is gone.
     Cleaned {
         /// The node.
@@ -96,7 +107,12 @@ pub enum Event {
         text: String,
     },
     /// Somebody wants a stage-out that is held to be tried again.
-    Retry(Incarnation),
+    Retry {
+        /// Whose.
+        job: Incarnation,
+        /// Whether what is lost is given up, to save what is left: for results that are LOST.
+        salvage: bool,
+    },
     /// Somebody gives results up, by name.
     Abandon {
         /// Whose.
@@ -124,6 +140,13 @@ pub enum Outcome {
     Done(String),
     /// It is filled, but what the job is going to write does not fit beside its input. The text is for the user.
     Tight(String),
+    /// What was left of the results is on disk.
+    Salvaged {
+        /// For the user.
+        text: String,
+        /// The nodes that had something left.
+        from: Vec<NodeName>,
+    },
     /// It was refused before anything was changed.
     Refused {
         /// In words: what, where, and what to do.
@@ -409,13 +432,24 @@ impl Step<'_> {
                 }
             }
             Event::NodeLost(node) => self.node_lost(&node),
-            Event::Broken { ramdisk, why } => self.broken(&ramdisk, &why),
+            Event::Broken { ramdisk, node, why } => self.broken(&ramdisk, &node, &why),
+            Event::Counted { ramdisk, parts } => {
+                let ids: Vec<Incarnation> = self.with_ramdisk(&ramdisk).collect();
+                for id in ids {
+                    self.job(id).parts.extend(parts.iter().cloned());
+                }
+            }
             Event::Whole(ramdisk) => {
                 let ids: Vec<Incarnation> = self.with_ramdisk(&ramdisk).collect();
                 for id in ids {
                     if self.job(id).broken {
                         let job = self.job(id);
                         (job.broken, job.broken_why) = (false, String::new());
+                        job.lost_on.clear();
+                        if job.rsa_state != RsaState::StagingOut {
+                            // Nothing has to be given up any more.
+                            job.salvage = false;
+                        }
                         let text = "all servers of its RAM disk are there again".to_owned();
                         // Whoever was told of the loss is told of its end.
                         if job.results { self.tell(id, text) } else { self.note(Some(id), text) }
@@ -444,8 +478,10 @@ impl Step<'_> {
                     self.tell(id, text);
                 }
             }
-            Event::Retry(id) => {
+            Event::Retry { job: id, salvage: true } => self.salvage(id)?,
+            Event::Retry { job: id, salvage: false } => {
                 let job = self.known(id)?;
+                job.salvage = false;
                 match (job.rsa_state, job.job_state) {
                     (RsaState::Held | RsaState::Lost, _) => {
                         (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
@@ -745,6 +781,9 @@ impl Step<'_> {
             avoid: Vec::new(),
             broken: false,
             broken_why: String::new(),
+            lost_on: BTreeSet::new(),
+            parts: BTreeMap::new(),
+            salvage: false,
             mount_failed: false,
             unmounts: 0,
             stage_outs: 0,
@@ -875,7 +914,7 @@ impl Step<'_> {
             .map(|job| job.id)
             .collect();
         for id in on_it {
-            self.mark_broken(id, &format!("the RSA node {node} was lost"));
+            self.mark_broken(id, node, &format!("the RSA node {node} was lost"));
         }
     }
 
@@ -884,28 +923,37 @@ impl Step<'_> {
         self.schedule.jobs.values().filter(of).map(|job| job.id)
     }
 
-    fn broken(&mut self, ramdisk: &RamDiskId, why: &str) {
+    fn broken(&mut self, ramdisk: &RamDiskId, node: &NodeName, why: &str) {
         let ids: Vec<Incarnation> = self.with_ramdisk(ramdisk).collect();
         for id in ids {
-            self.mark_broken(id, why);
+            self.mark_broken(id, node, why);
         }
     }
 
-    fn mark_broken(&mut self, id: Incarnation, why: &str) {
+    fn mark_broken(&mut self, id: Incarnation, node: &NodeName, why: &str) {
         use RsaState as S;
         let job = self.job(id);
         let matters = !matches!(
             job.rsa_state,
             S::Initial | S::Ineligible | S::Assigned | S::Teardown | S::Destroyed | S::DoneStagingOut
         );
-        if job.broken || !matters {
+        if !matters {
+            return;
+        }
+        let is_news = job.lost_on.insert(node.clone());
+        if job.broken {
+            if is_news {
+                self.note(Some(id), why.to_owned());
+            }
             return;
         }
         job.broken = true;
         why.clone_into(&mut job.broken_why);
+        let had = self.lost_words(id);
+        let job = self.job(id);
         let text = match job.rsa_state {
             state if state.is_shown() && job.results => format!(
-                "{why}: files that the job has in {} may fail with an I/O error, and results may be lost",
+                "{why}: files that the job has in {} may fail with an I/O error, and results may be lost{had}",
                 job.outputs()
             ),
             state if state.is_shown() => {
@@ -935,7 +983,7 @@ impl Step<'_> {
                 )));
             }
         }
-        (job.results, job.abandoned) = (false, true);
+        (job.results, job.abandoned, job.salvage) = (false, true, false);
         self.tell(id, format!("its results were abandoned by {by}"));
         Ok(())
     }
@@ -961,6 +1009,7 @@ impl Step<'_> {
             }
             Outcome::Refused { why, fault } => Outcome::Failed { why, blame: Vec::new(), fault },
             Outcome::Tight(text) if work != Work::StageIn => Outcome::Done(text),
+            Outcome::Salvaged { text, .. } if !self.job(id).salvage => Outcome::Done(text),
             other => other,
         };
         match (work, outcome) {
@@ -1035,6 +1084,10 @@ impl Step<'_> {
                     self.become_state(id, S::UnmountNeeded, &why);
                 }
             }
+            (Work::StageOut, Outcome::Done(text)) if self.schedule.jobs[&id].salvage => {
+                self.salvaged(id, &text, &[]);
+            }
+            (Work::StageOut, Outcome::Salvaged { text, from }) => self.salvaged(id, &text, &from),
             (Work::StageOut, Outcome::Done(text)) => {
                 let job = self.job(id);
                 (job.results, job.torn, job.stage_outs, job.retry_now) = (false, false, 0, false);
@@ -1055,7 +1108,7 @@ impl Step<'_> {
                 self.destroyed(id, &left, &why);
             }
             // All others were made one of these above.
-            (_, Outcome::Tight(_) | Outcome::Refused { .. }) => {}
+            (_, Outcome::Tight(_) | Outcome::Salvaged { .. } | Outcome::Refused { .. }) => {}
         }
     }
 
@@ -1064,7 +1117,7 @@ impl Step<'_> {
         let (most, backoff) = (site.stage_outs, site.backoff);
         let job = self.job(id);
         job.stage_outs += 1;
-        job.retry_now = false;
+        (job.retry_now, job.salvage) = (false, false);
         if fault == Fault::Lost || job.broken {
             job.broken = true;
             let why =
@@ -1086,14 +1139,97 @@ impl Step<'_> {
     }
 
     fn tell_of_loss(&mut self, id: Incarnation, why: &str) {
-        let outputs = self.job(id).outputs();
+        let (outputs, had) = (self.job(id).outputs(), self.lost_words(id));
         self.tell(
             id,
             format!(
-                "{LOST}{why}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` tries \
-                 again, `ondeck job abandon {id}` gives it up"
+                "{LOST}{why}{had}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` \
+                 tries again, `ondeck job retry --salvage {id}` saves what the other nodes have and gives up the rest, \
+                 `ondeck job abandon {id}` gives up all of it"
             ),
         );
+    }
+
+    /// What was on the nodes that were lost, as the end of a sentence; nothing if that is not known.
+    fn lost_words(&self, id: Incarnation) -> String {
+        let job = &self.schedule.jobs[&id];
+        if !job.results {
+            return String::new();
+        }
+        if !self.is_whole_files(job) {
+            return "; each node has parts of all files, so any file may miss some".to_owned();
+        }
+        let mut words = String::new();
+        for node in &job.lost_on {
+            let Some(part) = job.parts.get(node) else {
+                words += &format!("; it is not known which files {node} had");
+                continue;
+            };
+            let ago = self.now.since(part.seen).as_secs();
+            words += &format!("; {ago} s before, {node} had {} files of {}", part.files, part.bytes);
+            let first = job.real_paths(&part.first);
+            if !first.is_empty() {
+                let more = if part.files > first.len() as u64 { ", ..." } else { "" };
+                words += &format!(" ({}{more})", first.join(", "));
+            }
+        }
+        if !job.lost_on.is_empty() && job.stage_outs > 0 {
+            words += "; those of them that are on disk already are safe";
+        }
+        words
+    }
+
+    /// Whether every file of a job's RAM disk is whole on one of its nodes.
+    fn is_whole_files(&self, job: &Job) -> bool {
+        job.request.engine.unwrap_or(self.schedule.site.engine) != EngineKind::Ceph
+    }
+
+    /// Somebody gives up what is lost, to save what is left.
+    fn salvage(&mut self, id: Incarnation) -> Result<(), Refused> {
+        let job = self.known(id)?.clone();
+        if job.rsa_state != RsaState::Lost {
+            return Err(Refused::NotNow(format!(
+                "job {id} is {}: nothing of it is lost, so there is nothing to salvage",
+                job.rsa_state
+            )));
+        }
+        if !job.broken {
+            return Err(Refused::NotNow(format!(
+                "job {id}: all of its RAM disk is there again; it is staged out by itself"
+            )));
+        }
+        if !self.is_whole_files(&job) {
+            return Err(Refused::NotNow(format!(
+                "job {id}: each node of its RAM disk has parts of all files, so nothing can be saved without all of them"
+            )));
+        }
+        let job = self.job(id);
+        (job.salvage, job.retry_now, job.stage_outs, job.not_before) = (true, true, 0, None);
+        self.note(Some(id), "what is left of its results is to be saved, by hand".into());
+        Ok(())
+    }
+
+    /// What was left of the results is on disk.
+    fn salvaged(&mut self, id: Incarnation, text: &str, from: &[NodeName]) {
+        let job = self.job(id);
+        (job.salvage, job.retry_now) = (false, false);
+        if !job.broken {
+            // What was given up is there again.
+            return self.become_state(id, RsaState::Lost, "all servers of its RAM disk are there again");
+        }
+        if !from.is_empty() {
+            let nodes = job.allocation.iter().flat_map(|found| &found.nodes);
+            job.lost_on = nodes.filter(|node| !from.contains(node)).cloned().collect();
+        }
+        let had = self.lost_words(id);
+        let job = self.job(id);
+        // If servers had ended, and what they had was still there, nothing is lost.
+        let loses = from.is_empty() || !job.lost_on.is_empty();
+        job.abandoned = loses;
+        (job.results, job.torn, job.stage_outs) = (false, false, 0);
+        self.become_state(id, RsaState::DoneStagingOut, text);
+        let rest = if loses { format!("{had}; the rest is lost") } else { String::new() };
+        self.tell(id, format!("what was left of its results is on disk: {text}{rest}"));
     }
 
     /// The RAM disk is gone, except for what could not be removed from these nodes.
@@ -1307,6 +1443,8 @@ impl Step<'_> {
                 let epoch = self.next_epoch();
                 let job = self.job(id);
                 (job.purpose, job.torn) = (purpose, false);
+                job.lost_on.clear();
+                job.parts.clear();
                 if let Some(allocation) = &mut job.allocation {
                     allocation.epoch = epoch;
                 }

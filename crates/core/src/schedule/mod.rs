@@ -20,7 +20,7 @@ pub mod states;
 
 use serde::{Deserialize, Serialize};
 
-pub use job::{Allocation, Job, Prolog, Purpose, Task, Work};
+pub use job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, real_path};
 pub use machine::{Action, Change, Effects, Event, Fault, Outcome, Refused, Schedule, Seen, Used};
 pub use nodes::{Node, NodeState, Nodes};
 pub use policy::{Limits, LockIn, Sharing, Site};

@@ -82,6 +82,7 @@ enum Happening {
     Whole(usize),
     Cleaned(usize),
     Retry(usize),
+    Salvage(usize),
     Abandon(usize),
 }
 
@@ -250,6 +251,9 @@ impl World {
             if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
                 all.push(Happening::Retry(index));
             }
+            if job.rsa_state == RsaState::Lost {
+                all.push(Happening::Salvage(index));
+            }
             if matches!(job.rsa_state, RsaState::Held | RsaState::Lost | RsaState::StagingOut) {
                 all.push(Happening::Abandon(index));
             }
@@ -344,7 +348,8 @@ impl World {
             Happening::Broken(index) => {
                 self.losses += 1;
                 let ramdisk = self.schedule.jobs()[&id(*index)].ramdisk().unwrap();
-                Event::Broken { ramdisk, why: String::new() }
+                let node = self.schedule.jobs()[&id(*index)].allocation.as_ref().unwrap().nodes[0].clone();
+                Event::Broken { ramdisk, node, why: String::new() }
             }
             Happening::Whole(index) => match self.schedule.jobs()[&id(*index)].ramdisk() {
                 Some(ramdisk) => Event::Whole(ramdisk),
@@ -354,7 +359,8 @@ impl World {
                 let ramdisk = self.schedule.nodes()[&node(*index)].residue.first().unwrap().clone();
                 Event::Cleaned { node: node(*index), ramdisk }
             }
-            Happening::Retry(index) => Event::Retry(id(*index)),
+            Happening::Retry(index) => Event::Retry { job: id(*index), salvage: false },
+            Happening::Salvage(index) => Event::Retry { job: id(*index), salvage: true },
             Happening::Abandon(index) => {
                 self.physical[*index].unsaved = false;
                 Event::Abandon { job: id(*index), by: "somebody".into() }
@@ -368,6 +374,9 @@ impl World {
 
     /// What work that ended has done, or may have done.
     fn really_ends(&mut self, index: usize, work: Work, outcome: &Outcome) {
+        // A part that has come back while the others were saved is not on disk.
+        let misses_some =
+            self.schedule.jobs()[&id(index)].salvage && !self.schedule.jobs()[&id(index)].broken;
         let physical = &mut self.physical[index];
         let done = matches!(outcome, Outcome::Done(_));
         if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. })) {
@@ -376,7 +385,7 @@ impl World {
         match work {
             Work::Construct => physical.built = true,
             Work::Unmount { .. } if done => physical.mounted = false,
-            Work::StageOut if done => physical.unsaved = false,
+            Work::StageOut if done => physical.unsaved = misses_some,
             // What could not be removed keeps its node from being promised.
             Work::Destroy => *physical = Physical { unsaved: physical.unsaved, ..Physical::default() },
             _ => {}
@@ -406,6 +415,7 @@ impl World {
                     assert!(job.job_state == JobState::Running);
                 }
                 Work::StageOut => {
+                    assert!(!job.salvage || job.broken, "what is whole is given up");
                     assert!(!physical.mounted || physical.given_up, "staged out while a node may write");
                 }
                 Work::Destroy => {
@@ -522,6 +532,7 @@ impl World {
                 job.message.clear();
                 job.waits_for.clear();
                 job.avoid.clear();
+                job.lost_on.clear();
                 job.since = NOW;
                 if let Some(task) = &mut job.task {
                     task.number = 0;

@@ -143,11 +143,13 @@ pub enum Move {
 /// | UNMOUNTED | - | - | results: stage out; else destroy | the same |
 /// | DONE_STAGING_OUT | - | - | destroy | destroy |
 /// | HELD | - | - | broken: LOST; else wait for time, `retry` or `abandon` | the same |
-/// | LOST | - | - | whole again: stage out; else wait for `retry` or `abandon` | the same |
+/// | LOST | - | - | whole again: stage out; else wait for `retry`, `retry --salvage` or `abandon` | the same |
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
 ///
-/// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST.
+/// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST. From
+/// there STAGING_OUT with `salvage` saves what the other servers have: DONE_STAGING_OUT then although it is broken, LOST
+/// again if it fails, or if the server has come back meanwhile, so that there is more to save.
 pub fn decide(job: &Job) -> Move {
     use JobState::{Demoted, Finished, Ondeck, Running};
     use RsaState as S;
