@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod accounts;
 mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
