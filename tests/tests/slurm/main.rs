@@ -12,6 +12,7 @@ mod doctor;
 mod documents;
 mod endings;
 mod faults;
+mod io_nodes;
 mod jobs;
 mod life;
 mod lives;
