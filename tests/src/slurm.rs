@@ -491,8 +491,10 @@ impl Slurm {
     /// Ends slurmctld by SIGKILL, and returns when it and its helper have ended. Jobs go on.
     ///
     /// It forgets what it has not yet saved: a job that started in the last five seconds is pending again at the next
-    /// start although it runs, is killed when its nodes report it, and then starts once more. Use
-    /// [`wait_saved`](Slurm::wait_saved) where that is not what is tested.
+    /// start although it runs, is killed when its nodes report it, and then starts once more, with the same restart count;
+    /// on a node where it was killed it fails (`Job credential revoked`). If it starts before its nodes have reported, they
+    /// are drained (`Duplicate jobid`) and it is requeued to be held. Use [`wait_saved`](Slurm::wait_saved) where that is
+    /// not what is tested.
     ///
     /// # Panics
     ///
