@@ -19,9 +19,9 @@
 //! machine has no such directory, [`Slurm::conf`] is for `SLURM_CONF`. The scheduler is set to look every second or
 //! at once, as tests don't wait.
 //!
-//! There is no accounting: slurmdbd stores nothing without MariaDB (in Slurm 22.05 `accounting_storage/mysql` is the
-//! only store), and a database server is no part of a bed. `scontrol show job` has a job for five minutes after its
-//! end.
+//! There is no accounting unless [`SlurmSetup::accounting`] asks for it: slurmdbd stores nothing without MariaDB (in
+//! Slurm 22.05 `accounting_storage/mysql` is the only store), which takes a few seconds to start. `scontrol show job`
+//! has a job for five minutes after its end.
 //!
 //! A client of Slurm that finds no slurmctld hangs for ten seconds and more. The methods here panic instead when it is
 //! known to be down; do the same in a test that calls clients itself.
@@ -44,6 +44,8 @@ use crate::inside::in_path;
 use crate::users::{self, User, make_directory};
 use crate::wait::wait_until;
 
+mod accounting;
+
 /// Where Slurm's programs look for their configuration on Debian.
 pub(crate) const DIRECTORY: &str = "/etc/slurm";
 /// The user that slurmctld runs as; the package makes it.
@@ -52,6 +54,8 @@ const CONTROLLER_PORT: u16 = 6817;
 const NODE_PORT: u16 = 6818;
 /// The name under which slurmctld is kept among the daemons; no hostname has a blank.
 const CONTROLLER: &str = "the controller";
+/// The name under which slurmdbd is kept among the daemons.
+const KEEPER: &str = "the accounting";
 const DEFAULT_CPUS: u32 = 4;
 
 /// From the start of a daemon until it answers. A bound for a machine that is out of breath: it takes a second.
@@ -85,6 +89,9 @@ pub struct SlurmSetup {
     pub job_submit: Option<PathBuf>,
     /// Further files to copy beside slurm.conf, such as `burst_buffer.lua`.
     pub files: Vec<PathBuf>,
+    /// Whether there are accounts and qualities of service, in a database. Beside `normal` there is `ondeck`, which comes
+    /// before it, and which users may not ask for. Priorities then come from both (priority/multifactor).
+    pub accounting: bool,
 }
 
 impl SlurmSetup {
@@ -99,6 +106,7 @@ impl SlurmSetup {
             epilog: None,
             job_submit: None,
             files: Vec::new(),
+            accounting: false,
         }
     }
 
@@ -147,6 +155,12 @@ impl SlurmSetup {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
+        if self.accounting {
+            for (key, value) in accounting::settings(&self.controller, munge_socket) {
+                settings.retain(|(known, _)| known != key);
+                settings.push((key.to_owned(), value));
+            }
+        }
         for (key, script) in [("Prolog", &self.prolog), ("Epilog", &self.epilog)] {
             settings.extend(script.as_ref().map(|script| (key.to_owned(), script.display().to_string())));
         }
@@ -197,7 +211,7 @@ pub struct Slurm {
     log: PathBuf,
     /// What slurmctld keeps on disk.
     state: PathBuf,
-    /// slurmctld as [`CONTROLLER`], the slurmds by their hosts.
+    /// slurmctld as [`CONTROLLER`], the slurmds by their hosts, and what accounting needs.
     daemons: Mutex<BTreeMap<String, Daemon>>,
 }
 
@@ -235,6 +249,9 @@ impl Slurm {
             state: work.join("state"),
             daemons: Mutex::default(),
         };
+        if setup.accounting {
+            accounting::start(&slurm, bed, &work)?;
+        }
         slurm.launch_controller()?;
         // Not before: a slurmd that finds no slurmctld waits a while before it tries again.
         slurm.wait_for_controller()?;
@@ -474,8 +491,10 @@ impl Slurm {
     /// Ends slurmctld by SIGKILL, and returns when it and its helper have ended. Jobs go on.
     ///
     /// It forgets what it has not yet saved: a job that started in the last five seconds is pending again at the next
-    /// start although it runs, is killed when its nodes report it, and then starts once more. Use
-    /// [`wait_saved`](Slurm::wait_saved) where that is not what is tested.
+    /// start although it runs, is killed when its nodes report it, and then starts once more, with the same restart count;
+    /// on a node where it was killed it fails (`Job credential revoked`). If it starts before its nodes have reported, they
+    /// are drained (`Duplicate jobid`) and it is requeued to be held. Use [`wait_saved`](Slurm::wait_saved) where that is
+    /// not what is tested.
     ///
     /// # Panics
     ///
@@ -554,6 +573,10 @@ impl Slurm {
         let daemon = host.spawn_daemon(command, &self.log.join(log))?;
         daemons.insert(key.to_owned(), daemon);
         Ok(())
+    }
+
+    fn keep(&self, key: &str, daemon: Daemon) {
+        self.daemons().insert(key.to_owned(), daemon);
     }
 
     #[track_caller]

@@ -728,12 +728,12 @@ pub(crate) async fn tell_of_cuts(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId
 }
 
 async fn unmount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, force: bool, until: Instant) -> Outcome {
-    if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
-        tell_of_cuts(daemon, job, id, &job.io_nodes).await;
-    }
     // Epilogs may be doing it on their own nodes.
     let lock = daemon.unmounts_of(job.id);
     let _alone = lock.write().await;
+    if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
+        tell_of_cuts(daemon, job, id, &job.io_nodes).await;
+    }
     let mut faults = daemon.fleet.uncover(id, &job.io_nodes, force, until).await;
     if faults.is_empty() {
         faults = daemon.fleet.leave(id, &job.io_nodes, until).await;

@@ -105,7 +105,7 @@ pub trait WorkloadManager: Send + Sync {
     /// that is to keep it begins with it.
     ///
     /// # Errors
-    /// [`WlmError::Refused`] if the job has ended.
+    /// [`WlmError::Refused`] if the job has ended and is in no accounts.
     fn set_comment(&self, job: JobId, text: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
 
     /// Keeps a pending job from starting until it is released; its user can't release it. Does nothing to a job that

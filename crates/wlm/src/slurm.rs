@@ -64,6 +64,15 @@ impl Slurm {
         self.change(job, &["update", &format!("JobId={}", self.name(job)), assignment]).await
     }
 
+    /// Writes the comment of a job that has ended into the accounting; whether that was done. Without accounting sacctmgr
+    /// fails at once; with it, what it writes is in lower case.
+    async fn comment_ended(&self, job: JobId, line: &str) -> bool {
+        // It makes other quotes of quotes by itself; a backslash would be one to the database.
+        let (job, comment) = (format!("jobid={job}"), format!("admincomment={}", line.replace('\\', "/")));
+        let words = ["--immediate", "--quiet", "modify", "job", "where", &job, "set", &comment];
+        self.run("sacctmgr", &words).await.is_ok_and(|output| output.success)
+    }
+
     /// What a job is called in an order. The element of an array that was the last to get a number has that of the array,
     /// by which scontrol would reach all elements.
     fn name(&self, job: JobId) -> String {
@@ -135,9 +144,16 @@ impl WorkloadManager for Slurm {
     }
 
     /// In AdminComment: Comment is the user's own, who may depend on it. Slurm takes any length, and no change once a job
-    /// has ended.
+    /// has ended; then its accounting does, if there is one.
     async fn set_comment(&self, job: JobId, text: &str) -> Result<(), WlmError> {
-        self.update(job, &format!("AdminComment={}", details::one_line(text))).await
+        let line = details::one_line(text);
+        let done = self.update(job, &format!("AdminComment={line}")).await;
+        match &done {
+            Err(WlmError::Refused { message }) if message.contains("already finished") => {
+                if self.comment_ended(job, &line).await { Ok(()) } else { done }
+            }
+            _ => done,
+        }
     }
 
     /// Held by root it is JobHeldAdmin, which its user can't release.

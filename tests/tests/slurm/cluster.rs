@@ -58,6 +58,8 @@ pub struct Setup {
     pub lends: &'static str,
     /// Lines of slurm.conf.
     pub slurm: String,
+    /// Whether Slurm has accounts and qualities of service.
+    pub accounting: bool,
 }
 
 impl Default for Setup {
@@ -72,6 +74,7 @@ impl Default for Setup {
             agent: String::new(),
             lends: "256MiB",
             slurm: String::new(),
+            accounting: false,
         }
     }
 }
@@ -155,6 +158,7 @@ impl Cluster {
                 prolog: Some(prolog),
                 epilog: Some(epilog),
                 job_submit: Some(lua),
+                accounting: setup.accounting,
                 conf: format!("TaskProlog={}\n{}", root.join("slurm/task_prolog").display(), setup.slurm),
                 ..SlurmSetup::new("ctl", compute.clone())
             })

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod accounts;
 mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
@@ -11,6 +12,7 @@ mod doctor;
 mod documents;
 mod endings;
 mod faults;
+mod io_nodes;
 mod jobs;
 mod life;
 mod lives;

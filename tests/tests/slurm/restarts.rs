@@ -268,3 +268,73 @@ fn a_slurmctld_that_does_not_answer_is_never_taken_for_an_empty_queue() {
     assert_eq!(tree(&output), content);
     cluster.assert_clean();
 }
+
+#[test]
+fn a_job_that_slurmctld_forgets_to_have_started_loses_nothing() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(4, 100_000);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let scratch = alice.scratch.display();
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("DATA_OUT={}", output.display()),
+            "OUT_SIZE=1MiB".into(),
+        ],
+        &format!(
+            "n=$(ls {scratch}/started-* 2>/dev/null | wc -l)\n: > {scratch}/started-$n\n\
+             echo ${{SLURM_RESTART_COUNT:-0}} > {scratch}/life-$n\n\
+             cp {i}/* {o}\necho $n >> {o}/runs\ntell written-$n\nawait go",
+            i = input.display(),
+            o = output.display()
+        ),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.slurm.submit(alice, &text, &["--nodes=2", "--exclusive", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.wait_saved(job);
+    cluster.slurm.cancel(blocker);
+    await_file(alice, "written-0");
+    cluster.slurm.kill_controller();
+    assert_eq!(cluster.covers_of(&output).len(), 2);
+    cluster.slurm.start_controller();
+    // It has forgotten, too, that the nodes are free.
+    let seen = cluster.slurm.job(job);
+    assert_eq!((&*seen["JobState"], &*seen["Restarts"]), ("PENDING", "0"), "{seen:?}");
+    let killed = format!("Registered PENDING JobId={job} ");
+    wait_until(LONG, "what runs is found, and killed", || cluster.slurm.controller_log().contains(&killed));
+    wait_until(LONG, "its results are home", || {
+        cluster.covers_of(&output).is_empty() && tree(&output).get("runs").is_some_and(|runs| runs == b"0\n")
+    });
+    // Then the same life of it begins once more, and is staged as any other.
+    cluster.wait_rsa(job, "READY");
+    // It does so on other nodes only: where it was killed, slurmd refuses it for two minutes, and Slurm lets it fail.
+    let set = |state: &str| {
+        let ran =
+            cluster.slurm.scontrol(&["update", "NodeName=c1,c2", &format!("State={state}"), "Reason=test"]);
+        ran.assert_success();
+    };
+    set("drain");
+    cluster.slurm.cancel(blocker);
+    await_file(alice, "written-1");
+    cluster.wait_rsa(job, "INUSE_BOTH");
+    give(alice, "go");
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    cluster.wait_done(job);
+    let mut wanted = content;
+    wanted.insert("runs".into(), b"0\n1\n".to_vec());
+    assert_eq!(tree(&output), wanted, "{}", cluster.show(job));
+    for life in ["life-0", "life-1"] {
+        assert_eq!(fs::read_to_string(alice.scratch.join(life)).unwrap(), "0\n");
+    }
+    set("resume");
+    cluster.assert_quiet();
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use ondeck_testbed::{Host, available, wait_until};
 
-use crate::aids::{LONG, files, folder, program, script};
+use crate::aids::{LONG, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+use crate::jobs::{assert_passed, note_source, says, was_ram};
 
 fn tar(arguments: &[&str]) {
     let output = Command::new("tar").args(arguments).output().unwrap();
@@ -136,6 +137,50 @@ fn a_job_that_was_held_for_what_it_can_not_have_is_released_and_told_why() {
         job.get("AdminComment").is_some_and(|comment| comment.contains("control characters"))
     });
     assert!(told["AdminComment"].contains("the job works on disk"), "{told:?}");
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_starts_before_its_stage_in_script_is_done_gets_a_ram_disk_for_its_output_only() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(3, 1000);
+    let input = folder(alice, "in", &content);
+    let output = folder(alice, "out", &BTreeMap::new());
+    let (asked, place) = (alice.scratch.join("asked"), alice.scratch.join("where"));
+    let stage_in =
+        program(alice, "stage-in.sh", &format!("#!/bin/sh\necho once >> {}\nsleep 4741\n", asked.display()));
+    let text = script(
+        alice,
+        &[
+            format!("DATA_IN={}", input.display()),
+            format!("STAGE_IN={}", stage_in.display()),
+            format!("DATA_OUT={}", output.display()),
+            "WAIT=disk".into(),
+        ],
+        &format!("await go\n{}cp {}/* {}", note_source(&output, &place), input.display(), output.display()),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 2);
+    cluster.wait_rsa(job, "STAGING_IN");
+    await_file(alice, "asked");
+    cluster.slurm.cancel(blocker);
+    cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
+    cluster.wait_rsa(job, "INUSE_OUT");
+    assert!(cluster.covers_of(&input).is_empty());
+    assert_eq!(processes(&cluster, "sleep 4741"), Vec::<String>::new());
+    give(alice, "go");
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content, "{}", cluster.show(job));
+    assert!(was_ram(&place), "{}", says(&place));
+    assert_eq!(fs::read_to_string(asked).unwrap(), "once\n", "{}", cluster.show(job));
+    let wanted =
+        ["STAGING_IN", "STOPPING_STAGING_IN", "DESTROYED", "BOOTING", "READY", "INUSE_OUT", "STAGING_OUT"];
+    assert_passed(&cluster.states(job), &wanted);
+    cluster.assert_quiet();
     cluster.assert_clean();
 }
 

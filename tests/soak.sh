@@ -1,0 +1,48 @@
+#!/bin/sh
+# All scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
+# stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
+# together. What the failed ones said stays in target/soak. It needs root. 1 if anything failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+CARGO=${CARGO:-cargo}
+ROUNDS=${ROUNDS:-10}
+ONDECK_SOAK=${ONDECK_SOAK:-50}
+export ONDECK_SOAK
+logs=target/soak
+
+[ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
+mkdir -p "$logs" || exit 1
+rm -f "$logs"/round-*
+"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
+
+of_result() {
+    sed -n "s/^test result: .* \([0-9]*\) $2;.*/\1/p" "$1" | tail -n 1
+}
+
+began=$(date +%s)
+round=1 passed=0 failed=0
+while [ "$round" -le "$ROUNDS" ]; do
+    log=$logs/round-$round
+    start=$(date +%s)
+    # One that hangs must not be the last.
+    timeout -s KILL 2h "$CARGO" test --locked -p ondeck-testbed --test slurm -- "$@" > "$log" 2>&1
+    status=$?
+    seconds=$(($(date +%s) - start))
+    good=$(of_result "$log" passed) bad=$(of_result "$log" failed)
+    if [ -z "$good" ]; then
+        echo "round $round: the tests did not end (status $status), $seconds s; see $log"
+        failed=$((failed + 1))
+    else
+        echo "round $round: $good passed, $bad failed, $seconds s"
+        sed -n 's/^test \(.*\) \.\.\. FAILED$/    failed: \1/p' "$log"
+        passed=$((passed + good)) failed=$((failed + bad))
+        [ "$status" = 0 ] && rm "$log"
+    fi
+    round=$((round + 1))
+done
+
+echo "together: $passed passed, $failed failed in $((round - 1)) rounds, $(($(date +%s) - began)) s"
+[ "$failed" = 0 ] && exit 0
+cat "$logs"/round-* | sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' | sort | uniq -c | sort -rn |
+    while read -r times name; do echo "    failed $times times: $name"; done
+exit 1
