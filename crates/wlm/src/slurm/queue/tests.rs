@@ -115,7 +115,7 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 #[test]
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
-        let line = format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|a|46|\n");
+        let line = format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|a|\n");
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
     for (tasks, next) in [("3-9", 3), ("0,5%2", 0), ("12-20:4", 12), ("7,9,11,...", 7)] {
@@ -127,7 +127,7 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     }
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
-        format!("{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|a|46|\n")
+        format!("{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|a|\n")
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
     assert_eq!(queue.held_arrays, [HeldArray { array: JobId(46), next: 3 }]);
@@ -148,7 +148,7 @@ fn an_element_is_told_with_its_array() {
 
 #[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|a|43|\n";
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|a|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in
         [("43|N/A", "x|N/A"), ("|0|7", "|-1|7"), ("n[1-2]", "n[1-"), ("n[1-2]", "a/b"), ("|q|", "|")]
