@@ -204,7 +204,7 @@ fn write_stand_in(dir: &Path, queue: Queue) -> Result<()> {
         let count = if pending.is_some() { 4 } else { 1 };
         writeln!(
             lines,
-            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|account{}|",
+            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|{number}|(null)|account{}|",
             1000 + user,
             1_795_310_000 + number,
             4_294_900_000 - number,
@@ -216,9 +216,9 @@ fn write_stand_in(dir: &Path, queue: Queue) -> Result<()> {
     fs::create_dir(&bin)?;
     let dir = dir.display();
     let squeue = format!(
-        "#!/bin/sh\n# squeue --noheader --all --states=all [-j ID] -O NAME:SEPARATOR,...\njob=\n\
+        "#!/bin/sh\n# SQUEUE_FORMAT2=NAME:SEPARATOR,... squeue --noheader --all --states=all [-j ID]\njob=\n\
          while [ $# -gt 1 ]; do [ \"$1\" = -j ] && job=$2; shift; done\n\
-         separator=${{1%%,*}}; separator=${{separator#*:}}\n\
+         separator=${{SQUEUE_FORMAT2%%,*}}; separator=${{separator#*:}}\n\
          if [ -n \"$job\" ]; then echo \"$job|PENDING|0|/gpfs/run-$job|/gpfs/run-$job/out|(null)|(null)|\"; else cat {dir}/queue; fi |\n\
          exec sed \"s/|/$separator/g\"\n"
     );
@@ -328,7 +328,7 @@ fn squeue_alone(dir: &Path) -> Result<f64> {
     for _ in 0..10 {
         let began = Instant::now();
         let ran = Command::new(dir.join("bin/squeue"))
-            .args(["-O", "JobID:\u{1f}abcdef,State:\u{1f}abcdef"])
+            .env("SQUEUE_FORMAT2", "JobID:\u{1f}abcdef,State:\u{1f}abcdef")
             .output()?;
         ensure!(ran.status.success() && !ran.stdout.is_empty(), "the stand-in for squeue fails");
         samples.add(began.elapsed().as_secs_f64());

@@ -819,8 +819,9 @@ impl Step<'_> {
 
     /// The quality of service that a job was submitted with, also if a former life of it is still locked in.
     fn own_qos(&self, job: &QueuedJob) -> String {
-        let mut lives = self.schedule.jobs.values().filter(|known| known.id.job == job.id.job);
-        lives.next_back().map_or(&job.qos, |known| &known.qos).clone()
+        let first = Incarnation { job: job.id.job, restarts: 0 };
+        let former = self.schedule.jobs.range(first..job.id).next_back();
+        former.map_or(&job.qos, |(_, known)| &known.qos).clone()
     }
 
     /// An Epilog runs. A job has ended when all of its nodes' Epilogs have: on others its processes may still run.
