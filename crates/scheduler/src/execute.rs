@@ -281,17 +281,7 @@ async fn stage(
     work: TaskWork,
     until: Instant,
 ) -> Outcome {
-    let mut staging = Staging {
-        daemon: Arc::clone(daemon),
-        job: job.clone(),
-        id: id.clone(),
-        nodes,
-        until,
-        began: Instant::now(),
-        tasks: 1,
-        seen: Mutex::default(),
-        goes_on: false,
-    };
+    let mut staging = Staging::new(daemon, job, id, nodes, until);
     let shares = match staging.shares(name, &work).await {
         Ok(shares) => shares,
         Err(outcome) => return outcome,
@@ -337,17 +327,7 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
     if let Err(why) = end_earlier(daemon, &nodes, id).await {
         return failed(why, Fault::Again);
     }
-    let staging = Staging {
-        daemon: Arc::clone(daemon),
-        job: job.clone(),
-        id: id.clone(),
-        nodes,
-        until,
-        began: Instant::now(),
-        tasks: 1,
-        seen: Mutex::default(),
-        goes_on: false,
-    };
+    let staging = Staging::new(daemon, job, id, nodes, until);
     let mut saved: Vec<String> = Vec::new();
     let mut last = None;
     for (index, node) in staging.nodes.iter().enumerate() {
@@ -372,6 +352,21 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
 }
 
 impl Staging {
+    /// Copying by one task, which ends with the work that it belongs to.
+    fn new(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, nodes: Vec<NodeName>, until: Instant) -> Staging {
+        Staging {
+            daemon: Arc::clone(daemon),
+            job: job.clone(),
+            id: id.clone(),
+            nodes,
+            until,
+            began: Instant::now(),
+            tasks: 1,
+            seen: Mutex::default(),
+            goes_on: false,
+        }
+    }
+
     /// What of the copy is whose; nothing if one task is to do it all.
     async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
         let (directories, home) = match work {
@@ -661,17 +656,7 @@ async fn catch_up(
 ) -> Result<String, String> {
     let mut nodes = job.allocation.iter().flat_map(|found| &found.nodes);
     let node = nodes.next().cloned().ok_or("it has no RSA nodes")?;
-    let staging = Staging {
-        daemon: Arc::clone(daemon),
-        job: job.clone(),
-        id: id.clone(),
-        nodes: vec![node.clone()],
-        until,
-        began: Instant::now(),
-        tasks: 1,
-        seen: Mutex::default(),
-        goes_on,
-    };
+    let staging = Staging { goes_on, ..Staging::new(daemon, job, id, vec![node.clone()], until) };
     let mut directories = directories(job);
     if job.request.stage_in.is_some()
         && let Some(scripted) = directories.iter().position(|directory| directory.input)

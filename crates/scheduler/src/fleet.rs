@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ondeck_api::wire::{LocalReport, NodeReport};
 use ondeck_core::schedule::{Event, RsaState, Time};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::daemon::{Daemon, now};
 use crate::store::job_of;
@@ -32,7 +32,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
-    let mut swept = None;
+    let mut sweep = None;
     let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
     let devices: BTreeMap<&NodeName, &str> =
         pools.values().flat_map(|pool| pool.nodes.iter().map(|node| (node, &*pool.device))).collect();
@@ -73,9 +73,13 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
         for event in judge(&daemon, taken, &sights) {
             let _ = daemon.event(event).await;
         }
-        if swept.is_none_or(|swept: Instant| swept.elapsed() >= SWEEP) {
-            swept = Some(Instant::now());
-            tokio::spawn(sweep(Arc::clone(&daemon)));
+        // One at a time: a node that is out of reach takes long to say nothing.
+        if sweep.as_ref().is_none_or(|sweep: &JoinHandle<()>| sweep.is_finished()) {
+            let daemon = Arc::clone(&daemon);
+            sweep = Some(tokio::spawn(async move {
+                tokio::time::sleep(SWEEP).await;
+                self::sweep(daemon).await;
+            }));
         }
         tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
     }
