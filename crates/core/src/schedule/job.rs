@@ -293,7 +293,8 @@ pub fn real_path(directories: &[(PathBuf, bool, bool)], name: &str) -> Option<St
     Some(path.join(rest).display().to_string())
 }
 
-fn has_a_directory_for_both(request: &Request) -> bool {
+/// Whether a directory is input and output: such a one can't be switched.
+pub(super) fn has_a_directory_for_both(request: &Request) -> bool {
     let outputs: BTreeSet<&PathBuf> = request.data_out.iter().collect();
     request.data_in.iter().any(|path| outputs.contains(path))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work};
+use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, has_a_directory_for_both};
 use super::nodes::Nodes;
 use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
@@ -1016,7 +1016,7 @@ impl Step<'_> {
         match (work, outcome) {
             (Work::StageIn, Outcome::Tight(text)) => {
                 let job = self.job(id);
-                let both = job.request.data_in.iter().any(|path| job.request.data_out.contains(path));
+                let both = has_a_directory_for_both(&job.request);
                 if !both {
                     job.purpose = Purpose::Input;
                 }
