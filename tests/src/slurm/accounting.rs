@@ -59,7 +59,9 @@ pub(super) fn start(slurm: &Slurm, bed: &Testbed, work: &Path) -> Result<()> {
     make_directory(&directory, uid, gid, 0o755)?;
     let host = slurm.controller.as_user(uid, gid);
     let (data, socket) = (directory.join("data"), directory.join("socket"));
-    start_database(slurm, &host, &data, &socket)?;
+    let temporary = directory.join("tmp");
+    make_directory(&temporary, uid, gid, 0o755)?;
+    start_database(slurm, &host, &data, &socket, &temporary)?;
 
     let conf = directory_in(bed.dir()).join("slurmdbd.conf");
     let text = format!(
@@ -85,18 +87,21 @@ pub(super) fn start(slurm: &Slurm, bed: &Testbed, work: &Path) -> Result<()> {
     give_accounts(slurm, bed)
 }
 
-fn start_database(slurm: &Slurm, host: &Host, data: &Path, socket: &Path) -> Result<()> {
+fn start_database(slurm: &Slurm, host: &Host, data: &Path, socket: &Path, temporary: &Path) -> Result<()> {
     let log = slurm.log.join("database.out");
     let data = format!("--datadir={}", data.display());
+    // Its temporary tables are named by its process ID, which is the same in every bed: in a directory that beds share,
+    // they would take each other's.
+    let temporary = format!("--tmpdir={}", temporary.display());
     let mut install = host.command("mariadb-install-db");
     install.args(["--no-defaults", &data, "--skip-test-db", "--auth-root-authentication-method=socket"]);
-    install.arg(format!("--auth-root-socket-user={USER}")).args(SMALL).current_dir("/");
+    install.arg(format!("--auth-root-socket-user={USER}")).arg(&temporary).args(SMALL).current_dir("/");
     let output = install.output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "mariadb-install-db: {}{said}", String::from_utf8_lossy(&output.stdout));
 
     let mut command = host.command("mariadbd");
-    command.args(["--no-defaults", "--skip-networking", &data]).args(SMALL).current_dir("/");
+    command.args(["--no-defaults", "--skip-networking", &data, &temporary]).args(SMALL).current_dir("/");
     command.arg(format!("--socket={}", socket.display()));
     slurm.keep(DATABASE, slurm.controller.spawn_daemon(command, &log)?);
     slurm.wait_for(DATABASE, "the database is ready", || read(&log).contains("ready for connections"))
