@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ondeck_core::schedule::{Event, RsaState, Seen, Time};
+use ondeck_core::schedule::{Event, JobState, Prolog, RsaState, Seen, Time};
 use ondeck_core::text::plain;
 use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_directive::{PathError, check_path};
@@ -157,11 +157,9 @@ async fn look_once(daemon: &Arc<Daemon>) {
     }
     let seen = see_all(daemon, &jobs).await;
     if daemon.config.scheduler.simulate.is_some() {
-        for found in seen.iter().filter(|found| found.request.is_some()) {
-            if found.job.standing == Standing::Running {
-                // Nobody waits in a Prolog; it is pretended, too.
-                let _ = daemon.event(Event::Starting(Box::new(found.clone()))).await;
-            }
+        // Nobody waits in a Prolog; it is pretended, too.
+        for found in starting(daemon, &seen) {
+            let _ = daemon.event(Event::Starting(Box::new(found))).await;
         }
     }
     let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
@@ -169,6 +167,21 @@ async fn look_once(daemon: &Arc<Daemon>) {
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }
+}
+
+/// The jobs that run, and of which the schedule does not know yet that their Prologs have begun.
+fn starting(daemon: &Daemon, seen: &[Seen]) -> Vec<Seen> {
+    let brain = daemon.brain();
+    let is_new = |found: &&Seen| {
+        found.request.is_some()
+            && found.job.standing == Standing::Running
+            && brain.schedule.jobs().get(&found.job.id).is_none_or(|job| match job.job_state {
+                JobState::Ondeck => true,
+                JobState::Running => job.prolog == Prolog::Expected,
+                _ => false,
+            })
+    };
+    seen.iter().filter(is_new).cloned().collect()
 }
 
 /// Gives elements of held arrays numbers of their own, so that they can be staged and released. One at a time: the next
