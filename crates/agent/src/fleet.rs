@@ -322,18 +322,18 @@ impl Fleet {
         self.client.call(&endpoint, "DELETE", &task_path(id, name), None::<&()>, None, DESTROY).await
     }
 
-    /// Ends all tasks of a RAM disk on a node whose names begin so; returns once nothing of them is left.
-    ///
-    /// # Errors
-    /// [`CallError`]; [`RefusalCode::NotFound`] if the node has nothing of the RAM disk: then no task of it is left either.
-    pub async fn stop_tasks(
-        &self,
-        node: &NodeName,
-        id: &RamDiskId,
-        beginning: &str,
-    ) -> Result<(), CallError> {
-        let path = format!("/{VERSION}/ramdisks/{id}/tasks?beginning={beginning}");
-        self.client.call(&self.endpoint(node), "DELETE", &path, None::<&()>, None, DESTROY).await
+    /// Ends all tasks of a RAM disk on these nodes whose names begin so; returns once nothing of them is left. A node
+    /// that has nothing of the RAM disk is fine.
+    pub async fn stop_tasks(&self, nodes: &[NodeName], id: &RamDiskId, beginning: &str) -> Vec<NodeFault> {
+        let said = on_all(nodes.iter().map(|node| (node.clone(), node.clone())), |node| {
+            let fleet = self.clone();
+            let path = format!("/{VERSION}/ramdisks/{id}/tasks?beginning={beginning}");
+            async move {
+                let endpoint = fleet.endpoint(&node);
+                fleet.client.call::<()>(&endpoint, "DELETE", &path, None::<&()>, None, DESTROY).await
+            }
+        });
+        faults_of(said.await).into_iter().filter(|fault| !has_nothing(&fault.error)).collect()
     }
 
     /// Builds a RAM disk. `begins` is called with the name of each step, and of what

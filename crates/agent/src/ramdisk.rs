@@ -244,7 +244,8 @@ impl RamDisk {
         self.tasks.find_or_start(name, &self.place, || {
             if has_filesystem {
                 let mut order = order(self.place.path(CLIENT).join(DATA));
-                order.out_of_date = order.out_of_date.saturating_sub(quiet);
+                let unchanged = Duration::from_millis(order.request.unchanged_ms);
+                order.out_of_date = order.out_of_date.saturating_sub(quiet.max(unchanged));
                 Task::start(name, &self.place, &order)
             } else {
                 Ok(Task::pretended(name))

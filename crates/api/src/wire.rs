@@ -255,6 +255,9 @@ pub struct TaskRequest {
     /// What of the directories is this task's, where several nodes work on them.
     #[serde(default)]
     pub share: Option<Share>,
+    /// For at least so long nobody has changed what is in the RAM disk. What a node has seen of it since is true.
+    #[serde(default)]
+    pub unchanged_ms: u64,
 }
 
 /// What of a job's directories is one task's. Entries of their top levels are shared out, each with all that it holds, so

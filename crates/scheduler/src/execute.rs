@@ -96,9 +96,10 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StageOut => {
             let (asks, of) = (Arc::clone(daemon), job.clone());
             let counted = tokio::spawn(async move { parts::count(&asks, &of).await });
-            let _ = tokio::time::timeout(COUNTING, counted).await;
             // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.
-            if let Err(why) = end_earlier(daemon, &allocation.nodes, &id).await {
+            let ended = end_earlier(daemon, &allocation.nodes, &id);
+            let (ended, _) = tokio::join!(ended, tokio::time::timeout(COUNTING, counted));
+            if let Err(why) = ended {
                 return failed(why, Fault::Again);
             }
             // What was shown for a moment only is no more than a part of the job's output.
@@ -404,6 +405,7 @@ impl Staging {
         share: Option<Share>,
     ) -> Result<TaskReport, Outcome> {
         let (daemon, id, until) = (&self.daemon, &self.id, self.until);
+        let home = matches!(work, TaskWork::BringHome { .. });
         let site = &daemon.config.scheduler;
         let bandwidth = site.bandwidth.zip(site.staging).map(|(Rate(Bytes(all)), jobs)| {
             let tasks = if share.as_ref().is_some_and(|share| !share.all_but) { self.tasks } else { 1 };
@@ -418,6 +420,8 @@ impl Staging {
             deadline_ms: until.saturating_duration_since(Instant::now()).as_millis() as u64,
             bandwidth,
             share,
+            // Results are brought home when the job has no RAM disk any more.
+            unchanged_ms: if home { self.began.elapsed().as_millis() as u64 } else { 0 },
         };
         let blamed = |why: String| Outcome::Failed { why, blame: vec![node.clone()], fault: Fault::Again };
         let mut silent_since: Option<Instant> = None;
@@ -522,14 +526,10 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
 
 /// Ends what earlier attempts to bring results home have left running.
 async fn end_earlier(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Result<(), String> {
-    for node in nodes {
-        for name in [CATCH_UP, HOME] {
-            match daemon.fleet.stop_tasks(node, id, name).await {
-                Err(error) if error.code() != Some(RefusalCode::NotFound) => {
-                    return Err(format!("{node}: an earlier task may still run there: {error}"));
-                }
-                _ => {}
-            }
+    for name in [CATCH_UP, HOME] {
+        let faults = daemon.fleet.stop_tasks(nodes, id, name).await;
+        if !faults.is_empty() {
+            return Err(format!("an earlier task may still run: {}", words(&faults)));
         }
     }
     Ok(())
@@ -552,18 +552,11 @@ async fn too_tight(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Option<St
 
 /// Stops filling: on all nodes, whatever part each of them has. What is left of it ends with the RAM disk.
 async fn stop(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -> Outcome {
-    let mut faults = Vec::new();
-    for node in nodes {
-        if let Err(error) = daemon.fleet.stop_tasks(node, id, FILL).await
-            && error.code() != Some(RefusalCode::NotFound)
-        {
-            faults.push(error.to_string());
-        }
-    }
+    let faults = daemon.fleet.stop_tasks(nodes, id, FILL).await;
     if faults.is_empty() {
         Outcome::Done(format!("stopped data staging process of {id}"))
     } else {
-        failed(faults.join("; "), Fault::Again)
+        failed(words(&faults), Fault::Again)
     }
 }
 
