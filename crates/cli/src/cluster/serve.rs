@@ -41,6 +41,16 @@ const EXAMPLES: &str = "Examples:
 With simulate = \"2s\" in the part [scheduler] it decides and logs, but lends nothing.
 docs/admin.md sets a site up.";
 
+/// Has all threads allocate from a few arenas. Every event is handled on a thread of its own, one at a time; with an arena
+/// each, every one of them would keep as much as the largest event has ever needed.
+fn share_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes a number of the allocator's, and there is one thread yet. If it is refused, nothing has changed.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
 pub fn serve(args: &ServeArgs) -> ExitCode {
     if args.openapi {
         use std::io::Write as _;
@@ -81,6 +91,7 @@ pub fn serve(args: &ServeArgs) -> ExitCode {
         return ExitCode::from(exit::USAGE);
     }
     log_to_stderr(args.log);
+    share_memory();
     match ondeck_scheduler::serve(&config) {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
