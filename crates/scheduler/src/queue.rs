@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondeck_core::schedule::{Event, JobState, Prolog, RsaState, Seen, Time};
 use ondeck_core::text::plain;
@@ -25,6 +25,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// busy with them.
 const CALM: Duration = Duration::from_secs(1);
 
+/// The site's command is not asked again for so long after it has failed for a job.
+const UNMAPPED_PAUSE: Duration = Duration::from_secs(5);
+
 /// What a job's script asks for, if anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
@@ -32,6 +35,22 @@ pub(crate) struct Asked {
     pub work_dir: PathBuf,
     /// Where the site shows the RAM disk, if it is not the job's own nodes.
     io_nodes: BTreeMap<Vec<NodeName>, Vec<NodeName>>,
+    /// When the site's command last failed, and why.
+    unmapped: Option<(Instant, String)>,
+}
+
+impl Asked {
+    fn new(request: Option<Request>, work_dir: PathBuf) -> Asked {
+        Asked { request, work_dir, io_nodes: BTreeMap::new(), unmapped: None }
+    }
+
+    /// Whether the site's command, if there is one, is to be asked for the nodes that see the job's RAM disk.
+    fn is_to_map(&self, job: &QueuedJob) -> bool {
+        self.request.is_some()
+            && matches!(job.standing, Standing::Running | Standing::Configuring)
+            && !self.io_nodes.contains_key(&job.nodes)
+            && self.unmapped.as_ref().is_none_or(|(at, _)| at.elapsed() >= UNMAPPED_PAUSE)
+    }
 }
 
 /// The queue as it was last seen.
@@ -135,7 +154,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 }
 
 async fn look_once(daemon: &Arc<Daemon>) {
-    let (taken, began) = (now(), std::time::Instant::now());
+    let (taken, began) = (now(), Instant::now());
     let queue = match daemon.workload_manager.queue().await {
         Ok(queue) => queue,
         Err(error) => {
@@ -205,7 +224,9 @@ async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
 
 /// The jobs that the schedule wants to know of, in the order of the queue.
 async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
-    // One lock for all of them: most jobs of a queue of thousands only wait, or are known to ask for nothing.
+    let has_command = !daemon.config.scheduler.io_nodes.is_empty();
+    // One lock for all of them: most jobs of a queue of thousands only wait, or are known to ask for nothing. What runs
+    // a program for a job is done for several at a time.
     let (known, new): (Vec<_>, Vec<_>) = {
         let (brain, asked, at) = (daemon.brain(), daemon.queue.asked(), now());
         let wanted = jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&job.id.job) {
@@ -213,7 +234,7 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
             Some(Asked { request: None, .. }) => {
                 (job.standing != Standing::Running).then_some((place, job, true))
             }
-            Some(_) => Some((place, job, true)),
+            Some(asked) => Some((place, job, !(has_command && asked.is_to_map(job)))),
             None => brain.schedule.is_candidate(at, job).then_some((place, job, false)),
         });
         wanted.partition(|(_, _, known)| *known)
@@ -264,21 +285,23 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
             asked
         }
     };
-    let started = matches!(job.standing, Standing::Running | Standing::Configuring);
     let io_nodes = match (&daemon.config.scheduler.io_nodes[..], asked.io_nodes.get(&job.nodes)) {
         ([], _) => job.nodes.clone(),
         (_, Some(known)) => known.clone(),
-        (command, None) if started && asked.request.is_some() => match map_nodes(command, job).await {
-            Ok(found) => {
-                asked.io_nodes.insert(job.nodes.clone(), found.clone());
-                daemon.queue.asked().insert(job.id.job, asked.clone());
-                found
+        (command, None) if asked.is_to_map(job) => {
+            let found = map_nodes(command, job).await;
+            match &found {
+                Ok(found) => drop(asked.io_nodes.insert(job.nodes.clone(), found.clone())),
+                Err(why) => {
+                    if asked.unmapped.as_ref().is_none_or(|(_, before)| before != why) {
+                        tracing::error!(job = %job.id, why, "the site's io_nodes command failed");
+                    }
+                    asked.unmapped = Some((Instant::now(), why.clone()));
+                }
             }
-            Err(why) => {
-                tracing::error!(job = %job.id, why, "the site's io_nodes command failed");
-                Vec::new()
-            }
-        },
+            daemon.queue.asked().insert(job.id.job, asked.clone());
+            found.unwrap_or_default()
+        }
         _ => Vec::new(),
     };
     Ok(Seen { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
@@ -296,11 +319,10 @@ enum Script {
 async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
     /// Enough of a reason for the log.
     const LOGGED: usize = 500;
-    let asked = |request, work_dir| Asked { request, work_dir, io_nodes: BTreeMap::new() };
     let waits_for_us = job.held_for_input && job.standing == Standing::Held;
     let wrong = match read(daemon, job).await {
-        Ok(Script::Asks(request, work_dir)) => return Ok(asked(Some(request), work_dir)),
-        Ok(Script::AsksForNothing) if !waits_for_us => return Ok(asked(None, "/".into())),
+        Ok(Script::Asks(request, work_dir)) => return Ok(Asked::new(Some(request), work_dir)),
+        Ok(Script::AsksForNothing) if !waits_for_us => return Ok(Asked::new(None, "/".into())),
         Ok(Script::AsksForNothing) => "its script names no data directory".to_owned(),
         Ok(Script::Wrong(why)) => why,
         Err(WlmError::Refused { message }) if waits_for_us => format!("its script can't be read: {message}"),
@@ -320,7 +342,7 @@ async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
     if let Err(error) = manager.set_comment(job.id.job, &text).await {
         tracing::debug!(job = %job.id, %error, "can't tell its user");
     }
-    Ok(asked(None, "/".into()))
+    Ok(Asked::new(None, "/".into()))
 }
 
 async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError> {
@@ -418,7 +440,7 @@ mod tests {
                 looked_at.sight.send_replace(Sight { taken: now(), ..Sight::default() });
             }
         });
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         let mut asking = JoinSet::new();
         for _ in 0..20 {
             let queue = Arc::clone(&queue);

@@ -1462,7 +1462,11 @@ impl Step<'_> {
             Move::Mount => {
                 let job = self.job(id);
                 if job.io_nodes.is_empty() {
-                    return self.waits(id, "its compute nodes are not known yet");
+                    return self.waits(
+                        id,
+                        "its compute nodes are not known yet; if the site's io_nodes command has failed, the \
+                         scheduler's log says why",
+                    );
                 }
                 job.results |= job.purpose != Purpose::Input;
                 self.work(id, Work::Mount, RsaState::Mounting)
