@@ -1,7 +1,8 @@
 #!/bin/sh
 # All scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
 # stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
-# together. What the failed ones said stays in target/soak. It needs root. 1 if anything failed.
+# together. What the failed ones said stays in target/soak, and the logs of their daemons in target/tmp/failed. It needs
+# root. 1 if anything failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}

@@ -91,6 +91,8 @@ pub enum Standing {
     Next,
     /// It waits behind others, for a dependency, a limit or a time.
     Waiting,
+    /// It waits, and the workload manager has not judged it since it was submitted or changed.
+    Unjudged,
     /// It is held, by its user or by an administrator, until it is released.
     Held,
     /// Its nodes are being made ready.

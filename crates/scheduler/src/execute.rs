@@ -822,7 +822,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         let sight = daemon.queue.fresh().await;
         job = sight.jobs.iter().find(|job| job.id.job == id.job).cloned();
         match job.as_ref().map(|job| job.standing) {
-            Some(Standing::Next | Standing::Waiting | Standing::Held) => looks += 1,
+            Some(Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held) => looks += 1,
             Some(Standing::Ending) => looks = 0,
             _ => return Ok(()),
         }

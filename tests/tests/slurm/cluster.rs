@@ -89,6 +89,27 @@ pub struct Cluster {
     _turn: Turn,
 }
 
+impl Drop for Cluster {
+    /// What a scenario that failed leaves to read: the scheduler's last words, and all logs below the target directory.
+    fn drop(&mut self) {
+        const LAST: usize = 80;
+        if !std::thread::panicking() {
+            return;
+        }
+        let text = self.log_text("scheduler");
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST)..].join("\n");
+        let name = std::thread::current().name().unwrap_or("unnamed").replace("::", ".");
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("failed").join(name);
+        let log = self.bed.dir().join("log");
+        let copied = fs::create_dir_all(&kept).is_ok()
+            && std::process::Command::new("cp").arg("-rT").args([&log, &kept]).status().is_ok();
+        let logs =
+            if copied { format!("all logs: {}", kept.display()) } else { "the logs can't be kept".into() };
+        println!("the scheduler's last words:\n{last}\n{logs}");
+    }
+}
+
 impl Cluster {
     pub fn new() -> Cluster {
         Cluster::with(Setup::default())

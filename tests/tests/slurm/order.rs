@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ondeck_testbed::{User, available, wait_until};
 
@@ -306,6 +307,33 @@ fn a_job_that_loses_its_place_gives_its_nodes_back_and_gets_others_later() {
     cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
     cluster.wait_done(job);
     assert!(was_ram(&place), "{}", says(&place));
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+/// Any change of a job, such as what the scheduler tells its user, has Slurm forget why it waits, until it is judged anew.
+#[test]
+fn a_job_that_is_next_keeps_its_ram_disk_however_often_it_is_changed() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let blocker = Blocker::new(&cluster, 4);
+    let (job, place) = reader(&cluster, "changed");
+    cluster.wait_rsa(job, "READY");
+    let (began, mut unjudged) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(4) {
+        let comment = format!("Comment={unjudged}");
+        cluster.slurm.scontrol(&["update", &format!("JobId={job}"), &comment]).assert_success();
+        unjudged += u32::from(cluster.slurm.job(job)["Reason"] == "None");
+    }
+    assert!(unjudged > 10, "{unjudged}");
+    blocker.release();
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    cluster.wait_done(job);
+    assert!(was_ram(&place), "{}", says(&place));
+    let story = cluster.show(job);
+    assert!(!story.contains("demoted"), "{story}");
     cluster.assert_quiet();
     cluster.assert_clean();
 }

@@ -369,11 +369,15 @@ impl Schedule {
     }
 }
 
+/// A job that was next counts as next for so long without a judgement. Slurm's scheduler looks at the whole queue once
+/// a minute (`sched_interval`), and mostly at once.
+const UNJUDGED: Duration = Duration::from_secs(120);
+
 /// Whether a job is next to start.
 fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
     match job.standing {
         Standing::Next | Standing::Configuring => true,
-        Standing::Waiting => job
+        Standing::Waiting | Standing::Unjudged => job
             .start
             .is_some_and(|start| !site.horizon.is_zero() && Time(start * 1000) <= now.plus(site.horizon)),
         Standing::Held => is_held_by_us(job) && !job.dependent && !begins_later(site, now, job),
@@ -679,7 +683,10 @@ impl Step<'_> {
                 if job.doubted.is_none() {
                     self.job(id).doubted = Some(now);
                 }
-                if now.since(since) >= debounce {
+                // What is told to its user changes it, too.
+                let unjudged = (state, seen.job.standing) == (JobState::Ondeck, Standing::Unjudged);
+                let patience = if unjudged { debounce.max(UNJUDGED) } else { debounce };
+                if now.since(since) >= patience {
                     let (to, why) = match state {
                         JobState::Running => (JobState::Finished, "is back in the queue"),
                         _ => (JobState::Demoted, "has been demoted"),
@@ -702,8 +709,8 @@ impl Step<'_> {
             // Nobody else held it.
             Standing::Held => known.held || is_held_by_us(job),
             // The hold is under way.
-            Standing::Waiting if known.held => true,
-            Standing::Waiting => {
+            Standing::Waiting | Standing::Unjudged if known.held => true,
+            Standing::Waiting | Standing::Unjudged => {
                 (known.let_go || known.locked_in)
                     && (known.rsa_state != RsaState::Ready || now.since(known.since) < site.limits.ready)
             }
@@ -722,14 +729,18 @@ impl Step<'_> {
                 self.job(id).hold_seen = true;
                 return;
             }
-            Standing::Next | Standing::Waiting if known.held && known.hold_seen => {
+            Standing::Next | Standing::Waiting | Standing::Unjudged if known.held && known.hold_seen => {
                 // Somebody does not want to wait for its input.
                 let job = self.job(id);
                 (job.held, job.let_go) = (false, true);
                 return self.note(Some(id), "was released by hand".into());
             }
-            Standing::Next | Standing::Waiting if known.held => Action::Hold(id),
-            Standing::Next | Standing::Waiting if known.let_go && seen.held_for_input => Action::Unmark(id),
+            Standing::Next | Standing::Waiting | Standing::Unjudged if known.held => Action::Hold(id),
+            Standing::Next | Standing::Waiting | Standing::Unjudged
+                if known.let_go && seen.held_for_input =>
+            {
+                Action::Unmark(id)
+            }
             _ => return,
         };
         if self.schedule.ordered.get(&id).is_none_or(|last| now.since(*last) >= PAUSE) {
@@ -803,7 +814,7 @@ impl Step<'_> {
             waits_for: String::new(),
         };
         let hold = wait_policy(&job.request) == WaitPolicy::Hold;
-        let pending = matches!(seen.job.standing, Standing::Next | Standing::Waiting);
+        let pending = matches!(seen.job.standing, Standing::Next | Standing::Waiting | Standing::Unjudged);
         let hold_now = hold && pending && state == JobState::Ondeck;
         self.schedule.jobs.insert(id, job);
         self.note(Some(id), "on deck".into());

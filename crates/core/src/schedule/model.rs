@@ -628,6 +628,41 @@ fn two_jobs_keep_the_invariants_in_every_order_of_events() {
     println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
 }
 
+#[test]
+fn a_job_that_was_next_keeps_its_ram_disk_until_it_is_judged_anew() {
+    let requests = [request(Some("/a"), None, false)];
+    let site = Site { debounce: Duration::from_secs(1), ..site() };
+    let queue = |world: &mut World, standing, seconds| {
+        let mut seen = world.seen(0, &requests);
+        seen.job.standing = standing;
+        let at = NOW.plus(Duration::from_secs(seconds));
+        world.schedule.handle(at, Event::Queue { taken: at, jobs: vec![seen] }).unwrap();
+        world.schedule.jobs().get(&id(0)).map(|job| job.job_state)
+    };
+    let ready = || {
+        let mut world = World::new(1, 0, 1, site.clone(), 0);
+        assert_eq!(queue(&mut world, Standing::Unjudged, 0), None);
+        queue(&mut world, Standing::Next, 1);
+        assert_eq!(queue(&mut world, Standing::Next, 2), Some(JobState::Ondeck));
+        for _ in [Work::Construct, Work::StageIn] {
+            world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
+        }
+        assert_eq!(world.schedule.jobs()[&id(0)].rsa_state, RsaState::Ready);
+        world
+    };
+    let mut world = ready();
+    for second in [3, 10, 100] {
+        assert_eq!(queue(&mut world, Standing::Unjudged, second), Some(JobState::Ondeck));
+    }
+    queue(&mut world, Standing::Next, 110);
+    assert_eq!(queue(&mut world, Standing::Unjudged, 150), Some(JobState::Ondeck));
+    assert_eq!(queue(&mut world, Standing::Unjudged, 271), Some(JobState::Demoted));
+    // Behind others it is by Slurm's own word.
+    let mut world = ready();
+    queue(&mut world, Standing::Unjudged, 3);
+    assert_eq!(queue(&mut world, Standing::Waiting, 5), Some(JobState::Demoted));
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
 

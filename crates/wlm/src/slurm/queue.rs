@@ -299,6 +299,8 @@ fn standing(state: &str, reason: &str, priority: u64) -> Standing {
         "PENDING" if matches!(reason, "JobHeldUser" | "JobHeldAdmin") => Standing::Held,
         "REQUEUE_HOLD" | "SPECIAL_EXIT" | "RESV_DEL_HOLD" => Standing::Held,
         "PENDING" if reason == "Resources" => Standing::Next,
+        // Any change of a job, also of its comment, makes it so until the next pass of Slurm's scheduler.
+        "PENDING" if reason == "None" => Standing::Unjudged,
         "PENDING" | "REQUEUED" | "REQUEUE_FED" => Standing::Waiting,
         "CONFIGURING" | "POWER_UP_NODE" => Standing::Configuring,
         // After SIGTERM its processes have KillWait (30 s) to write what they must.

@@ -32,6 +32,9 @@ fn every_state_has_its_standing() {
             assert_eq!(jobs[&number].standing, standing, "{number}");
         }
     }
+    // As after any change of a job.
+    assert_eq!(super::standing("PENDING", "None", 1), Standing::Unjudged);
+    assert_eq!(super::standing("PENDING", "None", 0), Standing::Held);
 }
 
 #[test]
