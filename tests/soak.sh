@@ -2,13 +2,14 @@
 # All scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
 # stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
 # together. What the failed ones said stays in target/soak, and the logs of their daemons in target/tmp/failed. It needs
-# root. 1 if anything failed.
+# root. 1 if anything failed. ONDECK_CLUSTERS (2) scenarios run at a time; more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
 ROUNDS=${ROUNDS:-10}
 ONDECK_SOAK=${ONDECK_SOAK:-50}
-export ONDECK_SOAK
+ONDECK_CLUSTERS=${ONDECK_CLUSTERS:-2}
+export ONDECK_SOAK ONDECK_CLUSTERS
 logs=target/soak
 
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
@@ -26,7 +27,7 @@ while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)
     # One that hangs must not be the last.
-    timeout -s KILL 2h "$CARGO" test --locked -p ondeck-testbed --test slurm -- "$@" > "$log" 2>&1
+    timeout -s KILL 2h "$CARGO" test --locked -p ondeck-testbed --test slurm -- --test-threads="$ONDECK_CLUSTERS" "$@" > "$log" 2>&1
     status=$?
     seconds=$(($(date +%s) - start))
     good=$(of_result "$log" passed) bad=$(of_result "$log" failed)

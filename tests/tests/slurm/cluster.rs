@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use ondeck_testbed::{Daemon, Host, Ran, Signal, Slurm, SlurmSetup, Testbed, User, wait_until};
@@ -15,7 +15,11 @@ use crate::binary::ondeck_binary;
 /// For states that are reached at once on a machine that is not out of breath.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-const CLUSTERS: usize = 2;
+/// How many clusters there are at a time: more than ONDECK_CLUSTERS (2) are waited for.
+static CLUSTERS: LazyLock<usize> = LazyLock::new(|| {
+    let wanted = std::env::var("ONDECK_CLUSTERS").ok();
+    wanted.map_or(2, |wanted| wanted.parse().expect("ONDECK_CLUSTERS is a number"))
+});
 static IN_USE: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
@@ -25,7 +29,7 @@ pub struct Turn;
 impl Turn {
     pub fn wait() -> Turn {
         let mut used = IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        while *used >= CLUSTERS {
+        while *used >= *CLUSTERS {
             used = GIVEN_BACK.wait(used).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         *used += 1;
