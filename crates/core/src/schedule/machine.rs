@@ -369,6 +369,9 @@ impl Schedule {
     }
 }
 
+/// What its user is told of a job that may start.
+const IS_READY: &str = "its RAM disk is ready";
+
 /// A job that was next counts as next for so long without a judgement. Slurm's scheduler looks at the whole queue once
 /// a minute (`sched_interval`), and mostly at once.
 const UNJUDGED: Duration = Duration::from_secs(120);
@@ -861,7 +864,14 @@ impl Step<'_> {
         job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
         job.held = false;
         job.not_before = job.not_before.filter(|_| job.rsa_state != RsaState::Initial);
+        let too_early = !job.request.data_in.is_empty() && job.rsa_state != RsaState::Ready;
         self.set_job_state(id, JobState::Running, "runs");
+        let job = &self.schedule.jobs[&id];
+        if too_early && (job.message.is_empty() || job.message == IS_READY) {
+            let why = Some(job.waits_for.as_str()).filter(|why| !why.is_empty());
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            self.tell(id, format!("it started before its input was in RAM{why}, and reads it from disk"));
+        }
     }
 
     fn starting(&mut self, seen: &Seen) {
@@ -1046,7 +1056,7 @@ impl Step<'_> {
             (Work::StageIn, Outcome::Done(text)) => {
                 self.become_state(id, S::Ready, &text);
                 if !self.schedule.jobs[&id].message.is_empty() {
-                    self.tell(id, "its RAM disk is ready".into());
+                    self.tell(id, IS_READY.into());
                 }
                 self.ready(id);
             }
