@@ -168,14 +168,17 @@ async fn look_once(daemon: &Arc<Daemon>) {
         }
     };
     let took = began.elapsed();
-    bring_out(daemon, &queue).await;
+    let simulated = daemon.config.scheduler.simulate.is_some();
+    if !simulated {
+        bring_out(daemon, &queue).await;
+    }
     let jobs = Arc::new(queue.jobs);
     let known = daemon.queue.sight.send_replace(Sight { taken, jobs: Arc::clone(&jobs), fault: None, took });
     if known.fault.is_some() {
         tracing::info!("the queue can be seen again");
     }
     let seen = see_all(daemon, &jobs).await;
-    if daemon.config.scheduler.simulate.is_some() {
+    if simulated {
         // Nobody waits in a Prolog; it is pretended, too.
         for found in starting(daemon, &seen) {
             let _ = daemon.event(Event::Starting(Box::new(found))).await;
@@ -292,14 +295,16 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
             let found = map_nodes(command, job).await;
             match &found {
                 Ok(found) => drop(asked.io_nodes.insert(job.nodes.clone(), found.clone())),
-                Err(why) => {
-                    if asked.unmapped.as_ref().is_none_or(|(_, before)| before != why) {
-                        tracing::error!(job = %job.id, why, "the site's io_nodes command failed");
-                    }
-                    asked.unmapped = Some((Instant::now(), why.clone()));
-                }
+                Err(why) => asked.unmapped = Some((Instant::now(), why.clone())),
             }
-            daemon.queue.asked().insert(job.id.job, asked.clone());
+            // A Prolog may have asked at the same time.
+            let before = daemon.queue.asked().insert(job.id.job, asked.clone());
+            let before = before.and_then(|before| before.unmapped).map(|(_, why)| why);
+            if let Err(why) = &found
+                && before.as_ref() != Some(why)
+            {
+                tracing::error!(job = %job.id, why, "the site's io_nodes command failed");
+            }
             found.unwrap_or_default()
         }
         _ => Vec::new(),
@@ -339,7 +344,9 @@ async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
         }
     }
     let text = format!("no RAM disk: {wrong}; the job works on disk");
-    if let Err(error) = manager.set_comment(job.id.job, &text).await {
+    if daemon.config.scheduler.simulate.is_none()
+        && let Err(error) = manager.set_comment(job.id.job, &text).await
+    {
         tracing::debug!(job = %job.id, %error, "can't tell its user");
     }
     Ok(Asked::new(None, "/".into()))
