@@ -2,6 +2,7 @@
 //! only about the node that it comes from, and what it says of a job is asked of the workload manager.
 
 use std::net::{IpAddr, ToSocketAddrs};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,12 @@ use ondeck_api::scheduler::{
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Time};
-use ondeck_core::{Incarnation, NodeName, Owner, QueuedJob, Standing};
+use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
 use crate::{execute, metrics, openapi, parts, queue, thesis};
 
-/// The longest that a request may wait for a state.
+/// The longest that a request for a state may wait for it.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a look at the queue is waited for.
@@ -48,7 +49,7 @@ impl Service for Daemon {
             ("GET", ["jobs", id, "wait"]) => {
                 let ms = request.field("ms").and_then(|text| String::from_utf8(text).ok()?.parse().ok());
                 let wait = Duration::from_millis(ms.unwrap_or(0)).min(LONGEST_WAIT);
-                Reply::json(&self.wait(parse(id)?, caller, wait).await?)
+                Reply::json(&self.wait(Lives::parse(id)?, caller, wait).await?)
             }
             ("POST", ["jobs", id, order @ ("retry" | "abandon")]) => {
                 let id = parse(id)?;
@@ -104,6 +105,26 @@ fn parse(text: &str) -> Result<Incarnation, Refusal> {
     text.parse().map_err(|error: ondeck_core::queue::JobNameError| {
         Refusal::new(RefusalCode::Malformed, error.to_string())
     })
+}
+
+/// One life of a job, or all of them.
+#[derive(Clone, Copy)]
+struct Lives {
+    job: JobId,
+    one: Option<u32>,
+}
+
+impl Lives {
+    /// `42.1` is one life, `42` is all that the job has had and will have.
+    fn parse(text: &str) -> Result<Lives, Refusal> {
+        let id = parse(text)?;
+        Ok(Lives { job: id.job, one: text.contains('.').then_some(id.restarts) })
+    }
+
+    fn range(self) -> RangeInclusive<Incarnation> {
+        let of = |restarts| Incarnation { job: self.job, restarts };
+        self.one.map_or_else(|| of(0)..=of(u32::MAX), |one| of(one)..=of(one))
+    }
 }
 
 fn parse_node(text: &str) -> Result<NodeName, Refusal> {
@@ -210,16 +231,11 @@ impl Daemon {
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
-    async fn wait(
-        self: &Arc<Self>,
-        id: Incarnation,
-        caller: Caller,
-        wait: Duration,
-    ) -> Result<Waited, Refusal> {
+    async fn wait(self: &Arc<Self>, lives: Lives, caller: Caller, wait: Duration) -> Result<Waited, Refusal> {
         let (called, until) = (now(), Instant::now() + wait);
         let mut changed = self.watch();
         loop {
-            let waited = self.waited(id, caller, called).await?;
+            let waited = self.waited(lives, caller, called).await?;
             let left = until.saturating_duration_since(Instant::now());
             if waited.done || waited.stuck || left.is_zero() {
                 return Ok(waited);
@@ -228,12 +244,7 @@ impl Daemon {
         }
     }
 
-    async fn waited(
-        self: &Arc<Self>,
-        id: Incarnation,
-        caller: Caller,
-        called: Time,
-    ) -> Result<Waited, Refusal> {
+    async fn waited(self: &Arc<Self>, lives: Lives, caller: Caller, called: Time) -> Result<Waited, Refusal> {
         let of = |job: &Job, done: bool| {
             // Also one that stays held for an input that its script did not make.
             let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost)
@@ -246,17 +257,25 @@ impl Daemon {
                 message: job.message.clone(),
             }
         };
-        if let Some(job) = self.job(id) {
-            return if may_see(caller, job.owner) { Ok(of(&job, false)) } else { Err(unknown(id)) };
+        let range = lives.range();
+        let known: Vec<Waited> = {
+            let brain = self.brain();
+            let jobs = brain.schedule.jobs().range(range.clone()).map(|(_, job)| job);
+            jobs.filter(|job| may_see(caller, job.owner)).map(|job| of(job, false)).collect()
+        };
+        // Whichever of them somebody must decide on; else the one that began first.
+        let stuck = known.iter().position(|waited| waited.stuck);
+        if let Some(waited) = known.into_iter().nth(stuck.unwrap_or(0)) {
+            return Ok(waited);
         }
         // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
         let sight = match tokio::time::timeout(LOOK, self.queue.after(called)).await {
             Ok(sight) => sight,
-            Err(_) if self.queue.sight().jobs.iter().any(|job| job.id == id) => self.queue.sight(),
+            Err(_) if self.queue.sight().jobs.iter().any(|job| range.contains(&job.id)) => self.queue.sight(),
             Err(_) => self.queue.after(called).await,
         };
-        let asks = !self.queue.asks_for_nothing(id.job);
-        let waits = |job: &&QueuedJob| job.id == id && job.standing != Standing::Ended && asks;
+        let asks = !self.queue.asks_for_nothing(lives.job);
+        let waits = |job: &&QueuedJob| range.contains(&job.id) && job.standing != Standing::Ended && asks;
         if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
             return Ok(Waited {
                 done: false,
@@ -266,12 +285,16 @@ impl Daemon {
                 message: String::new(),
             });
         }
-        let past = self.brain().store.past_job(id);
+        let past = match lives.one {
+            Some(_) => self.brain().store.past_job(*range.start()),
+            None => self.brain().store.last_life(lives.job),
+        };
         let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
         if let Some(job) = past.filter(|job| may_see(caller, job.owner)) {
             return Ok(of(&job, true));
         }
-        let ended = sight.jobs.iter().find(|job| job.id == id).filter(|job| may_see(caller, job.owner));
+        let ended = sight.jobs.iter().find(|job| range.contains(&job.id));
+        let ended = ended.filter(|job| may_see(caller, job.owner));
         match ended {
             Some(_) => Ok(Waited {
                 done: true,
@@ -280,7 +303,7 @@ impl Daemon {
                 state: "nothing is done for it".into(),
                 message: String::new(),
             }),
-            None => Err(unknown(id)),
+            None => Err(unknown(*range.start())),
         }
     }
 
@@ -313,7 +336,8 @@ impl Daemon {
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
+        let longest = self.config.scheduler.limits.prolog;
+        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
         if self.queue.asks_for_nothing(hook.job.job) {
             return Ok(on_disk(""));
@@ -359,7 +383,8 @@ impl Daemon {
 
     async fn epilog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(LONGEST_WAIT);
+        let longest = self.config.scheduler.limits.epilog;
+        let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
         let mut changed = self.watch();
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ondeck_api::scheduler::{LogLine, Usage};
 use ondeck_api::wire::Names;
 use ondeck_core::schedule::{Effects, Job, JobState, Node, RsaState, Schedule, Time};
-use ondeck_core::{Epoch, Incarnation, Layout, NodeName, RamDiskId};
+use ondeck_core::{Epoch, Incarnation, JobId, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
@@ -470,6 +470,20 @@ impl Store {
             what: format!("job {id}"),
             why: error.to_string(),
         })
+    }
+
+    /// The last life of a job of which nothing is to be done any more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn last_life(&self, job: JobId) -> Result<Option<Job>, StoreError> {
+        let query = "SELECT id FROM past_jobs WHERE id = ?1 OR id GLOB ?1 || '.*'";
+        let sqlite = |source| self.sqlite(source);
+        let mut statement = self.connection.prepare_cached(query).map_err(sqlite)?;
+        let rows = statement.query_map([job.to_string()], |row| row.get::<_, String>(0)).map_err(sqlite)?;
+        let ids = rows.collect::<Result<Vec<String>, _>>().map_err(sqlite)?;
+        let last = ids.iter().filter_map(|id| id.parse::<Incarnation>().ok()).max();
+        last.map_or(Ok(None), |id| self.past_job(id))
     }
 
     /// The log of one job, or of everything; the last `most` lines of it, oldest first.

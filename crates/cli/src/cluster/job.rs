@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use ondeck_api::scheduler::{JobStory, Waited};
+use ondeck_core::queue::JobNameError;
 use ondeck_core::{Incarnation, NodeName, duration, exit};
 
 use super::{Scheduler, end, load, shown, status};
@@ -70,8 +71,9 @@ enum JobCommand {
 
 /// Wait until a job's results are on disk
 ///
-/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, or the time is over; with 2 if the
-/// job has asked for nothing. A job that is still in the queue is waited for, too.
+/// It ends with 0 then, or if there are none; with 1 if its results are held or lost, its stage-in script has failed and
+/// it stays held, or the time is over; with 2 if nobody knows the job. A job that is still in the queue is waited for,
+/// too, and so is one that was requeued, until it has run again.
 #[derive(Args)]
 pub struct WaitArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
@@ -82,8 +84,14 @@ pub struct WaitArgs {
     #[arg(long, value_parser = parse_time, value_name = "TIME")]
     timeout: Option<Duration>,
 
-    /// Its number
-    job: Incarnation,
+    /// Its number; JOB.0 is what it did before it was requeued, JOB.1 what it does then, and so on
+    #[arg(value_parser = parse_job)]
+    job: String,
+}
+
+/// The number of a job as it was written: one that names no life means all of them.
+fn parse_job(text: &str) -> Result<String, JobNameError> {
+    text.parse::<Incarnation>().map(|_| text.to_owned())
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
