@@ -39,8 +39,11 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
     blocker.release();
     wait_file(&file(&written, "0"));
     cluster.slurm.requeue(job);
-    // The number alone is its first life.
-    cluster.wait_done(job);
+    let first = format!("{job}.0");
+    cluster.ondeck(&["wait", &first, "--timeout", "60s"]).assert_success();
+    // The number alone is all of its lives, and there is one to come.
+    let waits = cluster.ondeck(&["wait", &job.to_string(), "--timeout", "1s"]);
+    waits.assert_code(1).assert_says("the time is over");
     let wanted = [("life-0", "alpha"), ("lives", "0\n")];
     assert_eq!(tree(&output), wanted.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into());
     assert_passed(&cluster.states(job), &["INUSE_BOTH", "UNMOUNTED", "STAGING_OUT", "TEARDOWN", "DESTROYED"]);
@@ -63,7 +66,7 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
     blocker.release();
     cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
     kept.release();
-    cluster.ondeck(&["wait", &second, "--timeout", "60s"]).assert_success();
+    cluster.wait_done(job);
     let wanted = [("life-0", "alpha"), ("life-1", "another alpha"), ("lives", "0\n1\n")];
     assert_eq!(tree(&output), wanted.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into());
     for end in ["in-0", "in-1", "out-0", "out-1"] {
