@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport};
 use ondeck_core::schedule::{Event, RsaState, Time};
-use ondeck_core::{Bytes, NodeName, RamDiskId};
+use ondeck_core::{Bytes, Incarnation, NodeName, RamDiskId};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::daemon::{Daemon, now};
@@ -179,9 +179,21 @@ async fn node_answers(
             let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
         }
     }
+    for job in vacated(daemon, node, ramdisks) {
+        let _ = daemon.event(Event::Vacated { node: node.clone(), job }).await;
+    }
     for local in ramdisks {
         orphan(daemon, node, local, strangers).await;
     }
+}
+
+/// The jobs that are not known, because what the journal has of them was set aside, and of which a node has nothing.
+fn vacated(daemon: &Daemon, node: &NodeName, ramdisks: &[LocalReport]) -> Vec<Incarnation> {
+    let brain = daemon.brain();
+    let Some(known) = brain.schedule.nodes().get(node) else { return Vec::new() };
+    let is_there = |job| ramdisks.iter().any(|local| job_of(&local.layout.id) == Some(job));
+    let unknown = known.promised.keys().filter(|job| !brain.schedule.jobs().contains_key(job));
+    unknown.copied().filter(|job| !is_there(*job)).collect()
 }
 
 /// Removes a job's RAM disk that this daemon has given up. One that it never ordered may hold somebody's results: it is

@@ -99,6 +99,13 @@ pub enum Event {
         /// What.
         ramdisk: RamDiskId,
     },
+    /// A node has nothing of a job that the schedule does not know, though it is promised to it.
+    Vacated {
+        /// The node.
+        node: NodeName,
+        /// The job.
+        job: Incarnation,
+    },
     /// Something that a job's user should know.
     Noticed {
         /// The job.
@@ -461,6 +468,15 @@ impl Step<'_> {
                         // Whoever was told of the loss is told of its end.
                         if job.results { self.tell(id, text) } else { self.note(Some(id), text) }
                     }
+                }
+            }
+            Event::Vacated { node, job } => {
+                if !self.schedule.jobs.contains_key(&job)
+                    && let Some(known) = self.schedule.nodes.get_mut(&node)
+                    && known.promised.remove(&job).is_some()
+                {
+                    self.effects.nodes.push(node.clone());
+                    self.note(None, format!("RSA node {node} has nothing of job {job} any more"));
                 }
             }
             Event::Cleaned { node, ramdisk } => {

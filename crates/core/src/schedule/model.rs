@@ -628,6 +628,19 @@ fn two_jobs_keep_the_invariants_in_every_order_of_events() {
     println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
 }
 
+/// A daemon that does not understand what its journal has of a job leaves the job's RSA nodes alone.
+#[test]
+fn what_is_promised_to_a_job_that_nobody_knows_is_free_once_its_ram_disk_is_gone() {
+    let mut promised = Node::new("default");
+    promised.promised.insert(id(0), Bytes(100));
+    let nodes = [(node(0), promised)].into();
+    let mut schedule = Schedule::new(site(), Vec::new(), nodes, 0, Epoch(0));
+    schedule.handle(NOW, Event::NodeUp { node: node(0), capacity: Bytes(100) }).unwrap();
+    assert_eq!(schedule.nodes()[&node(0)].free(), Bytes::ZERO);
+    let effects = schedule.handle(NOW, Event::Vacated { node: node(0), job: id(0) }).unwrap();
+    assert!(schedule.nodes()[&node(0)].is_free() && effects.nodes == [node(0)]);
+}
+
 #[test]
 fn a_job_that_was_next_keeps_its_ram_disk_until_it_is_judged_anew() {
     let requests = [request(Some("/a"), None, false)];
