@@ -1,5 +1,5 @@
 //! The API of the scheduler. Who may do what: users see and touch their own jobs; administrators all; a hook is believed
-//! only about the node that it comes from, and what it says of a job is asked of the workload manager.
+//! only about the node that it comes from, and whether a job starts there is asked of the workload manager.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::ops::RangeInclusive;

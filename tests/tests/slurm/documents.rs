@@ -80,7 +80,7 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
         "the job stays held, because it may need what its stage-in script makes",
         "it said at last: no tape in the drive",
         "not yet on disk",
-        "staging out is tried again",
+        "it is tried again",
         "n2 lends again",
         "ondeck_node_free_bytes{node=\"n1\",pool=\"default\"}",
     ] {

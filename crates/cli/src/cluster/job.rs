@@ -30,7 +30,8 @@ pub struct JobArgs {
 
 const EXAMPLES: &str = "Examples:
   ondeck job show 42           the whole story, with the seconds of each phase; 42.1 is its life after a requeue
-  ondeck job retry 42          stage its results out once more, after the reason for the failure is mended
+  ondeck job retry 42          try once more, after the reason for the failure is mended: to stage its results out, or
+                               the input of a job that stays held
   ondeck job retry --salvage 42
                                an RSA node is lost: save what the others have, and give up what it had
   ondeck job abandon 42        give its results up: they are lost, and its RSA nodes are free
@@ -46,7 +47,7 @@ enum JobCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Try again to stage its results out
+    /// Try again what has failed: to stage its results out, or its input in
     Retry {
         /// Its number
         job: Incarnation,
@@ -65,7 +66,7 @@ enum JobCommand {
         #[arg(long)]
         yes: bool,
     },
-    /// The log of all jobs, one event a line: seconds since 1970 and a sentence (administrators)
+    /// What happened to all jobs, one event a line: seconds since 1970 and a sentence (administrators)
     Log,
 }
 
@@ -125,7 +126,7 @@ fn try_job(args: &JobArgs) -> Result<u8> {
         }
         JobCommand::Retry { job, .. } => {
             let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/retry"), None::<&()>, None)?;
-            println!("job {job}: staging out is tried again; `ondeck wait {job}` waits for its end");
+            println!("job {job}: it is tried again; `ondeck wait {job}` waits for its end");
         }
         JobCommand::Abandon { job, yes } => {
             if !yes && !confirmed(*job, "loses the results")? {
