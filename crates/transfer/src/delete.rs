@@ -22,12 +22,14 @@ const LISTING_BELOW: usize = 4 << 10;
 const AT_ONCE: usize = 256;
 
 impl Engine<'_> {
-    /// Removes every entry of `target` whose name `source` does not have.
+    /// Removes every entry of `target` whose name `source` does not have. In a directory of `ours`, which nobody else has
+    /// seen yet, the policy is not asked.
     pub(crate) fn delete_extraneous(
         &self,
         path: &[u8],
         source: BorrowedFd<'_>,
         target: BorrowedFd<'_>,
+        ours: bool,
     ) -> Result<(), Fault> {
         // Its own open file, so that the offset belongs to this loop alone.
         let listing = fs::openat(target, c".", OPEN_DIRECTORY, Mode::empty()).during("listing the target")?;
@@ -47,32 +49,45 @@ impl Engine<'_> {
                 Err(error) => return Err(Fault::new("comparing with the source", error)),
             }
             if extraneous.len() == AT_ONCE {
-                self.remove_all(path, target, &mut extraneous)?;
+                self.remove_all(path, target, &mut extraneous, ours)?;
             }
         }
-        self.remove_all(path, target, &mut extraneous)
+        self.remove_all(path, target, &mut extraneous, ours)
     }
 
     /// Removes what the source did not have, if the source was whole when it was asked.
-    fn remove_all(&self, path: &[u8], target: BorrowedFd<'_>, names: &mut Vec<CString>) -> Result<(), Fault> {
+    fn remove_all(
+        &self,
+        path: &[u8],
+        target: BorrowedFd<'_>,
+        names: &mut Vec<CString>,
+        ours: bool,
+    ) -> Result<(), Fault> {
         if let (Some(gate), false) = (&self.options.gate, names.is_empty()) {
             // A lost server's files look as if they had been removed.
             gate.check().map_err(|why| Fault::message("deleting what the source does not have", &why))?;
         }
         for name in names.drain(..) {
-            if let Err(fault) = self.remove(path, target, &name) {
+            if let Err(fault) = self.remove(path, target, &name, ours) {
                 self.failed(join(path, name.to_bytes()), fault);
             }
         }
         Ok(())
     }
 
-    /// Removes one entry of the target with all it holds, as far as the policy allows. `Ok(false)`: something stays.
+    /// Removes one entry of the target with all it holds, as far as the policy allows, or all of it if it is `ours`.
+    /// `Ok(false)`: something stays.
     ///
     /// The depth of this recursion is the depth of the target's own tree; beyond `DEEPEST` it refuses, which is
     /// kinder than a stack overflow.
-    pub(crate) fn remove(&self, parent: &[u8], dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Fault> {
-        self.remove_at_depth(parent, dir, name, 0)
+    pub(crate) fn remove(
+        &self,
+        parent: &[u8],
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        ours: bool,
+    ) -> Result<bool, Fault> {
+        self.remove_at_depth(parent, dir, name, ours, 0)
     }
 
     fn remove_at_depth(
@@ -80,6 +95,7 @@ impl Engine<'_> {
         parent: &[u8],
         dir: BorrowedFd<'_>,
         name: &CStr,
+        ours: bool,
         depth: usize,
     ) -> Result<bool, Fault> {
         const ACTION: &str = "deleting it";
@@ -116,10 +132,10 @@ impl Engine<'_> {
                     emptied = false;
                     continue;
                 }
-                emptied &= self.remove_at_depth(&path, inner.as_fd(), inner_name, depth + 1)?;
+                emptied &= self.remove_at_depth(&path, inner.as_fd(), inner_name, ours, depth + 1)?;
             }
         }
-        let allowed = self.policy.is_none_or(|policy| policy.may_delete(&path, &stat));
+        let allowed = ours || self.policy.is_none_or(|policy| policy.may_delete(&path, &stat));
         if !allowed || !emptied {
             // A directory stays because of what it holds, and that was told already.
             if !allowed && !is_directory(&stat) {

@@ -912,7 +912,7 @@ impl Engine<'_> {
         }
         let Some(target) = &fds.target else { return Ok(()) };
         if node.delete && !node.incomplete.load(Ordering::Relaxed) {
-            self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd())?;
+            self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd(), node.kind == Kind::Resumed)?;
         }
         if self.options.dry_run {
             return Ok(());
@@ -1009,6 +1009,9 @@ impl Engine<'_> {
             let at = At { node, fds: &fds, parent: &parent, name };
             if let Err(fault) = self.entry(&at, *file_type, worker) {
                 self.failed(at.path(), fault);
+                if let Err(fault) = self.remove_leftover(&at) {
+                    self.failed(at.path(), fault);
+                }
             }
         }
         self.finished_one(node);
@@ -1217,7 +1220,7 @@ impl Engine<'_> {
                     "the target has a directory of that name; --delete would remove it with all it holds";
                 return Err(Fault::message("copying it", why));
             }
-            if !self.remove(at.parent, at.fds.target()?, &name)? {
+            if !self.remove(at.parent, at.fds.target()?, &name, at.node.kind == Kind::Resumed)? {
                 let why = "the target has a directory of that name, and something in it must be kept";
                 return Err(Fault::message("copying it", why));
             }
@@ -1236,16 +1239,26 @@ impl Engine<'_> {
             Action::Copy => Ok(Some(Placement { name, beside: false, over })),
             Action::Beside(name) => Ok(Some(Placement { name, beside: true, over: Over::Anything })),
             Action::Skip => {
+                self.remove_leftover(at)?;
                 self.counts.unchanged.fetch_add(1, Ordering::Relaxed);
                 self.count_done(stat);
                 Ok(None)
             }
             Action::Delete => {
-                self.remove(at.parent, at.fds.target()?, &name)?;
+                self.remove(at.parent, at.fds.target()?, &name, at.node.kind == Kind::Resumed)?;
                 self.count_done(stat);
                 Ok(None)
             }
         }
+    }
+
+    /// In a directory that an interrupted copy left under its temporary name, entries have their own names before they
+    /// are complete. One that is not copied this time must not be shown with the directory.
+    fn remove_leftover(&self, at: &At<'_>) -> Result<(), Fault> {
+        if at.node.kind == Kind::Resumed && !self.options.dry_run {
+            self.remove(at.parent, at.fds.target()?, self.target_name(at.name), true)?;
+        }
+        Ok(())
     }
 
     fn count_done(&self, stat: &Stat) {

@@ -113,3 +113,66 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
     // The next attempt goes on with it.
     assert_eq!(left, [".directory.ondeck-partial-test"]);
 }
+
+/// Copies everything but what is called `skipped`, and lets nothing be deleted.
+struct Careful;
+
+impl MergePolicy for Careful {
+    fn entry(&self, place: &Place<'_>) -> Action {
+        if place.name.to_bytes() == b"skipped" { Action::Skip } else { Action::Copy }
+    }
+
+    fn directory(&self, _: &[u8], _: BorrowedFd<'_>, _: Option<&Stat>) -> DirectoryAction {
+        DirectoryAction::Merge { delete: false, attributes: false }
+    }
+
+    fn may_delete(&self, _: &[u8], _: &Stat) -> bool {
+        false
+    }
+
+    fn xattr_name(&self, name: &CStr) -> Option<CString> {
+        Some(name.to_owned())
+    }
+
+    fn placed(&self, _: &[u8], _: &Stat) {}
+}
+
+/// A copy that was killed leaves new directories under temporary names, with entries in them that are not complete.
+#[test]
+fn nothing_that_a_killed_copy_left_unfinished_is_shown_with_the_directory() {
+    let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (from, to) = (source.path(), target.path());
+    fs::create_dir_all(from.join("sub/deep")).unwrap();
+    let left = to.join(".sub.ondeck-partial-test");
+    fs::create_dir_all(left.join("deep/gone")).unwrap();
+    for name in ["deep/copied", "deep/skipped", "skipped"] {
+        fs::write(from.join("sub").join(name), "whole").unwrap();
+        fs::write(left.join(name), "").unwrap();
+    }
+    for name in ["deep/lost", "deep/gone/lost", "lost"] {
+        fs::write(left.join(name), "").unwrap();
+    }
+    fs::write(to.join("theirs"), "theirs").unwrap();
+    let open = |path: &Path| -> OwnedFd { fs::File::open(path).unwrap().into() };
+    let roots = Roots {
+        source: open(from),
+        target: TargetRoot::Existing(open(to)),
+        source_path: from.to_owned(),
+        target_path: to.to_owned(),
+    };
+    let options = Options { tag: Some("test".to_owned()), delete: true, ..Options::default() };
+    let monitor = Monitor { progress: &Progress::default(), event: &|_| {} };
+    stage_roots(roots, &options, Some(&Careful), &monitor).unwrap();
+    let names = |path: &Path| -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(to), ["sub", "theirs"]);
+    assert_eq!(names(&to.join("sub")), ["deep"]);
+    assert_eq!(names(&to.join("sub/deep")), ["copied"]);
+    assert_eq!(fs::read(to.join("sub/deep/copied")).unwrap(), b"whole");
+}

@@ -421,7 +421,14 @@ fn loses_and_saves(which: usize) {
     // The node that was left may have been about to finish a file when the other one crashed.
     found.retain(|name, bytes| {
         let late = !expected.contains_key(name);
-        assert!(!late || written.get(name) == Some(bytes), "{name} is neither the job's nor was it there");
+        let is_right = || written.get(name) == Some(bytes);
+        let file = || fs::metadata(output.join(name));
+        assert!(
+            !late || is_right(),
+            "{name} is neither the job's nor was it there: {:?} {}",
+            file(),
+            cluster.show(job)
+        );
         !late
     });
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
