@@ -1,7 +1,7 @@
 #!/bin/sh
 # All scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
 # stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
-# together. What the failed ones said stays in target/soak, and the logs of their daemons in target/tmp/failed. It needs
+# together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs
 # root. 1 if anything failed. ONDECK_CLUSTERS (2) scenarios run at a time; more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1

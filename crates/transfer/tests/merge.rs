@@ -13,6 +13,17 @@ use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place};
 use ondeck_transfer::{Monitor, Options, Progress, Roots, TargetRoot, stage_roots};
 use rustix::fs::Stat;
 
+/// Two directories that are there.
+fn roots(from: &Path, to: &Path) -> Roots {
+    let open = |path: &Path| -> OwnedFd { fs::File::open(path).unwrap().into() };
+    Roots {
+        source: open(from),
+        target: TargetRoot::Existing(open(to)),
+        source_path: from.to_owned(),
+        target_path: to.to_owned(),
+    }
+}
+
 /// Lets somebody else write an entry right after the target was looked at, and keeps what it is shown.
 struct Rival {
     target: PathBuf,
@@ -75,13 +86,6 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
     fs::create_dir(from.join("directory")).unwrap();
     fs::write(from.join("directory/inside"), "ours").unwrap();
 
-    let open = |path: &Path| -> OwnedFd { fs::File::open(path).unwrap().into() };
-    let roots = Roots {
-        source: open(from),
-        target: TargetRoot::Existing(open(to)),
-        source_path: from.to_owned(),
-        target_path: to.to_owned(),
-    };
     let failures = std::sync::Mutex::new(Vec::new());
     let event = |event: ondeck_transfer::Event<'_>| {
         if let ondeck_transfer::Event::Failed(error) = event {
@@ -90,7 +94,7 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
     };
     let options = Options { tag: Some("test".to_owned()), delete: true, ..Options::default() };
     let monitor = Monitor { progress: &Progress::default(), event: &event };
-    stage_roots(roots, &options, Some(&Rival { target: to.to_owned() }), &monitor).unwrap();
+    stage_roots(roots(from, to), &options, Some(&Rival { target: to.to_owned() }), &monitor).unwrap();
 
     for name in ["file", "large", "changed", "symlink", "link-1", "link-2"] {
         assert_eq!(fs::read(to.join(name)).unwrap(), b"theirs", "{name}");
@@ -153,16 +157,9 @@ fn nothing_that_a_killed_copy_left_unfinished_is_shown_with_the_directory() {
         fs::write(left.join(name), "").unwrap();
     }
     fs::write(to.join("theirs"), "theirs").unwrap();
-    let open = |path: &Path| -> OwnedFd { fs::File::open(path).unwrap().into() };
-    let roots = Roots {
-        source: open(from),
-        target: TargetRoot::Existing(open(to)),
-        source_path: from.to_owned(),
-        target_path: to.to_owned(),
-    };
     let options = Options { tag: Some("test".to_owned()), delete: true, ..Options::default() };
     let monitor = Monitor { progress: &Progress::default(), event: &|_| {} };
-    stage_roots(roots, &options, Some(&Careful), &monitor).unwrap();
+    stage_roots(roots(from, to), &options, Some(&Careful), &monitor).unwrap();
     let names = |path: &Path| -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(path)
             .unwrap()

@@ -37,11 +37,12 @@ fn what_a_job_saves_when_it_is_told_to_end_is_brought_home() {
     await_file(alice, "runs-1");
     cluster.slurm.cancel(job);
     cluster.wait_done(job);
-    // Its srun is told to end, too, and kills the step: the first node's task may be killed before it has saved anything.
+    // Slurm tells srun to end, too: the first node's task, beside it, may be killed before it has saved anything.
     let code = |node: &str| fs::read_to_string(alice.scratch.join(format!("code-{node}"))).ok();
     let codes: Vec<_> = ["0", "1"].into_iter().filter_map(|node| Some((node, code(node)?))).collect();
     assert!(codes.iter().all(|(_, code)| code == "0\n") && code("1").is_some(), "{codes:?}");
     let home = tree(&output);
+    assert!(home.keys().all(|name| ["0", "1"].contains(&name.as_str())), "{home:?}");
     for (node, _) in &codes {
         assert_eq!(home.get(*node), Some(&b"saved\n".to_vec()), "{home:?} {}", cluster.show(job));
     }
