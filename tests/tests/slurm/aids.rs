@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ondeck_testbed::{User, wait_until};
+use ondeck_testbed::{Host, User, wait_until};
 
 use crate::cluster::{Cluster, DEADLINE};
 
@@ -106,6 +106,12 @@ impl Cluster {
         self.slurm.cancel(blocker);
         self.slurm.wait_state(job, "RUNNING", DEADLINE);
         job
+    }
+
+    /// The processes on all hosts whose command line has this text.
+    pub fn processes(&self, text: &str) -> Vec<String> {
+        let all = self.bed.hosts().iter().flat_map(Host::processes);
+        all.map(|process| process.command_line.join(" ")).filter(|line| line.contains(text)).collect()
     }
 
     /// No Prolog or Epilog has failed: Slurm would have drained the node.

@@ -56,6 +56,8 @@ pub struct Setup {
     pub shared_nodes: bool,
     /// After which an RSA node is taken for lost.
     pub node_timeout: &'static str,
+    /// The pause before something is tried again.
+    pub backoff: &'static str,
     /// Lines for the part `[agent]`.
     pub agent: String,
     /// What each RSA node lends.
@@ -75,6 +77,7 @@ impl Default for Setup {
             limits: String::new(),
             shared_nodes: true,
             node_timeout: "6s",
+            backoff: "1s",
             agent: String::new(),
             lends: "256MiB",
             slurm: String::new(),
@@ -142,7 +145,7 @@ impl Cluster {
              mount_prefixes = [\"{scratch}\"]\n{agent}\n\
              [agent.device.ram]\nkind = \"ram\"\ncapacity = \"{lends}\"\n\
              [scheduler]\nhost = \"ctl\"\nlisten = \"auto\"\nstate = \"{dir}/scheduler\"\n\
-             shared_nodes = {shared_nodes}\ndebounce = \"300ms\"\nbackoff = \"1s\"\n\
+             shared_nodes = {shared_nodes}\ndebounce = \"300ms\"\nbackoff = \"{backoff}\"\n\
              node_timeout = \"{node_timeout}\"\n{scheduler}\n[scheduler.limits]\n{limits}\n\
              [scheduler.pool.default]\nnodes = [{nodes}]\n\
              [slurm]\ninterval = \"500ms\"\n",
@@ -155,6 +158,7 @@ impl Cluster {
             limits = setup.limits,
             shared_nodes = setup.shared_nodes,
             node_timeout = setup.node_timeout,
+            backoff = setup.backoff,
             nodes = quoted.join(", "),
         );
         fs::write(dir.join("ondeck.toml"), text.replace("STATE\n", "")).unwrap();

@@ -6,7 +6,7 @@ use std::fs;
 
 use ondeck_testbed::{available, wait_until};
 
-use crate::aids::{LONG, await_file, files, folder, give, own_file, program, script};
+use crate::aids::{LONG, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 use crate::jobs::{Blocker, assert_passed, note_source, says, was_ram};
 
@@ -18,7 +18,8 @@ fn what_a_job_saves_when_it_is_told_to_end_is_brought_home() {
     let cluster = Cluster::with(Setup { slurm: "KillWait=30".into(), ..Setup::default() });
     let alice = cluster.user("alice");
     let output = folder(alice, "out", &BTreeMap::new());
-    // On one node the job ends at once. On the other it takes its time, in which that one's Epilog runs.
+    // On one node the job ends at once. On the other it takes its time, in which that one's Epilog runs. Slurm ends the
+    // children before the shell, which must not take that for its own end.
     let step = program(
         alice,
         "step",
@@ -26,7 +27,7 @@ fn what_a_job_saves_when_it_is_told_to_end_is_brought_home() {
             "#!/bin/sh\n\
              trap '[ $SLURM_NODEID = 0 ] || sleep 4; echo saved > {output}/$SLURM_NODEID; \
                    echo $? > {scratch}/code-$SLURM_NODEID; exit 0' TERM\n\
-             : > {scratch}/runs-$SLURM_NODEID\nsleep 1000 & wait\n",
+             : > {scratch}/runs-$SLURM_NODEID\nwhile :; do sleep 0.1; done\n",
             output = output.display(),
             scratch = alice.scratch.display()
         ),
@@ -37,14 +38,10 @@ fn what_a_job_saves_when_it_is_told_to_end_is_brought_home() {
     await_file(alice, "runs-1");
     cluster.slurm.cancel(job);
     cluster.wait_done(job);
-    // Slurm tells srun to end, too: the first node's task, beside it, may be killed before it has saved anything.
-    let code = |node: &str| fs::read_to_string(alice.scratch.join(format!("code-{node}"))).ok();
-    let codes: Vec<_> = ["0", "1"].into_iter().filter_map(|node| Some((node, code(node)?))).collect();
-    assert!(codes.iter().all(|(_, code)| code == "0\n") && code("1").is_some(), "{codes:?}");
-    let home = tree(&output);
-    assert!(home.keys().all(|name| ["0", "1"].contains(&name.as_str())), "{home:?}");
-    for (node, _) in &codes {
-        assert_eq!(home.get(*node), Some(&b"saved\n".to_vec()), "{home:?} {}", cluster.show(job));
+    for node in ["0", "1"] {
+        let code = fs::read_to_string(alice.scratch.join(format!("code-{node}")));
+        assert_eq!(code.unwrap(), "0\n", "what the task {node} got for saving");
+        assert_eq!(tree(&output).get(node), Some(&b"saved\n".to_vec()), "{}", cluster.show(job));
     }
     assert_passed(&cluster.states(job), &["INUSE_OUT", "UNMOUNTING", "STAGING_OUT", "DESTROYED"]);
     cluster.assert_quiet();
@@ -302,35 +299,39 @@ fn an_attempt_to_bring_results_home_begins_when_the_earlier_one_has_ended() {
     if !available() {
         return;
     }
-    // So slow that the first attempt is at it all the time.
-    let scheduler = "bandwidth = \"1MiB/s\"\nstaging = 1".into();
-    let cluster = Cluster::with(Setup { scheduler, node_timeout: "120s", ..Setup::default() });
+    // It is tried again when the node is reached again, not only before.
+    let cluster = Cluster::with(Setup { node_timeout: "120s", backoff: "5s", ..Setup::default() });
     let alice = cluster.user("alice");
     let output = folder(alice, "out", &BTreeMap::new());
-    let source = alice.scratch.join("source");
-    own_file(alice, &source, &crate::aids::noise(5, 50 << 20));
+    // The first attempt does not end by itself, and holds the lock until all of it has ended.
+    let stage_out = program(
+        alice,
+        "stage-out",
+        &format!(
+            "#!/bin/sh -e\nexec 9> {s}/lock\nflock --nonblock 9 || : > {s}/two-at-a-time\n\
+             [ -e {s}/first ] || {{ : > {s}/first; sleep 473; }}\ncp -R \"$1/.\" \"$2/\"\n",
+            s = alice.scratch.display()
+        ),
+    );
     let text = script(
         alice,
-        &[format!("DATA_OUT={}", output.display())],
-        &format!("mkdir {o}/d\ncp {} {o}/d/large", source.display(), o = output.display()),
+        &[format!("DATA_OUT={}", output.display()), format!("STAGE_OUT={}", stage_out.display())],
+        &format!("echo result > {}/file", output.display()),
     );
     let job = cluster.start_staged(&text, 1);
-    cluster.wait_rsa(job, "STAGING_OUT");
+    await_file(alice, "first");
     let server = cluster.rsa_nodes(job).remove(0);
-    let runners = || {
-        let all = cluster.host(&server).processes();
-        all.iter().filter(|process| process.command_line.iter().any(|word| word == "task-runner")).count()
-    };
-    wait_until(DEADLINE, "results are being brought home", || runners() > 0);
+    let at_it = || cluster.processes("sleep 473");
+    wait_until(DEADLINE, "results are being brought home", || !at_it().is_empty());
     // Nobody hears of it, but what it has begun goes on.
     cluster.host(&server).cut();
     cluster.wait_note(job, "staging out failed");
-    assert!(runners() > 0, "{}", cluster.show(job));
+    assert!(!at_it().is_empty(), "{}", cluster.show(job));
     cluster.host(&server).join();
-    cluster.wait_rsa(job, "STAGING_OUT");
     wait_until(LONG, "it is done", || cluster.job(job).is_none());
-    assert!(fs::read(output.join("d/large")).unwrap() == fs::read(&source).unwrap());
-    assert_eq!(tree(&output).len(), 1);
+    assert!(!alice.scratch.join("two-at-a-time").exists(), "{}", cluster.show(job));
+    assert!(at_it().is_empty());
+    assert_eq!(tree(&output), BTreeMap::from([("file".into(), b"result\n".to_vec())]));
     cluster.assert_clean();
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use ondeck_testbed::{Host, available, wait_until};
+use ondeck_testbed::{available, wait_until};
 
 use crate::aids::{LONG, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
@@ -13,12 +13,6 @@ use crate::jobs::{assert_passed, note_source, says, was_ram};
 fn tar(arguments: &[&str]) {
     let output = Command::new("tar").args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// The processes on all hosts whose command line has this text.
-fn processes(cluster: &Cluster, text: &str) -> Vec<String> {
-    let all = cluster.bed.hosts().iter().flat_map(Host::processes);
-    all.map(|process| process.command_line.join(" ")).filter(|line| line.contains(text)).collect()
 }
 
 #[test]
@@ -171,7 +165,7 @@ fn a_job_that_starts_before_its_stage_in_script_is_done_gets_a_ram_disk_for_its_
     cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
     cluster.wait_rsa(job, "INUSE_OUT");
     assert!(cluster.covers_of(&input).is_empty());
-    assert_eq!(processes(&cluster, "sleep 4741"), Vec::<String>::new());
+    assert_eq!(cluster.processes("sleep 4741"), Vec::<String>::new());
     give(alice, "go");
     cluster.wait_done(job);
     assert_eq!(tree(&output), content, "{}", cluster.show(job));
@@ -210,7 +204,7 @@ fn results_are_held_while_a_stage_out_script_fails_or_hangs_until_it_is_mended()
         let note = cluster.note(job);
         assert!(note.contains(why) && note.contains("ondeck job retry"), "{note}");
         cluster.ondeck(&["wait", &number]).assert_code(1).assert_says(why);
-        wait_until(DEADLINE, "nothing of the script is left", || processes(&cluster, "sleep 471").is_empty());
+        wait_until(DEADLINE, "nothing of the script is left", || cluster.processes("sleep 471").is_empty());
         // Its owner mends it.
         program(alice, &name, "#!/bin/sh\ncp -r \"$1/.\" \"$2\"\n");
         cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
@@ -241,11 +235,11 @@ fn a_stage_in_script_that_hangs_is_ended_with_all_that_it_has_started() {
     );
     let job = cluster.submit(&text, 1);
     cluster.wait_rsa(job, "STAGING_IN");
-    wait_until(DEADLINE, "the script runs", || processes(&cluster, "sleep 472").len() >= 3);
+    wait_until(DEADLINE, "the script runs", || cluster.processes("sleep 472").len() >= 3);
     cluster.wait_rsa(job, "INELIGIBLE");
     cluster.wait_note(job, "stays held");
     assert!(cluster.note(job).contains("took longer than"), "{}", cluster.note(job));
-    wait_until(DEADLINE, "nothing of the script is left", || processes(&cluster, "sleep 472").is_empty());
+    wait_until(DEADLINE, "nothing of the script is left", || cluster.processes("sleep 472").is_empty());
     cluster.slurm.cancel(job);
     cluster.assert_clean();
 }
@@ -272,14 +266,14 @@ fn scripts_leave_no_daemon_and_take_no_more_memory_than_they_may() {
     let job = cluster.submit(&script(alice, &directives(&daemons), &body), 1);
     cluster.wait_done(job);
     assert_eq!(tree(&alice.scratch.join("seen")), content);
-    assert_eq!(processes(&cluster, "sleep 473"), Vec::<String>::new());
+    assert_eq!(cluster.processes("sleep 473"), Vec::<String>::new());
 
     let hungry = program(
         alice,
         "hungry.sh",
         "#!/bin/sh\n# One line of three gigabytes.\nhead -c 3G /dev/zero | tail -n 1 > /dev/null\n",
     );
-    let agents = || processes(&cluster, "ondeck agent").len();
+    let agents = || cluster.processes("ondeck agent").len();
     let before = agents();
     let job = cluster.submit(&script(alice, &directives(&hungry), "true"), 1);
     wait_until(LONG, "the script has failed", || {
