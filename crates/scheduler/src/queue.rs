@@ -18,6 +18,9 @@ use crate::daemon::{Daemon, now};
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
 const SCRIPTS: usize = 4;
 
+/// How long they are read before the queue is looked at again, which Prologs wait for. The others are read then.
+const READING: Duration = Duration::from_secs(1);
+
 /// At least so much lies between two looks, however many want to know now: each asks the workload manager for all jobs.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
@@ -84,6 +87,11 @@ impl Queue {
     /// Whether it is known that a job asks for nothing.
     pub fn asks_for_nothing(&self, job: JobId) -> bool {
         self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
+    }
+
+    /// What changes with each look.
+    pub fn watch(&self) -> watch::Receiver<Sight> {
+        self.sight.subscribe()
     }
 
     /// The last look.
@@ -246,8 +254,14 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
     for (place, job, _) in known {
         seen.push((place, job.clone(), see(daemon, job).await));
     }
-    let mut reading = JoinSet::new();
+    let (mut reading, begin) = (JoinSet::new(), Instant::now());
     for (place, job, _) in new {
+        if begin.elapsed() > READING {
+            let later = Err(WlmError::Unavailable { message: "others were read first".into() });
+            seen.push((place, job.clone(), later));
+            daemon.queue.hurry();
+            continue;
+        }
         if reading.len() == SCRIPTS
             && let Some(Ok(read)) = reading.join_next().await
         {

@@ -233,14 +233,18 @@ impl Daemon {
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
     async fn wait(self: &Arc<Self>, lives: Lives, caller: Caller, wait: Duration) -> Result<Waited, Refusal> {
         let (called, until) = (now(), Instant::now() + wait);
-        let mut changed = self.watch();
+        // A job of which nothing is known any more has yet to leave the queue.
+        let (mut changed, mut looks) = (self.watch(), self.queue.watch());
         loop {
             let waited = self.waited(lives, caller, called).await?;
             let left = until.saturating_duration_since(Instant::now());
             if waited.done || waited.stuck || left.is_zero() {
                 return Ok(waited);
             }
-            let _ = tokio::time::timeout(left, changed.changed()).await;
+            tokio::select! {
+                _ = tokio::time::timeout(left, changed.changed()) => {}
+                _ = looks.changed() => {}
+            }
         }
     }
 
