@@ -608,7 +608,16 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "(sleep 300 &) ; exec sleep 300"]);
         let pid = first.start("brick", command).unwrap();
-        first.wait(soon(), "two processes", || Ok((marked(dir.path()).len() == 2).then_some(()))).unwrap();
+        // The shell that starts the second one in between is gone when both are what they shall be.
+        let sleeps = |process: &Marked| {
+            fs::read(format!("/proc/{}/cmdline", process.pid)).is_ok_and(|line| line.starts_with(b"sleep\0"))
+        };
+        first
+            .wait(soon(), "two processes", || {
+                let all = marked(dir.path());
+                Ok((all.len() == 2 && all.iter().all(sleeps)).then_some(()))
+            })
+            .unwrap();
         assert_eq!(first.must_run("brick").unwrap(), pid);
 
         // An agent that starts again knows only the directory.
