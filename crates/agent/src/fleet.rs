@@ -1028,8 +1028,14 @@ fn largest(layout: &Layout, reports: &[NodeReport], promise: Bytes) -> Result<By
         }
     }
     if least < engine(layout.engine).smallest_share().max(Bytes(1)) {
+        let within = reports.iter().any(|report| {
+            used_devices(layout)
+                .iter()
+                .any(|device| report.devices.get(*device).is_some_and(|device| device.free > promise))
+        });
+        let within = if within { format!(" in {promise} of each node") } else { String::new() };
         return Err(BuildError::Plan(format!(
-            "nothing fits: {}",
+            "nothing fits{within}: {}",
             reports.iter().map(|report| free_text(report, layout)).collect::<Vec<_>>().join(", ")
         )));
     }
@@ -1082,4 +1088,58 @@ fn fits(layout: &Layout, reports: &[NodeReport], share: Bytes) -> Result<(), Bui
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use ondeck_core::allocation::promise_for;
+
+    /// The scheduler counts with this, and knows no engine.
+    #[test]
+    fn what_is_promised_for_a_share_is_enough_for_the_engine() {
+        let report = serde_json::json!({
+            "node": "r1", "version": "", "storage_address": "10.0.0.1", "missing": {}, "ramdisks": 0, "newest_epoch": 0,
+            "memory": { "total": 0, "available": 0 },
+            "devices": {
+                "ram": { "kind": "ram", "capacity": 0, "promised": 0, "free": 0 },
+                "ssd": { "kind": "dir", "capacity": 0, "promised": 0, "free": 0 },
+            },
+        });
+        let report: NodeReport = serde_json::from_value(report).unwrap();
+        for kind in [EngineKind::Gluster, EngineKind::Ceph, EngineKind::Tmpfs, EngineKind::Simulated] {
+            for (device, servers) in [("ram", 1), ("ram", 3), ("ssd", 2)] {
+                // Ceph's stores on a directory keep a GiB for themselves, besides.
+                if kind == EngineKind::Ceph && device == "ssd" {
+                    continue;
+                }
+                for mib in [1, 16, 100, 1000, 10_000, 100_000, 10_000_000] {
+                    let share = Bytes(mib << 20).max(engine(kind).smallest_share());
+                    let server = Server {
+                        node: report.node.clone(),
+                        address: report.storage_address,
+                        ports: Vec::new(),
+                        share,
+                    };
+                    let layout = Layout {
+                        id: "a@1".parse().unwrap(),
+                        engine: kind,
+                        owner: Owner { uid: 1, gid: 1 },
+                        replicas: 1,
+                        device: device.into(),
+                        metadata_device: None,
+                        servers: vec![server; servers],
+                        clients: Vec::new(),
+                        simulation: None,
+                    };
+                    for index in 0..servers {
+                        let needed = need(&layout, &report, index, device, share);
+                        let promised = promise_for(kind, share);
+                        assert!(needed <= promised, "{kind} on {device}, {share}: {needed} of {promised}");
+                    }
+                }
+            }
+        }
+    }
 }

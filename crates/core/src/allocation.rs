@@ -267,10 +267,48 @@ pub fn largest_share(free: Bytes, need: impl Fn(Bytes) -> Bytes) -> Bytes {
     Bytes(fits * SHARE_UNIT.0)
 }
 
+/// What an engine takes of a device at most: percent of the share, bytes of its own, and the smallest share. A test of
+/// the agent's holds it to what the engines ask for.
+fn needs(engine: EngineKind) -> (u64, Bytes, Bytes) {
+    match engine {
+        EngineKind::Gluster => (125, Bytes(128 << 20), Bytes(16 << 20)),
+        EngineKind::Ceph => (250, Bytes(640 << 20), Bytes(128 << 20)),
+        EngineKind::Tmpfs => (125, Bytes(32 << 20), SHARE_UNIT),
+        EngineKind::Simulated => (100, Bytes::ZERO, SHARE_UNIT),
+    }
+}
+
+/// What must be promised of a device for a share of so many bytes, at most; whole [`SHARE_UNIT`]s.
+pub fn promise_for(engine: EngineKind, share: Bytes) -> Bytes {
+    let (percent, fixed, smallest) = needs(engine);
+    let needed =
+        (u128::from(share.max(smallest).0) * u128::from(percent)).div_ceil(100) + u128::from(fixed.0);
+    Bytes(u64::try_from(needed).unwrap_or(u64::MAX / 2)).round_up_to(SHARE_UNIT)
+}
+
+/// A share that fits into a promise; zero if it is too little for the engine.
+pub fn share_within(engine: EngineKind, promise: Bytes) -> Bytes {
+    let (percent, fixed, smallest) = needs(engine);
+    let share = u128::from(promise.0.saturating_sub(fixed.0)) * 100 / u128::from(percent);
+    let share = Bytes(u64::try_from(share).unwrap_or(u64::MAX));
+    if share < smallest { Bytes::ZERO } else { share }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_share_within_a_promise_needs_no_more_than_that(mib in 0_u64..1 << 34) {
+            for engine in [EngineKind::Gluster, EngineKind::Ceph, EngineKind::Tmpfs, EngineKind::Simulated] {
+                let promise = Bytes(mib << 20);
+                let share = share_within(engine, promise);
+                prop_assert!(share == Bytes::ZERO || promise_for(engine, share) <= promise, "{engine} {promise} {share}");
+            }
+        }
+    }
 
     #[test]
     fn names_are_plain() {

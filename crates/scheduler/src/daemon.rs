@@ -27,6 +27,9 @@ const CONNECTIONS: usize = 8192;
 /// How long is waited before the journal is tried again after it could not be written.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 
+/// Why a node that only old jobs use lends nothing.
+const NOT_CONFIGURED: &str = "it is no longer in the configuration";
+
 /// Why the daemon ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -198,7 +201,11 @@ impl Daemon {
                     orders.get(&id.job).and_then(|waiting| waiting.front().cloned())
                 };
                 let Some((of, action)) = next else { return };
+                let unlocks = matches!(action, Action::UndoLockIn(_));
                 execute::tell_workload_manager(&daemon, of, action).await;
+                if unlocks {
+                    let _ = daemon.event(Event::Unlocked(of)).await;
+                }
                 let mut orders = daemon.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 if let Some(waiting) = orders.get_mut(&id.job) {
                     waiting.pop_front();
@@ -282,7 +289,9 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     });
     for (name, node) in &mut nodes {
         if !configured.contains(name) {
-            node.drained = "it is no longer in the configuration".into();
+            node.drained = NOT_CONFIGURED.into();
+        } else if node.drained == NOT_CONFIGURED {
+            node.drained.clear();
         }
     }
     let (jobs, held) = (kept.jobs.len(), kept.jobs.iter().filter(|job| job.results).count());

@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, now};
 use crate::parts;
+use crate::queue::Sight;
 
 /// How long one question after a task waits for its end.
 const TASK_WAIT: Duration = Duration::from_secs(1);
@@ -764,6 +765,10 @@ pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation,
                 tracing::debug!(%id, %error, "the workload manager is told again later");
                 tokio::time::sleep(Duration::from_secs(3)).await;
             }
+            Err(error) if matches!(action, Action::LockIn(_) | Action::UndoLockIn(_)) => {
+                tracing::warn!(%id, ?action, %error, "its place in the queue can't be changed");
+                break;
+            }
             // An ended job can't be commented without an accounting database; `ondeck job show` has it all.
             Err(error) => {
                 tracing::debug!(%id, %error, "the workload manager did not do it");
@@ -804,12 +809,28 @@ async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> 
         (LockIn::Qos, Some(qos)) => daemon.workload_manager.set_qos(id.job, qos).await,
         (LockIn::Priority, _) => {
             // Before all that wait now.
-            let greatest = daemon.queue.sight().jobs.iter().map(|job| job.priority).max().unwrap_or(0);
-            let priority =
-                u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
-            daemon.workload_manager.set_priority(id.job, priority).await
+            let sight = seen(daemon).await?;
+            let others = sight.jobs.iter().filter(|job| job.id.job != id.job);
+            let greatest = others.map(|job| job.priority).max().unwrap_or(0);
+            match sight.jobs.iter().find(|job| job.id.job == id.job) {
+                Some(job) if job.priority <= greatest => {
+                    let priority =
+                        u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
+                    daemon.workload_manager.set_priority(id.job, priority).await
+                }
+                _ => Ok(()),
+            }
         }
         _ => Ok(()),
+    }
+}
+
+/// The queue as it is now.
+async fn seen(daemon: &Arc<Daemon>) -> Result<Sight, WlmError> {
+    let sight = daemon.queue.fresh().await;
+    match sight.fault {
+        Some(message) => Err(WlmError::Unavailable { message }),
+        None => Ok(sight),
     }
 }
 
@@ -819,7 +840,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
     const LOOKS: u32 = 2;
     let (mut looks, mut job) = (0, None);
     while looks < LOOKS {
-        let sight = daemon.queue.fresh().await;
+        let sight = seen(daemon).await?;
         job = sight.jobs.iter().find(|job| job.id.job == id.job).cloned();
         match job.as_ref().map(|job| job.standing) {
             Some(Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held) => looks += 1,
@@ -834,7 +855,9 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {
             let known = daemon.job(id).map(|job| job.qos).filter(|qos| !qos.is_empty());
-            daemon.workload_manager.set_qos(id.job, known.as_deref().unwrap_or("normal")).await
+            daemon.workload_manager.set_qos(id.job, known.as_deref().unwrap_or("normal")).await?;
+            // Once the job is forgotten, its quality of service is what the queue shows.
+            seen(daemon).await.map(drop)
         }
         LockIn::Off => Ok(()),
     }

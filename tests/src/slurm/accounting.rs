@@ -107,15 +107,17 @@ fn start_database(slurm: &Slurm, host: &Host, data: &Path, socket: &Path, tempor
     slurm.wait_for(DATABASE, "the database is ready", || read(&log).contains("ready for connections"))
 }
 
-/// The users have one account. They may not take the quality of service `ondeck`, which comes before the usual one.
+/// The users have one account. They may not take the quality of service `ondeck`, which comes before the usual one, but
+/// `patient`, which comes after it.
 fn give_accounts(slurm: &Slurm, bed: &Testbed) -> Result<()> {
     let users: Vec<&str> = bed.users().iter().map(|user| user.name.as_str()).collect();
     for words in [
         "add cluster testbed",
         "modify qos normal set priority=100",
         "add qos ondeck priority=1000",
+        "add qos patient priority=50",
         &format!("add account {ACCOUNT}"),
-        &format!("add user {} account={ACCOUNT}", users.join(",")),
+        &format!("add user {} account={ACCOUNT} qos=normal,patient", users.join(",")),
     ] {
         let mut line = vec!["sacctmgr", "--immediate", "--quiet"];
         line.extend(words.split(' '));

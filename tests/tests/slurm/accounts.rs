@@ -30,14 +30,14 @@ fn a_job_is_before_others_by_its_quality_of_service_as_long_as_it_is_next() {
     let body = format!("{}tell runs\nawait go", note_source(&input, &place));
     let text = script(alice, &[format!("DATA_IN={}", input.display())], &body);
     // Its users may not take that one themselves.
-    let options = ["--nodes=4", "--exclusive", "--requeue", "--output=/dev/null", "--nice=100"];
-    let taken = slurm.try_submit(alice, &text, &[&options[..], &["--qos=ondeck"]].concat());
+    let options = ["--nodes=4", "--exclusive", "--requeue", "--output=/dev/null", "--qos=patient"];
+    let taken = slurm.try_submit(alice, &text, &[&options[..4], &["--qos=ondeck"]].concat());
     taken.assert_code(1).assert_says("Invalid qos");
 
     let blocker = Blocker::new(&cluster, 4);
     let job = slurm.submit(alice, &text, &options);
     let own = slurm.job(job);
-    assert_eq!(own["QOS"], "normal");
+    assert_eq!(own["QOS"], "patient");
     let locked = slurm.wait_job(job, "is locked in", DEADLINE, |job| job["QOS"] == "ondeck");
     // At submission its place was behind that of any usual job.
     let rival_of = |name: &str| {
@@ -53,9 +53,13 @@ fn a_job_is_before_others_by_its_quality_of_service_as_long_as_it_is_next() {
     wait_until(LONG, "it is before the rival", || places().0 > places().1);
     assert_eq!(locked["JobState"], "PENDING");
 
-    // Its user holds it: it is no longer next, and has what it had.
+    // Its user holds it: it is no longer next, and has what it had, also if the scheduler was killed before it said so.
     slurm.client_as(alice, &["scontrol", "hold", &job.to_string()]).assert_success();
-    let held = slurm.wait_job(job, "has its own quality of service", LONG, |job| job["QOS"] == "normal");
+    wait_until(DEADLINE, "it is demoted", || cluster.log_of(job).contains("has been demoted"));
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    let held = slurm.wait_job(job, "has its own quality of service", LONG, |job| job["QOS"] != "ondeck");
+    assert_eq!(held["QOS"], "patient");
     assert_eq!((&*held["JobState"], &*held["Priority"]), ("PENDING", "0"), "{held:?}");
     wait_until(DEADLINE, "its RSA nodes are free", || {
         cluster.job(job).is_none_or(|job| job["rsa_nodes"].as_array().unwrap().is_empty())
@@ -74,8 +78,9 @@ fn a_job_is_before_others_by_its_quality_of_service_as_long_as_it_is_next() {
     // Its next life is not before others.
     slurm.requeue(job);
     let requeued = slurm.wait_job(job, "is as it was submitted", LONG, |job| {
-        job["JobState"] == "PENDING" && job["QOS"] == "normal"
+        job["JobState"] == "PENDING" && job["QOS"] != "ondeck"
     });
+    assert_eq!(requeued["QOS"], "patient");
     assert_eq!(requeued["Restarts"], "1", "{requeued:?}");
     slurm.wait_state(rival, "COMPLETED", LONG);
     slurm.cancel(job);

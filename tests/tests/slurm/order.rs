@@ -266,6 +266,62 @@ fn results_on_their_way_hold_up_nobody_but_those_who_need_them() {
     cluster.assert_clean();
 }
 
+/// Both are ready, and the one that writes starts first: the other one would have started with what was there before.
+#[test]
+fn a_job_that_must_have_its_input_does_not_start_with_what_another_has_replaced() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(slow(2, 2));
+    let alice = cluster.user("alice");
+    let source = large(alice, "new", 6 * MIB);
+    let shared = directory(alice, "shared", &[("data", "old")]);
+    let (copy, place) = (alice.scratch.join("shared-copy"), alice.scratch.join("shared-where"));
+    let gate = Gate::of(alice, "writes");
+    let blocker = Blocker::new(&cluster, 4);
+    let writer = format!(
+        "#!/bin/sh\n#RSA_NODES=1\n{}{}cp {}/data {}/data\n",
+        directives(&[], &[&shared]),
+        gate.line(),
+        source.display(),
+        shared.display()
+    );
+    let writer = cluster.slurm.submit(alice, &writer, &["--nodes=4", "--exclusive"]);
+    cluster.wait_rsa(writer, "READY");
+    let reader = format!(
+        "#!/bin/sh\n#RSA_NODES=1\n#RSA_WAIT=hold\n{}{}cp {}/data {}\n",
+        directives(&[&shared], &[]),
+        note_source(&shared, &place),
+        shared.display(),
+        copy.display()
+    );
+    let reader = cluster.slurm.submit(alice, &reader, &["--nodes=4", "--exclusive"]);
+    cluster.wait_rsa(reader, "READY");
+    blocker.release();
+    cluster.wait_rsa(writer, "INUSE_OUT");
+    // It gives its RSA nodes back, and is held again.
+    cluster.slurm.wait_job(reader, "is held", DEADLINE, |job| job["Priority"] == "0");
+    wait_until(DEADLINE, "it waits for the results", || {
+        let job = cluster.job(reader).unwrap();
+        let waits = format!("results of job {writer} for {} are not on disk yet", shared.display());
+        job["rsa_nodes"].as_array().unwrap().is_empty() && job["message"].as_str().unwrap().contains(&waits)
+    });
+    gate.open();
+    cluster.wait_done(writer);
+    cluster.slurm.wait_state(reader, "COMPLETED", DEADLINE);
+    cluster.wait_done(reader);
+    assert!(was_ram(&place), "{}", says(&place));
+    same(&copy, &source.join("data"));
+    let log = cluster.show(reader);
+    assert!(log.contains(&format!("job {writer} writes to {}", shared.display())), "{log}");
+    assert_passed(
+        &cluster.states(reader),
+        &["READY", "ABORTED", "DESTROYED", "INITIAL", "STAGING_IN", "INUSE_IN"],
+    );
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
 /// Gives a job a place before all others.
 fn prefer(cluster: &Cluster, job: u32, priority: u32) {
     let (job, priority) = (format!("JobId={job}"), format!("Priority={priority}"));

@@ -338,3 +338,42 @@ fn a_job_that_slurmctld_forgets_to_have_started_loses_nothing() {
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
+
+#[test]
+fn a_ram_disk_that_one_of_the_nodes_can_not_show_is_shown_on_none() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let content = files(3, 10_000);
+    let input = folder(alice, "in", &content);
+    let body = format!(
+        "srun --ntasks-per-node=1 sh -c 'findmnt -n -o SOURCE -T {i} > {s}/where-$SLURM_NODEID; cp -r {i} {s}/seen-$SLURM_NODEID'\n",
+        i = input.display(),
+        s = alice.scratch.display()
+    );
+    let blocker = cluster.block(4);
+    let text = script(alice, &[format!("DATA_IN={}", input.display())], &body);
+    let job = cluster.slurm.submit(
+        alice,
+        &text,
+        &["--nodelist=c[1-2]", "--exclusive", "--no-requeue", "--output=/dev/null"],
+    );
+    cluster.wait_rsa(job, "READY");
+    cluster.kill("c2");
+    cluster.slurm.cancel(blocker);
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    for node in ["0", "1"] {
+        let place = fs::read_to_string(alice.scratch.join(format!("where-{node}"))).unwrap();
+        assert!(!place.contains("ondeck"), "{node}: {place}");
+        assert_eq!(tree(&alice.scratch.join(format!("seen-{node}"))), content);
+    }
+    let told = cluster.log_of(job);
+    assert!(told.contains("mount: c2") && told.contains("works on disk"), "{told}");
+    cluster.start_agent("c2");
+    wait_until(LONG, "nothing of it is left", || cluster.job(job).is_none());
+    cluster.assert_quiet();
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}

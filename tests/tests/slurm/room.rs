@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use ondeck_testbed::{User, available, wait_until};
 
@@ -187,10 +188,11 @@ fn jobs_that_are_too_small_or_ask_for_more_than_there_is_are_told_so_and_work_on
     let alice = cluster.user("alice");
     let content = files(3, 10_000);
     let input = folder(alice, "in", &content);
-    let asks: [(&[&str], usize, &str); 4] = [
+    let asks: [(&[&str], usize, &str); 5] = [
         (&[], 1, "too small, marking ineligible"),
         (&["NODES=9"], 2, "it needs 9 RSA nodes"),
         (&["CAPACITY=1TiB"], 2, "RSA nodes, and the pool"),
+        (&["CAPACITY=400MiB", "NODES=1"], 2, "on 1 RSA nodes (#RSA_NODES), and needs 4 for that"),
         (&["POOL=fast"], 2, "there is no pool `fast`"),
     ];
     for (number, (further, nodes, why)) in asks.into_iter().enumerate() {
@@ -247,4 +249,108 @@ fn a_job_keeps_a_node_that_is_drained_and_nobody_else_gets_it_until_it_is_resume
     cluster.slurm.cancel(blocker);
     cluster.wait_done(second);
     cluster.assert_clean();
+}
+
+#[test]
+fn small_jobs_share_a_node_as_far_as_their_user_may_and_are_counted_by_their_parts() {
+    if !available() {
+        return;
+    }
+    let scheduler = "proportion = 4\nfractions = true\nsharing = \"any\"\nuser_nodes = 2".into();
+    let cluster = Cluster::with(Setup { scheduler, rsa_nodes: 2, lends: "1GiB", ..Setup::default() });
+    let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
+    let begin = Instant::now();
+    let small = |user: &User, name: &str, further: &str| {
+        let input = folder(user, name, &files(2, 1000));
+        let body = format!(
+            "findmnt -n -o SOURCE -T {i} > {s}/{name}-where\ndf -m --output=size {i} | tail -1 > {s}/{name}-size\nawait go",
+            i = input.display(),
+            s = user.scratch.display()
+        );
+        let text =
+            script(user, &[format!("DATA_IN={}", input.display()), format!("WAIT=hold{further}")], &body);
+        cluster.slurm.submit(user, &text, &["--nodes=1", "--exclusive", "--output=/dev/null"])
+    };
+    let first = small(alice, "first", "");
+    cluster.wait_rsa(first, "INUSE_IN");
+    let second = small(alice, "second", "");
+    cluster.wait_rsa(second, "INUSE_IN");
+    assert_eq!(cluster.rsa_nodes(first), cluster.rsa_nodes(second));
+    // Both together have half of a node, but something of a node twice.
+    let third = small(alice, "third", "");
+    wait_until(LONG, "its user has enough", || {
+        let line = cluster.job(third).unwrap_or_default();
+        line["message"].as_str().is_some_and(|text| text.contains("its user has 2 of at most 2 RSA nodes"))
+    });
+    let other = small(bob, "other", "\n#RSA_CAPACITY=300MiB");
+    cluster.wait_rsa(other, "INUSE_IN");
+    assert_eq!(cluster.rsa_nodes(other), cluster.rsa_nodes(first));
+    give(bob, "go");
+    cluster.wait_done(other);
+    let size = fs::read_to_string(bob.scratch.join("other-size")).unwrap();
+    let size: u64 = size.trim().parse().unwrap();
+    assert!((300..400).contains(&size), "{size} MiB");
+    give(alice, "go");
+    for job in [first, second, third] {
+        cluster.wait_done(job);
+    }
+    for name in ["first", "second", "third"] {
+        let place = fs::read_to_string(alice.scratch.join(format!("{name}-where"))).unwrap();
+        assert!(place.contains("ondeck:job-"), "{name}: {place}");
+    }
+    let usage = cluster.ondeck(&["status", "--usage", "1", "--json"]);
+    usage.assert_success();
+    let usage: Vec<serde_json::Value> = serde_json::from_str(&usage.stdout).unwrap();
+    let of = |user: &User| usage.iter().find(|used| used["uid"] == user.uid).unwrap();
+    assert_eq!((&of(alice)["allocations"], &of(bob)["allocations"]), (&3.into(), &1.into()), "{usage:?}");
+    // A quarter of a node each, and never more than two of alice's at once.
+    let seconds = of(alice)["node_seconds"].as_f64().unwrap();
+    let most = begin.elapsed().as_secs_f64() / 2.0;
+    assert!(seconds > 0.0 && seconds <= most, "{seconds} of {most}");
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
+    if !available() {
+        return;
+    }
+    let cluster =
+        Cluster::with(Setup { scheduler: "node_failures = 2".into(), rsa_nodes: 2, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(2, 1000));
+    let r1 = cluster.host("r1");
+    let server = which("glusterfsd");
+    r1.run(&["mount", "--bind", "/bin/false", &server]).assert_success();
+    let text = script(alice, &[format!("DATA_IN={}", input.display())], "true");
+    for (round, state) in ["up", "draining"].into_iter().enumerate() {
+        let blocker = cluster.block(4);
+        let job = cluster.submit(&text, 1);
+        cluster.wait_rsa(job, "READY");
+        assert_eq!(cluster.rsa_nodes(job), ["r2"]);
+        let told = cluster.log_of(job);
+        assert!(told.contains("r1: `brick` failed") && told.contains("it is tried again"), "{told}");
+        assert_eq!(cluster.node("r1")["state"], state, "{round}");
+        cluster.slurm.cancel(blocker);
+        cluster.wait_done(job);
+    }
+    let listed = cluster.ondeck(&["node", "list"]).stdout;
+    assert!(listed.contains("it failed 2 times in a row"), "{listed}");
+    r1.run(&["umount", &server]).assert_success();
+    cluster.ondeck(&["node", "resume", "r1"]).assert_success();
+    let blocker = cluster.block(4);
+    let job = cluster.submit(&text, 1);
+    cluster.wait_rsa(job, "READY");
+    assert_eq!(cluster.rsa_nodes(job), ["r1"]);
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(job);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+fn which(program: &str) -> String {
+    let path = std::env::var_os("PATH").unwrap();
+    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.exists());
+    found.unwrap().to_str().unwrap().to_owned()
 }

@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, chown, symlink};
 
 use ondeck_testbed::available;
 
-use crate::cluster::{Cluster, tree};
+use crate::aids::{LONG, files, folder, script};
+use crate::cluster::{Cluster, Setup, tree};
 use crate::life::directory;
 
 #[test]
@@ -71,5 +72,41 @@ fn all_nodes_of_a_job_stage_and_everything_arrives() {
     cluster.wait_done(job);
     let inode = |name: &str| fs::metadata(output.join(name)).unwrap().ino();
     assert_eq!(inode("top-0"), inode("part-2/same"));
+    cluster.assert_clean();
+}
+
+#[test]
+fn copying_for_all_jobs_together_stays_below_the_sites_limit() {
+    if !available() {
+        return;
+    }
+    const MIB: usize = 1 << 20;
+    let scheduler = "sharing = \"any\"\nbandwidth = \"4MiB/s\"\nstaging = 2\n".into();
+    let cluster = Cluster::with(Setup { scheduler, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let jobs = ["one", "other"].map(|name| {
+        let input = folder(alice, name, &files(2, 4 * MIB));
+        let text = script(alice, &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()], "true");
+        cluster.submit(&text, 1)
+    });
+    let times = jobs.map(|job| {
+        cluster.slurm.wait_state(job, "COMPLETED", LONG);
+        cluster.wait_done(job);
+        let story = cluster.story(job);
+        let of = |state: &str| {
+            let log = story["log"].as_array().unwrap();
+            log.iter()
+                .find(|line| line["states"][1] == state)
+                .and_then(|line| line["at_ms"].as_u64())
+                .unwrap()
+        };
+        (of("STAGING_IN"), of("READY"))
+    });
+    let [one, other] = times;
+    let (begin, end) = (one.0.min(other.0), one.1.max(other.1));
+    assert!(one.0.max(other.0) < one.1.min(other.1), "they were not staged at the same time: {times:?}");
+    // 16 MiB at 4 MiB/s; the first moment is for free.
+    assert!(end - begin >= 3_000, "{times:?}");
+    cluster.assert_quiet();
     cluster.assert_clean();
 }

@@ -5,6 +5,7 @@ use std::fs;
 use ondeck_testbed::{available, wait_until};
 use serde_json::Value;
 
+use crate::aids::program;
 use crate::cluster::{Cluster, DEADLINE, Setup};
 use crate::jobs::{Gate, assert_passed, directives, note_source, says, wait_file, was_ram};
 use crate::life::directory;
@@ -84,18 +85,32 @@ fn when_the_last_file_is_closed(cluster: &Cluster) {
     let output = directory(alice, "out2", &[]);
     let place = alice.scratch.join("closed");
     let (read_on, gate) = (Gate::of(alice, "read-on"), Gate::of(alice, "closed"));
+    // On the second of its nodes.
+    let reads = program(
+        alice,
+        "reads",
+        &format!(
+            "#!/bin/sh\nexec 3< {}/a\n{}cat <&3 > {}/read\n",
+            input.display(),
+            read_on.line(),
+            output.display()
+        ),
+    );
     let script = format!(
-        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=1\n{}exec 3< {i}/a\n{}cat <&3 > {o}/read\nexec 3<&-\n{}{}\
+        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=1\n{}srun --nodes=1 --ntasks=1 --relative=1 {}\n{}{}\
          echo done > {o}/done\n",
         directives(&[&input], &[&output]),
-        read_on.line(),
+        reads.display(),
         gate.line(),
         note_source(&output, &place),
-        i = input.display(),
         o = output.display(),
     );
-    let job = cluster.slurm.submit(alice, &script, &["--nodes=1", "--exclusive"]);
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--exclusive"]);
     wait_until_refused_twice(cluster, job);
+    assert!(!output.join("read").exists());
+    // Neither has the node been switched where nothing is open.
+    let shows = cluster.covers_of(&input);
+    assert_eq!(shows.len(), 2, "{shows:?}");
     read_on.open();
     cluster.wait_rsa(job, "INUSE_OUT");
     gate.open();

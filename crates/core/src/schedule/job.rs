@@ -208,6 +208,9 @@ pub struct Job {
     pub doubted: Option<Time>,
     /// Whether the workload manager was told to keep it in front.
     pub locked_in: bool,
+    /// Whether it was told to stop doing so, and has not done it yet: until then the job is not forgotten.
+    #[serde(default)]
+    pub unlocking: bool,
     /// Whether it is held until its input is there, and not yet released.
     pub held: bool,
     /// Whether the queue has shown that hold.

@@ -136,6 +136,8 @@ pub enum Event {
     },
     /// A drained node shall lend again.
     Resume(NodeName),
+    /// A job is not kept in front of the queue any longer.
+    Unlocked(Incarnation),
     /// Time has passed.
     Tick,
 }
@@ -242,7 +244,7 @@ pub struct Used {
     pub uid: u32,
     /// The account that the job was charged to.
     pub account: String,
-    /// RSA nodes times the seconds for which they were promised.
+    /// RSA nodes, or parts of them, times the seconds for which they were promised.
     pub node_seconds: f64,
 }
 
@@ -333,14 +335,19 @@ impl Schedule {
         (self.last_task, self.last_epoch)
     }
 
-    /// Work to begin again after a crash: all that had not ended.
+    /// What to do again after a crash: all that had not ended, and what the workload manager may not have been told.
     pub fn resume(&self) -> Vec<Action> {
         let tasks = self.jobs.values().filter_map(|job| Some(Action::Begin(job.id, job.task?)));
         let residue = self
             .nodes
             .iter()
             .flat_map(|(name, node)| node.residue.iter().map(|id| Action::CleanUp(name.clone(), id.clone())));
-        tasks.chain(residue).collect()
+        let places = self.jobs.values().filter_map(|job| match (job.locked_in, job.unlocking) {
+            (true, _) => Some(Action::LockIn(job.id)),
+            (_, true) => Some(Action::UndoLockIn(job.id)),
+            _ => None,
+        });
+        tasks.chain(residue).chain(places).collect()
     }
 
     /// When the next [`Event::Tick`] is due, if nothing else happens.
@@ -415,6 +422,15 @@ fn hold_until(site: &Site, job: &Job) -> Option<Time> {
 fn wait_policy(request: &Request) -> WaitPolicy {
     let default = if request.stage_in.is_some() { WaitPolicy::Hold } else { WaitPolicy::Disk };
     request.wait.unwrap_or(default)
+}
+
+/// Whether the input that was copied for a job which must not start without it is about to change: another job writes
+/// results there.
+fn changes_on_disk(job: &Job, usage: &Use) -> bool {
+    job.job_state == JobState::Ondeck
+        && matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready)
+        && wait_policy(&job.request) == WaitPolicy::Hold
+        && usage.results_in_the_way_of(job.id, &job.request.data_in).is_some()
 }
 
 /// One event being handled.
@@ -534,6 +550,11 @@ impl Step<'_> {
                 (known.drained, known.failures) = (String::new(), 0);
                 self.effects.nodes.push(node.clone());
                 self.note(None, format!("RSA node {node} lends again"));
+            }
+            Event::Unlocked(id) => {
+                if self.schedule.jobs.get(&id).is_some_and(|job| job.unlocking) {
+                    self.job(id).unlocking = false;
+                }
             }
             Event::Tick => {}
         }
@@ -826,6 +847,7 @@ impl Step<'_> {
             delay_over: false,
             doubted: None,
             locked_in: false,
+            unlocking: false,
             held: is_held_by_us(&seen.job),
             hold_seen: is_held_by_us(&seen.job),
             let_go: false,
@@ -929,7 +951,9 @@ impl Step<'_> {
 
     /// A job that has ended may begin anew under the same number, and must not be in front for ever.
     fn undo_lock_in(&mut self, id: Incarnation) {
-        if std::mem::take(&mut self.job(id).locked_in) {
+        let job = self.job(id);
+        if std::mem::take(&mut job.locked_in) {
+            job.unlocking = true;
             self.effects.actions.push(Action::UndoLockIn(id));
         }
     }
@@ -1307,7 +1331,9 @@ impl Step<'_> {
                 job.avoid.push(node.clone());
             }
         }
-        let ends = match (job.hopeless, job.held && job.request.stage_in.is_some()) {
+        // It runs, and its input alone is of no use any more.
+        let too_late = job.job_state == JobState::Running && !job.wants_out();
+        let ends = match (job.hopeless || too_late, job.held && job.request.stage_in.is_some()) {
             (false, _) => "; it is tried again",
             (true, false) => "; the job works on disk",
             // It stays held, which is said when it is given up.
@@ -1431,17 +1457,18 @@ impl Step<'_> {
             let mut again = false;
             for (_, _, id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
-                    let next = decide(job);
-                    if next == Move::Wait {
-                        break;
-                    }
+                    let next = match decide(job) {
+                        Move::Wait if changes_on_disk(job, &usage) => Move::StageAgain,
+                        Move::Wait => break,
+                        next => next,
+                    };
                     let before = Taken::by(job);
                     if !self.apply(*id, next, &usage) {
                         break;
                     }
                     let after = self.schedule.jobs.get(id).map(Taken::by).unwrap_or_default();
                     usage.change(&before, &after, &self.schedule.nodes);
-                    again |= matches!(next, Move::Release | Move::Forget);
+                    again |= matches!(next, Move::Release | Move::Forget | Move::Mount);
                 }
                 if let Some(job) = self.schedule.jobs.get_mut(id)
                     && job.prolog == Prolog::Waiting
@@ -1453,7 +1480,7 @@ impl Step<'_> {
                     again = true;
                 }
             }
-            // What READY leads to depends on the Prolog, and released nodes are for others.
+            // What READY leads to depends on the Prolog and on where others write; released nodes are for others.
             if !again {
                 break;
             }
@@ -1477,6 +1504,11 @@ impl Step<'_> {
                 self.become_state(id, RsaState::Ineligible, "");
                 true
             }
+            // It has nodes of a RAM disk that became of no use. Others may need them.
+            Move::Construct(_) if self.must_wait_for_results(id, usage) => {
+                self.release(id);
+                true
+            }
             Move::Construct(purpose) => {
                 let epoch = self.next_epoch();
                 let job = self.job(id);
@@ -1496,6 +1528,7 @@ impl Step<'_> {
                 self.work(id, Work::StageIn, RsaState::StagingIn)
             }
             Move::Stop => self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn),
+            Move::StageAgain => self.stage_again(id, usage),
             Move::Mount => {
                 let job = self.job(id);
                 if job.io_nodes.is_empty() {
@@ -1590,9 +1623,30 @@ impl Step<'_> {
         if job.job_state != JobState::Ondeck {
             return false;
         }
-        let Some((other, path)) = usage.results_in_the_way_of(id, &job.request) else { return false };
+        let paths = job.request.data_in.iter().chain(&job.request.data_out);
+        let Some((other, path)) = usage.results_in_the_way_of(id, paths) else { return false };
         let why = format!("results of job {other} for {} are not on disk yet", path.display());
         self.waits(id, &why);
+        true
+    }
+
+    /// A job that must not start without its input does not start with one that is about to change.
+    fn stage_again(&mut self, id: Incarnation, usage: &Use) -> bool {
+        let job = &self.schedule.jobs[&id];
+        let Some((other, path)) = usage.results_in_the_way_of(id, &job.request.data_in) else { return false };
+        let why =
+            format!("job {other} writes to {}: it is staged again when that is on disk", path.display());
+        if !self.schedule.jobs[&id].held {
+            let job = self.job(id);
+            (job.held, job.hold_seen, job.let_go) = (true, false, false);
+            self.order(Action::Hold(id), id);
+        }
+        self.undo_lock_in(id);
+        if self.schedule.jobs[&id].rsa_state == RsaState::StagingIn {
+            self.note(Some(id), why);
+            return self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn);
+        }
+        self.become_state(id, RsaState::Aborted, &why);
         true
     }
 
@@ -1630,10 +1684,17 @@ impl Step<'_> {
         let now = self.now;
         let job = self.job(id);
         job.failed_here = false;
-        let Some(Allocation { nodes, since, .. }) = job.allocation.take() else { return };
+        let Some(Allocation { nodes, since, promise, .. }) = job.allocation.take() else { return };
         let (uid, account) = (job.owner.uid, job.account.clone());
-        let seconds = now.since(since).as_secs_f64();
-        self.effects.used.push(Used { uid, account, node_seconds: seconds * nodes.len() as f64 });
+        // Of a node that others may have a part of, it had its part.
+        let part = |name: &NodeName| match self.schedule.nodes.get(name) {
+            Some(node) if self.schedule.site.fractions && node.capacity > promise => {
+                promise.0 as f64 / node.capacity.0 as f64
+            }
+            _ => 1.0,
+        };
+        let node_seconds = now.since(since).as_secs_f64() * nodes.iter().map(part).sum::<f64>();
+        self.effects.used.push(Used { uid, account, node_seconds });
         for name in &nodes {
             if let Some(node) = self.schedule.nodes.get_mut(name) {
                 node.promised.remove(&id);
@@ -1695,7 +1756,7 @@ impl Step<'_> {
             (job.held, job.let_go) = (false, true);
             self.order(Action::LetGo(id), id);
         } else if lock_in && !job.locked_in {
-            job.locked_in = true;
+            (job.locked_in, job.unlocking) = (true, false);
             self.effects.actions.push(Action::LockIn(id));
         }
     }

@@ -12,9 +12,14 @@ use std::time::Duration;
 
 use super::job::Work;
 use super::*;
-use crate::{Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
+use crate::{
+    Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing, WaitPolicy,
+};
 
 const NOW: Time = Time(1_000_000);
+
+/// What each RSA node lends.
+const CAPACITY: Bytes = Bytes(100 << 30);
 
 /// What the workload manager really does with a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +67,8 @@ struct World {
     swaps: u8,
     /// Every job has so many compute nodes. With none, jobs are gone as soon as they end.
     compute_nodes: u8,
+    /// Whether administrators drain nodes.
+    drains: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -81,6 +88,12 @@ enum Happening {
     Broken(usize),
     Whole(usize),
     Cleaned(usize),
+    /// What keeps a job in front of the queue is undone.
+    Unlocked(usize),
+    /// The daemon is killed, and another one reads the journal.
+    Restart,
+    Drain(usize),
+    Resume(usize),
     Retry(usize),
     Salvage(usize),
     Abandon(usize),
@@ -125,7 +138,7 @@ impl World {
         let names = (0..nodes).map(|index| (node(index), Node::new("default"))).collect();
         let mut schedule = Schedule::new(site, Vec::new(), names, 0, Epoch(0));
         for index in 0..nodes {
-            schedule.handle(NOW, Event::NodeUp { node: node(index), capacity: Bytes(100) }).unwrap();
+            schedule.handle(NOW, Event::NodeUp { node: node(index), capacity: CAPACITY }).unwrap();
         }
         World {
             schedule,
@@ -135,6 +148,7 @@ impl World {
             losses: 0,
             swaps: 0,
             compute_nodes,
+            drains: false,
         }
     }
 
@@ -236,6 +250,13 @@ impl World {
                     all.push(Happening::Ends(index, outcome));
                 }
             }
+            if job.unlocking {
+                all.push(Happening::Unlocked(index));
+            }
+            if job.prolog == Prolog::Waiting {
+                // Of all else, the next daemon knows the same.
+                all.push(Happening::Restart);
+            }
             if job.not_before.is_some() {
                 all.push(Happening::PauseEnds(index));
             }
@@ -274,6 +295,13 @@ impl World {
             if !found.residue.is_empty() {
                 all.push(Happening::Cleaned(index));
             }
+            if self.drains {
+                let drained = !found.drained.is_empty();
+                all.push(if drained { Happening::Resume(index) } else { Happening::Drain(index) });
+            }
+        }
+        if self.drains {
+            all.push(Happening::Restart);
         }
         all
     }
@@ -344,7 +372,7 @@ impl World {
                 self.losses += 1;
                 Event::NodeLost(node(*index))
             }
-            Happening::Back(index) => Event::NodeUp { node: node(*index), capacity: Bytes(100) },
+            Happening::Back(index) => Event::NodeUp { node: node(*index), capacity: CAPACITY },
             Happening::Broken(index) => {
                 self.losses += 1;
                 let ramdisk = self.schedule.jobs()[&id(*index)].ramdisk().unwrap();
@@ -359,6 +387,10 @@ impl World {
                 let ramdisk = self.schedule.nodes()[&node(*index)].residue.first().unwrap().clone();
                 Event::Cleaned { node: node(*index), ramdisk }
             }
+            Happening::Unlocked(index) => Event::Unlocked(id(*index)),
+            Happening::Restart => return self.restart(),
+            Happening::Drain(index) => Event::Drain { node: node(*index), why: "somebody".into() },
+            Happening::Resume(index) => Event::Resume(node(*index)),
             Happening::Retry(index) => Event::Retry { job: id(*index), salvage: false },
             Happening::Salvage(index) => Event::Retry { job: id(*index), salvage: true },
             Happening::Abandon(index) => {
@@ -369,6 +401,22 @@ impl World {
         let before = self.schedule.clone();
         let effects = self.schedule.handle(NOW, event).unwrap();
         self.check_step(&before, &effects);
+        self.check();
+    }
+
+    /// All that is kept is what the next daemon begins with; what was ordered and may not have been done is done again.
+    fn restart(&mut self) {
+        let old = &self.schedule;
+        let (task, epoch) = old.counters();
+        let jobs = old.jobs().values().cloned().collect();
+        let new = Schedule::new(old.site().clone(), jobs, old.nodes().clone(), task, epoch);
+        self.schedule = new.with_strays(old.strays().clone());
+        let again = self.schedule.resume();
+        for job in self.schedule.jobs().values() {
+            assert_eq!(again.contains(&Action::LockIn(job.id)), job.locked_in);
+            assert_eq!(again.contains(&Action::UndoLockIn(job.id)), job.unlocking);
+            assert!(job.task.is_none_or(|task| again.contains(&Action::Begin(job.id, task))));
+        }
         self.check();
     }
 
@@ -436,7 +484,7 @@ impl World {
             let physical = &mut self.physical[job.id.job.0 as usize - 1];
             assert!(job.allocation.is_none() && job.task.is_none() && !job.results, "{job:?}");
             assert!(!physical.unsaved);
-            assert!(!job.locked_in);
+            assert!(!job.locked_in && !job.unlocking);
             *physical = Physical::default();
         }
     }
@@ -478,10 +526,26 @@ impl World {
             if self.physical[job.id.job.0 as usize - 1].unsaved {
                 assert!(job.results, "unsaved results are not known of: {job:?}");
             }
+            assert!(!job.locked_in || !job.unlocking, "{job:?}");
+            // What it must have before it starts is not what another job is about to replace.
+            let staged = matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready);
+            if job.job_state == JobState::Ondeck && staged && job.request.wait == Some(WaitPolicy::Hold) {
+                let writes = |other: &&Job| {
+                    let mut theirs = other.request.data_out.iter();
+                    other.id != job.id
+                        && other.results
+                        && theirs.any(|theirs| {
+                            let mut mine = job.request.data_in.iter();
+                            mine.any(|mine| mine.starts_with(theirs) || theirs.starts_with(mine))
+                        })
+                };
+                assert!(self.schedule.jobs().values().find(writes).is_none(), "{job:?}");
+            }
             let has_nodes = !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible);
             assert_eq!(has_nodes, job.allocation.is_some(), "{job:?}");
             // Nothing waits for ever: work, a pause, the workload manager, other jobs, or somebody who was told.
-            let waits = job.task.is_some() || job.not_before.is_some() || job.prolog_until.is_some();
+            let waits =
+                job.task.is_some() || job.not_before.is_some() || job.prolog_until.is_some() || job.unlocking;
             let for_people =
                 matches!(job.rsa_state, RsaState::Held | RsaState::Lost) && !job.message.is_empty();
             let for_the_queue = job.job_state != JobState::Finished && job.job_state != JobState::Demoted;
@@ -497,6 +561,7 @@ impl World {
             world.happen(&Happening::Queue, requests);
             if world.schedule.jobs().is_empty() {
                 for index in 0..world.schedule.nodes().len() {
+                    world.happen(&Happening::Resume(index), requests);
                     if !world.schedule.nodes()[&node(index)].up {
                         world.happen(&Happening::Back(index), requests);
                     }
@@ -515,6 +580,8 @@ impl World {
                     world.happen(&Happening::PauseEnds(index), requests);
                 } else if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
                     world.happen(&Happening::Retry(index), requests);
+                } else if job.unlocking {
+                    world.happen(&Happening::Unlocked(index), requests);
                 }
             }
         }
@@ -626,16 +693,24 @@ fn two_jobs_keep_the_invariants_in_every_order_of_events() {
     let both = request(Some("/a"), Some("/b"), false);
     let (states, pairs) = explore(&[both, request(None, Some("/c"), false)], 0, 1);
     println!("two jobs: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    // One reads what the other writes, and must not start without it.
+    let reads = Request { wait: Some(WaitPolicy::Hold), ..request(Some("/c/d"), None, false) };
+    let (states, pairs) = explore(&[reads, request(None, Some("/c"), false)], 0, 1);
+    println!(
+        "one that reads what the other writes: {states} states, {} pairs, {:?}",
+        pairs.len(),
+        began.elapsed()
+    );
 }
 
 /// A daemon that does not understand what its journal has of a job leaves the job's RSA nodes alone.
 #[test]
 fn what_is_promised_to_a_job_that_nobody_knows_is_free_once_its_ram_disk_is_gone() {
     let mut promised = Node::new("default");
-    promised.promised.insert(id(0), Bytes(100));
+    promised.promised.insert(id(0), CAPACITY);
     let nodes = [(node(0), promised)].into();
     let mut schedule = Schedule::new(site(), Vec::new(), nodes, 0, Epoch(0));
-    schedule.handle(NOW, Event::NodeUp { node: node(0), capacity: Bytes(100) }).unwrap();
+    schedule.handle(NOW, Event::NodeUp { node: node(0), capacity: CAPACITY }).unwrap();
     assert_eq!(schedule.nodes()[&node(0)].free(), Bytes::ZERO);
     let effects = schedule.handle(NOW, Event::Vacated { node: node(0), job: id(0) }).unwrap();
     assert!(schedule.nodes()[&node(0)].is_free() && effects.nodes == [node(0)]);
@@ -676,8 +751,78 @@ fn a_job_that_was_next_keeps_its_ram_disk_until_it_is_judged_anew() {
     assert_eq!(queue(&mut world, Standing::Waiting, 5), Some(JobState::Demoted));
 }
 
+/// Two jobs of which the first wants two of four nodes and the second one; both are next.
+fn two_that_want_three_of_four(site: Site) -> (World, [Request; 2]) {
+    let requests = [("/a", "/b", 2), ("/c", "/d", 1)]
+        .map(|(from, to, nodes)| Request { nodes: Some(nodes), ..request(Some(from), Some(to), true) });
+    let mut world = World::new(2, 1, 4, site, 0);
+    world.slurm.fill(Slurm::Next);
+    world.happen(&Happening::Queue, &requests);
+    (world, requests)
+}
+
+fn waits_for(world: &World, index: usize) -> &str {
+    let job = &world.schedule.jobs()[&id(index)];
+    assert_eq!(job.allocation.is_some(), job.waits_for.is_empty(), "{job:?}");
+    &job.waits_for
+}
+
+#[test]
+fn half_of_the_nodes_stage_while_the_other_half_serves_jobs_that_run() {
+    let (mut world, requests) = two_that_want_three_of_four(site());
+    assert_eq!(waits_for(&world, 0), "");
+    assert!(waits_for(&world, 1).contains("2 of 4 RSA nodes stage for other jobs"));
+    for _ in [Work::Construct, Work::StageIn] {
+        world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
+    }
+    assert!(waits_for(&world, 1).contains("stage for other jobs"), "ready, but it does not run");
+    world.happen(&Happening::Becomes(0, Slurm::Running { prolog_ran: false, nodes: 1 }), &requests);
+    world.happen(&Happening::Prolog(0), &requests);
+    assert_eq!(waits_for(&world, 1), "");
+
+    let (world, _) = two_that_want_three_of_four(Site { sharing: Sharing::Any, ..site() });
+    assert_eq!((waits_for(&world, 0), waits_for(&world, 1)), ("", ""));
+}
+
+#[test]
+fn users_and_accounts_have_no_more_nodes_than_they_may() {
+    let any = Site { sharing: Sharing::Any, ..site() };
+    let limits = [
+        (Site { user_nodes: Some(2), ..any.clone() }, "its user has 2 of at most 2 RSA nodes"),
+        (Site { account_nodes: Some(2), ..any.clone() }, "its account has 2 of at most 2 RSA nodes"),
+    ];
+    for (site, why) in limits {
+        let (mut world, requests) = two_that_want_three_of_four(site);
+        assert_eq!((waits_for(&world, 0), waits_for(&world, 1)), ("", why));
+        world.happen(&Happening::Becomes(0, Slurm::Gone), &requests);
+        world.happen(&Happening::Queue, &requests);
+        while world.schedule.jobs().get(&id(0)).is_some_and(|job| job.task.is_some()) {
+            world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
+        }
+        assert_eq!(waits_for(&world, 1), "");
+    }
+    let (world, _) = two_that_want_three_of_four(Site { account_nodes: Some(1), ..any });
+    let told = &world.schedule.jobs()[&id(0)].message;
+    assert!(told.contains("it needs 2 RSA nodes, and its account may have 1"), "{told}");
+}
+
+#[test]
+fn a_job_that_is_expected_to_start_soon_is_next_as_far_as_the_site_looks_ahead() {
+    let requests = [request(Some("/a"), None, false)];
+    let after = |start: Option<u64>, horizon: u64| {
+        let site = Site { horizon: Duration::from_secs(horizon), ..site() };
+        let mut world = World::new(1, 0, 1, site, 0);
+        let mut seen = world.seen(0, &requests);
+        seen.job.start = start.map(|seconds| NOW.0 / 1000 + seconds);
+        world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen] }).unwrap();
+        !world.schedule.jobs().is_empty()
+    };
+    assert!(after(Some(60), 60) && !after(Some(61), 60));
+    assert!(!after(None, 60) && !after(Some(0), 0), "Slurm's word counts, and only where the site wants it");
+}
+
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(512))]
 
     /// Long histories of many jobs and nodes: who wins the nodes, whose results others wait for, who is demoted.
     #[test]
@@ -689,7 +834,10 @@ proptest::proptest! {
         let requests: Vec<Request> = (0..7)
             .map(|index| {
                 let (one, other) = (paths[index % 4], paths[(index / 2 + 1) % 4]);
-                request((index % 3 != 0).then_some(one), (index % 3 != 1).then_some(other), index % 2 == 0)
+                let wait = (index % 2 == 1).then_some(WaitPolicy::Hold);
+                let request =
+                    request((index % 3 != 0).then_some(one), (index % 3 != 1).then_some(other), index % 2 == 0);
+                Request { wait, ..request }
             })
             .collect();
         let site = Site {
@@ -701,6 +849,7 @@ proptest::proptest! {
             ..site()
         };
         let mut world = World::new(requests.len(), 2, 5, site, u8::MAX);
+        world.drains = true;
         for choice in choices {
             (world.losses, world.swaps) = (0, 0);
             let all = world.happenings();

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::job::{Job, Task, Work};
 use super::nodes::{Node, Nodes};
 use super::{JobState, RsaState};
-use crate::allocation::SHARE_UNIT;
+use crate::allocation::{promise_for, share_within};
 use crate::request::keyword_enum;
-use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate, Request};
+use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate};
 
 keyword_enum! {
     /// How the RSA is shared between jobs that run and jobs that stage.
@@ -365,18 +365,17 @@ impl Use {
         self.copying
     }
 
-    /// A job with results that are not on disk yet where `job` reads or writes, and the path that it reads or writes.
+    /// A job with results that are not on disk yet where `job` reads or writes, and which of its paths that is.
     pub fn results_in_the_way_of<'a>(
         &self,
         job: Incarnation,
-        request: &'a Request,
+        paths: impl IntoIterator<Item = &'a PathBuf>,
     ) -> Option<(Incarnation, &'a Path)> {
         if self.results.is_empty() {
             return None;
         }
         let another = |jobs: &BTreeSet<Incarnation>| jobs.iter().copied().find(|other| *other != job);
-        let mut mine = request.data_in.iter().chain(&request.data_out);
-        mine.find_map(|path| {
+        paths.into_iter().find_map(|path| {
             let key = key(path);
             let ends = key.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| &key[..=end]);
             for above in ends {
@@ -424,20 +423,31 @@ fn give_back<K: Ord>(counts: &mut BTreeMap<K, u32>, whose: &K, has: u32) {
 
 /// How many nodes a job gets and how many bytes of each (`None`: whole nodes).
 fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<(u32, Option<Bytes>), String> {
+    let (whole, engine) = (pool.largest, job.request.engine.unwrap_or(site.engine));
+    if let Some(capacity) = job.request.capacity {
+        // What a node lends is not known before an agent has answered.
+        if whole == Bytes::ZERO {
+            return Ok((job.request.nodes.unwrap_or(1).max(1), None));
+        }
+        let most = share_within(engine, whole);
+        if most == Bytes::ZERO {
+            return Err(format!("{whole} of a node are too little for the engine {engine} (#RSA_ENGINE)"));
+        }
+        let least = capacity.0.div_ceil(most.0).max(1);
+        if let Some(count) = job.request.nodes.map(|count| count.max(1)) {
+            if least <= u64::from(count) {
+                return Ok((count, None));
+            }
+            return Err(format!(
+                "it asks for {capacity} (#RSA_CAPACITY) on {count} RSA nodes (#RSA_NODES), and needs {least} for that"
+            ));
+        }
+        let count = u32::try_from(least).unwrap_or(u32::MAX);
+        let promise = promise_for(engine, Bytes(capacity.0.div_ceil(u64::from(count)))).min(whole);
+        return Ok((count, site.fractions.then_some(promise)));
+    }
     if let Some(count) = job.request.nodes {
         return Ok((count.max(1), None));
-    }
-    let whole = pool.largest;
-    if let Some(capacity) = job.request.capacity {
-        if whole == Bytes::ZERO {
-            // Not known before an agent has answered.
-            return Ok((1, None));
-        }
-        // An engine needs some of what is promised for itself.
-        let raw = capacity.0.saturating_add(capacity.0 / 4);
-        let count = u32::try_from(raw.div_ceil(whole.0)).unwrap_or(u32::MAX).max(1);
-        let share = Bytes(raw.div_ceil(u64::from(count))).round_up_to(SHARE_UNIT).min(whole);
-        return Ok((count, site.fractions.then_some(share)));
     }
     let proportional = job.compute_nodes / site.proportion.max(1);
     if proportional > 0 {
@@ -449,7 +459,15 @@ fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<(u32, Option<Bytes>)
             job.id, job.compute_nodes, site.proportion
         ));
     }
-    Ok((1, Some(Bytes(whole.0 / u64::from(site.proportion) * u64::from(job.compute_nodes.max(1))))))
+    let part = Bytes(whole.0 / u64::from(site.proportion) * u64::from(job.compute_nodes.max(1)));
+    if whole > Bytes::ZERO && share_within(engine, part) == Bytes::ZERO {
+        return Err(format!(
+            "job {} too small, marking ineligible: its part of an RSA node, {part}, is too little for the engine {engine} \
+             (#RSA_CAPACITY)",
+            job.id
+        ));
+    }
+    Ok((1, Some(part)))
 }
 
 /// Which nodes a job gets now.
@@ -575,16 +593,15 @@ mod tests {
                 let taken = Taken { results: Some(id(number)), outputs: outputs.clone(), ..Taken::default() };
                 usage.change(&Taken::default(), &taken, &Nodes::new());
             }
-            let request = Request { data_in: vec![mine.clone()], ..Request::default() };
             let overlap = |theirs: &PathBuf| mine.starts_with(theirs) || theirs.starts_with(&mine);
             let others = outputs.iter().enumerate().filter(|(number, _)| *number != 1);
             let expected: Vec<u32> =
                 others.filter(|(_, outputs)| outputs.iter().any(overlap)).map(|(number, _)| number as u32).collect();
-            match usage.results_in_the_way_of(id(1), &request) {
+            match usage.results_in_the_way_of(id(1), [&mine]) {
                 None => prop_assert!(expected.is_empty(), "{expected:?}"),
                 Some((other, path)) => {
                     prop_assert!(expected.contains(&other.job.0));
-                    prop_assert_eq!(path, &*mine);
+                    prop_assert_eq!(path, mine.as_path());
                 }
             }
         }

@@ -105,6 +105,8 @@ pub enum Move {
     StageIn(Purpose),
     /// Stop that: STOPPING_STAGING_IN.
     Stop,
+    /// What was copied, or is being copied, is about to change on disk: ABORTED, at last.
+    StageAgain,
     /// Mount it on all I/O nodes: MOUNTING.
     Mount,
     /// It shall be unmounted: UNMOUNT_NEEDED.
@@ -147,6 +149,10 @@ pub enum Move {
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
 ///
+/// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
+/// and is STAGING_IN or READY is staged again, and held again, if another job begins to write results where its input is
+/// ([`Move::StageAgain`]): no job's own state says that.
+///
 /// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST. From
 /// there STAGING_OUT with `salvage` saves what the other servers have: DONE_STAGING_OUT then although it is broken, LOST
 /// again if it fails, or if the server has come back meanwhile, so that there is more to save.
@@ -160,6 +166,7 @@ pub fn decide(job: &Job) -> Move {
         (S::Initial, Ondeck) => Move::Assign(job.best_purpose()),
         (S::Initial, Running) if output_again => Move::Assign(Purpose::Output),
         (S::Initial, Running) => Move::GiveUp,
+        (S::Initial | S::Ineligible, Demoted | Finished) if job.unlocking => Move::Wait,
         (S::Initial | S::Ineligible, Demoted | Finished) => Move::Forget,
         (S::Ineligible, Ondeck | Running) => Move::Wait,
 
