@@ -288,9 +288,9 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         configured.contains(name) || !node.promised.is_empty() || !node.residue.is_empty()
     });
     for (name, node) in &mut nodes {
-        if !configured.contains(name) {
+        if !configured.contains(name) && node.drained.is_empty() {
             node.drained = NOT_CONFIGURED.into();
-        } else if node.drained == NOT_CONFIGURED {
+        } else if configured.contains(name) && node.drained == NOT_CONFIGURED {
             node.drained.clear();
         }
     }

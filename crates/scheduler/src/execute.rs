@@ -747,6 +747,9 @@ pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation,
     loop {
         let done = match &action {
             Action::Tell(..) | Action::Unmark(_) => say(daemon, id, &action).await,
+            // It may have been decided otherwise since.
+            Action::Hold(_) if !daemon.job(id).is_some_and(|job| job.held) => Ok(()),
+            Action::LetGo(_) if daemon.job(id).is_some_and(|job| job.held) => Ok(()),
             Action::Hold(_) => match manager.hold(job).await {
                 Ok(()) => say(daemon, id, &action).await,
                 other => other,
@@ -805,21 +808,24 @@ async fn say(daemon: &Arc<Daemon>, id: Incarnation, action: &Action) -> Result<(
 
 async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {
     let site = &daemon.config.scheduler;
+    // To a job that somebody holds, a new priority would be a release.
+    let sight = seen(daemon).await?;
+    let waits = |job: &&QueuedJob| {
+        job.id == id && matches!(job.standing, Standing::Next | Standing::Waiting | Standing::Unjudged)
+    };
+    let Some(job) = sight.jobs.iter().find(waits) else { return Ok(()) };
     match (site.lock_in, &site.lock_in_qos) {
         (LockIn::Qos, Some(qos)) => daemon.workload_manager.set_qos(id.job, qos).await,
         (LockIn::Priority, _) => {
             // Before all that wait now.
-            let sight = seen(daemon).await?;
             let others = sight.jobs.iter().filter(|job| job.id.job != id.job);
             let greatest = others.map(|job| job.priority).max().unwrap_or(0);
-            match sight.jobs.iter().find(|job| job.id.job == id.job) {
-                Some(job) if job.priority <= greatest => {
-                    let priority =
-                        u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
-                    daemon.workload_manager.set_priority(id.job, priority).await
-                }
-                _ => Ok(()),
+            if job.priority > greatest {
+                return Ok(());
             }
+            let priority =
+                u32::try_from(greatest.saturating_add(1)).unwrap_or(u32::MAX - 2).min(u32::MAX - 2);
+            daemon.workload_manager.set_priority(id.job, priority).await
         }
         _ => Ok(()),
     }

@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use ondeck_testbed::{Ran, available};
+use ondeck_testbed::{Ran, available, wait_until};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, Setup};
+use crate::cluster::{Cluster, DEADLINE, Setup};
 
 /// A small cluster on which nothing is wrong.
 fn cluster() -> Cluster {
@@ -79,6 +79,11 @@ fn of_slurm(cluster: &Cluster, good: &Path) {
         let line = text.lines().find(|line| line.starts_with(old)).unwrap_or_else(|| panic!("no {old}"));
         fs::write(conf, text.replace(line, new)).unwrap();
         cluster.slurm.scontrol(&["reconfigure"]).assert_success();
+        // A look at the queue in between may have failed. Whoever waits for a job that nobody knows has another one made.
+        cluster.ondeck(&["wait", "4000000"]).assert_says("is not known here");
+        wait_until(DEADLINE, "the scheduler sees the queue", || {
+            cluster.status()["workload_manager"].is_null()
+        });
     };
     let dir = cluster.bed.dir();
     let program = |name: &str, mode: u32, script: &str| {

@@ -218,6 +218,12 @@ pub struct Job {
     pub hold_seen: bool,
     /// Whether it was held until its input was there, and then released.
     pub let_go: bool,
+    /// Whether somebody else released it: it is not held again.
+    #[serde(default)]
+    pub released: bool,
+    /// When it was first staged again, because another job wrote where its input is.
+    #[serde(default)]
+    pub again_since: Option<Time>,
     /// The latest that its user should know; empty if nothing.
     pub message: String,
     /// Why it waits, if it does; not a fault.

@@ -415,7 +415,8 @@ fn begins_later(site: &Site, now: Time, job: &QueuedJob) -> bool {
 /// When a job that is held and has no RSA nodes is not held any longer.
 fn hold_until(site: &Site, job: &Job) -> Option<Time> {
     let waits = job.held && !job.hopeless && job.rsa_state == RsaState::Initial;
-    waits.then(|| job.since.plus(site.limits.hold))
+    let from = job.again_since.map_or(job.since, |first| first.min(job.since));
+    waits.then(|| from.plus(site.limits.hold))
 }
 
 /// What happens to a job that could start before its input is there.
@@ -430,6 +431,7 @@ fn changes_on_disk(job: &Job, usage: &Use) -> bool {
     job.job_state == JobState::Ondeck
         && matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready)
         && wait_policy(&job.request) == WaitPolicy::Hold
+        && !job.released
         && usage.results_in_the_way_of(job.id, &job.request.data_in).is_some()
 }
 
@@ -714,7 +716,7 @@ impl Step<'_> {
                     self.job(id).compute_nodes = seen.job.node_count;
                 }
                 self.believe(id);
-                self.order_again(&seen.job);
+                self.order_again(taken, &seen.job);
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
@@ -759,10 +761,14 @@ impl Step<'_> {
     }
 
     /// An order to the workload manager that has not been carried out is given again: a daemon may have ended in between.
-    fn order_again(&mut self, seen: &QueuedJob) {
+    fn order_again(&mut self, taken: Time, seen: &QueuedJob) {
         const PAUSE: Duration = Duration::from_secs(5);
         let (id, now) = (seen.id, self.now);
         let known = &self.schedule.jobs[&id];
+        if self.schedule.ordered.get(&id).is_some_and(|last| *last >= taken) {
+            // The queue was asked before.
+            return;
+        }
         let action = match seen.standing {
             Standing::Held if known.let_go && is_held_by_us(seen) => Action::LetGo(id),
             Standing::Held if known.held && !known.hold_seen => {
@@ -772,7 +778,7 @@ impl Step<'_> {
             Standing::Next | Standing::Waiting | Standing::Unjudged if known.held && known.hold_seen => {
                 // Somebody does not want to wait for its input.
                 let job = self.job(id);
-                (job.held, job.let_go) = (false, true);
+                (job.held, job.let_go, job.released) = (false, true, true);
                 return self.note(Some(id), "was released by hand".into());
             }
             Standing::Next | Standing::Waiting | Standing::Unjudged if known.held => Action::Hold(id),
@@ -851,6 +857,8 @@ impl Step<'_> {
             held: is_held_by_us(&seen.job),
             hold_seen: is_held_by_us(&seen.job),
             let_go: false,
+            released: false,
+            again_since: None,
             message: String::new(),
             waits_for: String::new(),
         };
@@ -1400,7 +1408,11 @@ impl Step<'_> {
                 job.hopeless = true;
                 let script = job.request.stage_in.is_some();
                 let then = if script { "" } else { "; the job works on disk" };
-                self.tell(id, format!("no RAM disk: there were no RSA nodes for it within {hours} h{then}"));
+                let why = match job.again_since {
+                    Some(_) => "other jobs have written where its input is for",
+                    None => "there were no RSA nodes for it within",
+                };
+                self.tell(id, format!("no RAM disk: {why} {hours} h{then}"));
             }
             if due(self.job(id).ending) {
                 // Whatever is left of it there can't be waited for.
@@ -1462,13 +1474,14 @@ impl Step<'_> {
                         Move::Wait => break,
                         next => next,
                     };
-                    let before = Taken::by(job);
+                    let (before, had) = (Taken::by(job), job.allocation.is_some());
                     if !self.apply(*id, next, &usage) {
                         break;
                     }
                     let after = self.schedule.jobs.get(id).map(Taken::by).unwrap_or_default();
                     usage.change(&before, &after, &self.schedule.nodes);
-                    again |= matches!(next, Move::Release | Move::Forget | Move::Mount);
+                    let has = self.schedule.jobs.get(id).is_some_and(|job| job.allocation.is_some());
+                    again |= had && !has || matches!(next, Move::Forget | Move::Mount);
                 }
                 if let Some(job) = self.schedule.jobs.get_mut(id)
                     && job.prolog == Prolog::Waiting
@@ -1500,7 +1513,10 @@ impl Step<'_> {
             Move::Assign(purpose) => self.assign(id, purpose, usage),
             Move::GiveUp => {
                 self.let_go_if_hopeless(id);
-                self.undo_lock_in(id);
+                // While it runs, nothing can be undone; when it has ended, it is.
+                if self.schedule.jobs[&id].job_state != JobState::Running {
+                    self.undo_lock_in(id);
+                }
                 self.become_state(id, RsaState::Ineligible, "");
                 true
             }
@@ -1632,6 +1648,7 @@ impl Step<'_> {
 
     /// A job that must not start without its input does not start with one that is about to change.
     fn stage_again(&mut self, id: Incarnation, usage: &Use) -> bool {
+        let now = self.now;
         let job = &self.schedule.jobs[&id];
         let Some((other, path)) = usage.results_in_the_way_of(id, &job.request.data_in) else { return false };
         let why =
@@ -1642,11 +1659,14 @@ impl Step<'_> {
             self.order(Action::Hold(id), id);
         }
         self.undo_lock_in(id);
-        if self.schedule.jobs[&id].rsa_state == RsaState::StagingIn {
-            self.note(Some(id), why);
+        let job = self.job(id);
+        job.again_since.get_or_insert(now);
+        let stops = job.rsa_state == RsaState::StagingIn;
+        self.tell(id, why);
+        if stops {
             return self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn);
         }
-        self.become_state(id, RsaState::Aborted, &why);
+        self.become_state(id, RsaState::Aborted, "");
         true
     }
 

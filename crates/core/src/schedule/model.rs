@@ -806,6 +806,85 @@ fn users_and_accounts_have_no_more_nodes_than_they_may() {
     assert!(told.contains("it needs 2 RSA nodes, and its account may have 1"), "{told}");
 }
 
+/// One that reads what the other writes, and must not start without it: it is ready, and held again when the other runs.
+fn one_that_is_staged_again() -> (World, [Request; 2]) {
+    let reads =
+        Request { nodes: Some(1), wait: Some(WaitPolicy::Hold), ..request(Some("/c/d"), None, false) };
+    let writes = Request { nodes: Some(1), ..request(None, Some("/c"), false) };
+    let requests = [reads, writes];
+    let mut world = World::new(2, 1, 2, Site { sharing: Sharing::Any, ..site() }, 0);
+    world.slurm.fill(Slurm::Next);
+    world.happen(&Happening::Queue, &requests);
+    for index in [0, 1] {
+        for _ in [Work::Construct, Work::StageIn] {
+            world.happen(&Happening::Ends(index, Outcome::Done(String::new())), &requests);
+        }
+    }
+    (world, requests)
+}
+
+#[test]
+fn a_job_whose_input_another_one_writes_is_held_again_for_no_longer_than_the_limit() {
+    let (mut world, requests) = one_that_is_staged_again();
+    let reader = |world: &World| world.schedule.jobs()[&id(0)].clone();
+    assert!(reader(&world).let_go && reader(&world).rsa_state == RsaState::Ready);
+    world.slurm[1] = Slurm::Running { prolog_ran: false, nodes: 1 };
+    let effects = world.schedule.handle(NOW, Event::Starting(Box::new(world.seen(1, &requests)))).unwrap();
+    assert!(effects.actions.contains(&Action::Hold(id(0))), "{:?}", effects.actions);
+    assert!(reader(&world).held && reader(&world).message.contains("job 2 writes to /c/d"));
+    let task = reader(&world).task.unwrap();
+    assert_eq!(task.work, Work::Destroy);
+    let done = Event::Ended { job: id(0), number: task.number, outcome: Outcome::Done(String::new()) };
+    world.schedule.handle(NOW, done).unwrap();
+    assert!(reader(&world).allocation.is_none() && reader(&world).waits_for.contains("results of job 2"));
+    // Others may go on writing there.
+    let limit = NOW.plus(site().limits.hold);
+    assert!(world.schedule.next_tick().is_some_and(|next| next <= limit));
+    let effects = world.schedule.handle(limit, Event::Tick).unwrap();
+    assert!(effects.actions.contains(&Action::LetGo(id(0))), "{:?}", effects.actions);
+    assert!(reader(&world).message.contains("other jobs have written where its input is for 24 h"));
+}
+
+#[test]
+fn a_job_that_was_released_by_hand_is_not_held_again() {
+    let (mut world, requests) = one_that_is_staged_again();
+    world.schedule.jobs.get_mut(&id(0)).unwrap().released = true;
+    world.happen(&Happening::Becomes(1, Slurm::Running { prolog_ran: false, nodes: 1 }), &requests);
+    world.schedule.handle(NOW, Event::Starting(Box::new(world.seen(1, &requests)))).unwrap();
+    let job = &world.schedule.jobs()[&id(0)];
+    assert_eq!((job.held, job.rsa_state), (false, RsaState::Ready));
+}
+
+#[test]
+fn a_capacity_takes_nodes_that_have_it() {
+    let nodes = [(node(0), 10), (node(1), 100), (node(2), 10)];
+    let placed = |request: Request| {
+        let all = nodes.iter().map(|(name, _)| (name.clone(), Node::new("default"))).collect();
+        let mut schedule = Schedule::new(site(), Vec::new(), all, 0, Epoch(0));
+        for (name, gib) in &nodes {
+            schedule.handle(NOW, Event::NodeUp { node: name.clone(), capacity: Bytes(gib << 30) }).unwrap();
+        }
+        let mut seen = World::new(1, 0, 0, site(), 0).seen(0, std::slice::from_ref(&request));
+        seen.job.standing = Standing::Next;
+        schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen] }).unwrap();
+        let job = &schedule.jobs()[&id(0)];
+        let nodes = job.allocation.as_ref().map(|found| found.nodes.clone()).unwrap_or_default();
+        (nodes, format!("{}{}", job.message, job.waits_for))
+    };
+    let asks = |gib: u64, nodes| Request {
+        capacity: Some(Bytes(gib << 30)),
+        nodes,
+        ..request(Some("/a"), None, false)
+    };
+    assert_eq!(placed(asks(5, None)).0, [node(0)]);
+    assert_eq!(placed(asks(60, None)).0, [node(1)]);
+    assert_eq!(placed(asks(12, Some(2))).0, [node(0), node(2)]);
+    let (none, why) = placed(asks(100, Some(1)));
+    assert!(none.is_empty() && why.contains("needs 2 for that"), "{why}");
+    let (none, why) = placed(asks(60, Some(2)));
+    assert!(none.is_empty() && why.contains("have 1 need 2"), "{why}");
+}
+
 #[test]
 fn a_job_that_is_expected_to_start_soon_is_next_as_far_as_the_site_looks_ahead() {
     let requests = [request(Some("/a"), None, false)];

@@ -421,37 +421,54 @@ fn give_back<K: Ord>(counts: &mut BTreeMap<K, u32>, whose: &K, has: u32) {
     }
 }
 
-/// How many nodes a job gets and how many bytes of each (`None`: whole nodes).
-fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<(u32, Option<Bytes>), String> {
+/// What a job is to get.
+#[derive(Clone, Copy)]
+struct Wanted {
+    nodes: u32,
+    /// How many bytes of each; nothing for whole nodes.
+    share: Option<Bytes>,
+    /// What whole nodes must lend at least.
+    least: Bytes,
+}
+
+impl Wanted {
+    fn whole(nodes: u32) -> Wanted {
+        Wanted { nodes, share: None, least: Bytes::ZERO }
+    }
+}
+
+fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<Wanted, String> {
     let (whole, engine) = (pool.largest, job.request.engine.unwrap_or(site.engine));
+    let asked = job.request.nodes.map(|nodes| nodes.max(1));
     if let Some(capacity) = job.request.capacity {
         // What a node lends is not known before an agent has answered.
         if whole == Bytes::ZERO {
-            return Ok((job.request.nodes.unwrap_or(1).max(1), None));
+            return Ok(Wanted::whole(asked.unwrap_or(1)));
         }
         let most = share_within(engine, whole);
         if most == Bytes::ZERO {
             return Err(format!("{whole} of a node are too little for the engine {engine} (#RSA_ENGINE)"));
         }
-        let least = capacity.0.div_ceil(most.0).max(1);
-        if let Some(count) = job.request.nodes.map(|count| count.max(1)) {
-            if least <= u64::from(count) {
-                return Ok((count, None));
+        let fewest = capacity.0.div_ceil(most.0).max(1);
+        let nodes = match asked {
+            Some(nodes) if fewest > u64::from(nodes) => {
+                return Err(format!(
+                    "it asks for {capacity} (#RSA_CAPACITY) on {nodes} RSA nodes (#RSA_NODES), and needs {fewest} for that"
+                ));
             }
-            return Err(format!(
-                "it asks for {capacity} (#RSA_CAPACITY) on {count} RSA nodes (#RSA_NODES), and needs {least} for that"
-            ));
-        }
-        let count = u32::try_from(least).unwrap_or(u32::MAX);
-        let promise = promise_for(engine, Bytes(capacity.0.div_ceil(u64::from(count)))).min(whole);
-        return Ok((count, site.fractions.then_some(promise)));
+            Some(nodes) => nodes,
+            None => u32::try_from(fewest).unwrap_or(u32::MAX),
+        };
+        let least = promise_for(engine, Bytes(capacity.0.div_ceil(u64::from(nodes)))).min(whole);
+        let share = (site.fractions && asked.is_none()).then_some(least);
+        return Ok(Wanted { nodes, share, least });
     }
-    if let Some(count) = job.request.nodes {
-        return Ok((count.max(1), None));
+    if let Some(nodes) = asked {
+        return Ok(Wanted::whole(nodes));
     }
     let proportional = job.compute_nodes / site.proportion.max(1);
     if proportional > 0 {
-        return Ok((proportional, None));
+        return Ok(Wanted::whole(proportional));
     }
     if !site.fractions {
         return Err(format!(
@@ -467,7 +484,7 @@ fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<(u32, Option<Bytes>)
             job.id
         ));
     }
-    Ok((1, Some(part)))
+    Ok(Wanted { nodes: 1, share: Some(part), least: part })
 }
 
 /// Which nodes a job gets now.
@@ -482,7 +499,7 @@ pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
         let known: Vec<&str> = usage.pools.keys().map(String::as_str).collect();
         return Placement::Never(format!("there is no pool `{name}`, but {} (#RSA_POOL)", known.join(", ")));
     };
-    let (count, share) = match wanted(site, pool, job) {
+    let Wanted { nodes: count, share, least } = match wanted(site, pool, job) {
         Ok(wanted) => wanted,
         Err(why) => return Placement::Never(why),
     };
@@ -520,7 +537,7 @@ pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
     };
     let offers = match share {
         None if pool.whole.count < count => return too_few(pool.whole.count),
-        None => pool.whole.of_at_least(Bytes::ZERO),
+        None => pool.whole.of_at_least(least),
         Some(Bytes(0)) => return too_few(0),
         Some(share) => pool.partly.of_at_least(share),
     };
