@@ -268,7 +268,7 @@ pub fn largest_share(free: Bytes, need: impl Fn(Bytes) -> Bytes) -> Bytes {
 }
 
 /// What an engine takes of a device at most: percent of the share, bytes of its own, and the smallest share. A test of
-/// the agent's holds it to what the engines ask for.
+/// the agent's holds it to what the engines ask for. Only Ceph on a directory takes more, for shares below 1000 MiB.
 fn needs(engine: EngineKind) -> (u64, Bytes, Bytes) {
     match engine {
         EngineKind::Gluster => (125, Bytes(128 << 20), Bytes(16 << 20)),
@@ -283,7 +283,7 @@ pub fn promise_for(engine: EngineKind, share: Bytes) -> Bytes {
     let (percent, fixed, smallest) = needs(engine);
     let needed =
         (u128::from(share.max(smallest).0) * u128::from(percent)).div_ceil(100) + u128::from(fixed.0);
-    Bytes(u64::try_from(needed).unwrap_or(u64::MAX / 2)).round_up_to(SHARE_UNIT)
+    Bytes(u64::try_from(needed).unwrap_or(u64::MAX)).round_up_to(SHARE_UNIT)
 }
 
 /// A share that fits into a promise; zero if it is too little for the engine.

@@ -105,6 +105,13 @@ pub enum Standing {
     Ended,
 }
 
+impl Standing {
+    /// Whether it is pending, and nobody holds it.
+    pub fn waits(self) -> bool {
+        matches!(self, Standing::Next | Standing::Waiting | Standing::Unjudged)
+    }
+}
+
 /// A job of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuedJob {

@@ -810,9 +810,7 @@ async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> 
     let site = &daemon.config.scheduler;
     // To a job that somebody holds, a new priority would be a release.
     let sight = seen(daemon).await?;
-    let waits = |job: &&QueuedJob| {
-        job.id == id && matches!(job.standing, Standing::Next | Standing::Waiting | Standing::Unjudged)
-    };
+    let waits = |job: &&QueuedJob| job.id == id && job.standing.waits();
     let Some(job) = sight.jobs.iter().find(waits) else { return Ok(()) };
     match (site.lock_in, &site.lock_in_qos) {
         (LockIn::Qos, Some(qos)) => daemon.workload_manager.set_qos(id.job, qos).await,
@@ -849,7 +847,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         let sight = seen(daemon).await?;
         job = sight.jobs.iter().find(|job| job.id.job == id.job).cloned();
         match job.as_ref().map(|job| job.standing) {
-            Some(Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held) => looks += 1,
+            Some(standing) if standing.waits() || standing == Standing::Held => looks += 1,
             Some(Standing::Ending) => looks = 0,
             _ => return Ok(()),
         }

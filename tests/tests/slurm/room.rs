@@ -260,29 +260,30 @@ fn small_jobs_share_a_node_as_far_as_their_user_may_and_are_counted_by_their_par
     let cluster = Cluster::with(Setup { scheduler, rsa_nodes: 2, lends: "1GiB", ..Setup::default() });
     let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
     let begin = Instant::now();
-    let small = |user: &User, name: &str, further: &str| {
+    let small = |user: &User, name: &str, further: &[&str]| {
         let input = folder(user, name, &files(2, 1000));
         let body = format!(
             "findmnt -n -o SOURCE -T {i} > {s}/{name}-where\ndf -m --output=size {i} | tail -1 > {s}/{name}-size\nawait go",
             i = input.display(),
             s = user.scratch.display()
         );
-        let text =
-            script(user, &[format!("DATA_IN={}", input.display()), format!("WAIT=hold{further}")], &body);
+        let mut directives = vec![format!("DATA_IN={}", input.display()), "WAIT=hold".into()];
+        directives.extend(further.iter().map(|line| (*line).to_owned()));
+        let text = script(user, &directives, &body);
         cluster.slurm.submit(user, &text, &["--nodes=1", "--exclusive", "--output=/dev/null"])
     };
-    let first = small(alice, "first", "");
+    let first = small(alice, "first", &[]);
     cluster.wait_rsa(first, "INUSE_IN");
-    let second = small(alice, "second", "");
+    let second = small(alice, "second", &[]);
     cluster.wait_rsa(second, "INUSE_IN");
     assert_eq!(cluster.rsa_nodes(first), cluster.rsa_nodes(second));
     // Both together have half of a node, but something of a node twice.
-    let third = small(alice, "third", "");
+    let third = small(alice, "third", &[]);
     wait_until(LONG, "its user has enough", || {
         let line = cluster.job(third).unwrap_or_default();
         line["message"].as_str().is_some_and(|text| text.contains("its user has 2 of at most 2 RSA nodes"))
     });
-    let other = small(bob, "other", "\n#RSA_CAPACITY=300MiB");
+    let other = small(bob, "other", &["CAPACITY=300MiB"]);
     cluster.wait_rsa(other, "INUSE_IN");
     assert_eq!(cluster.rsa_nodes(other), cluster.rsa_nodes(first));
     give(bob, "go");
@@ -321,8 +322,7 @@ fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
     let alice = cluster.user("alice");
     let input = folder(alice, "in", &files(2, 1000));
     let r1 = cluster.host("r1");
-    let server = which("glusterfsd");
-    r1.run(&["mount", "--bind", "/bin/false", &server]).assert_success();
+    r1.run(&["sh", "-c", "mount --bind /bin/false $(command -v glusterfsd)"]).assert_success();
     let text = script(alice, &[format!("DATA_IN={}", input.display())], "true");
     for (round, state) in ["up", "draining"].into_iter().enumerate() {
         let blocker = cluster.block(4);
@@ -337,7 +337,7 @@ fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
     }
     let listed = cluster.ondeck(&["node", "list"]).stdout;
     assert!(listed.contains("it failed 2 times in a row"), "{listed}");
-    r1.run(&["umount", &server]).assert_success();
+    r1.run(&["sh", "-c", "umount $(command -v glusterfsd)"]).assert_success();
     cluster.ondeck(&["node", "resume", "r1"]).assert_success();
     let blocker = cluster.block(4);
     let job = cluster.submit(&text, 1);
@@ -347,10 +347,4 @@ fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
     cluster.wait_done(job);
     cluster.assert_quiet();
     cluster.assert_clean();
-}
-
-fn which(program: &str) -> String {
-    let path = std::env::var_os("PATH").unwrap();
-    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.exists());
-    found.unwrap().to_str().unwrap().to_owned()
 }

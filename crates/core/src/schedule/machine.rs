@@ -775,18 +775,14 @@ impl Step<'_> {
                 self.job(id).hold_seen = true;
                 return;
             }
-            Standing::Next | Standing::Waiting | Standing::Unjudged if known.held && known.hold_seen => {
+            standing if standing.waits() && known.held && known.hold_seen => {
                 // Somebody does not want to wait for its input.
                 let job = self.job(id);
                 (job.held, job.let_go, job.released) = (false, true, true);
                 return self.note(Some(id), "was released by hand".into());
             }
-            Standing::Next | Standing::Waiting | Standing::Unjudged if known.held => Action::Hold(id),
-            Standing::Next | Standing::Waiting | Standing::Unjudged
-                if known.let_go && seen.held_for_input =>
-            {
-                Action::Unmark(id)
-            }
+            standing if standing.waits() && known.held => Action::Hold(id),
+            standing if standing.waits() && known.let_go && seen.held_for_input => Action::Unmark(id),
             _ => return,
         };
         if self.schedule.ordered.get(&id).is_none_or(|last| now.since(*last) >= PAUSE) {
@@ -863,8 +859,7 @@ impl Step<'_> {
             waits_for: String::new(),
         };
         let hold = wait_policy(&job.request) == WaitPolicy::Hold;
-        let pending = matches!(seen.job.standing, Standing::Next | Standing::Waiting | Standing::Unjudged);
-        let hold_now = hold && pending && state == JobState::Ondeck;
+        let hold_now = hold && seen.job.standing.waits() && state == JobState::Ondeck;
         self.schedule.jobs.insert(id, job);
         self.note(Some(id), "on deck".into());
         if hold_now {
