@@ -137,8 +137,11 @@ pub struct Job {
     pub qos: String,
     /// Its priority in the queue.
     pub priority: u64,
-    /// When it was submitted, in seconds since 1970.
+    /// When it was submitted, in seconds since 1970, as it was first seen.
     pub submitted: u64,
+    /// All times of submission that the queue has shown for this life: a requeue changes it.
+    #[serde(default)]
+    pub noted: BTreeSet<u64>,
     /// What the workload manager does with it.
     pub job_state: JobState,
     /// What Ondeck does for it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::identity::{Identities, Identity};
 use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, has_a_directory_for_both};
 use super::nodes::Nodes;
 use super::policy::{self, LockIn, Placement, Site, Taken, Use};
@@ -268,6 +269,8 @@ pub struct Schedule {
     site: Site,
     pub(super) jobs: BTreeMap<Incarnation, Job>,
     nodes: Nodes,
+    /// Who the jobs are, those that are gone included.
+    identities: Identities,
     /// Jobs that are next since then, but not yet for long enough to be believed.
     candidates: BTreeMap<Incarnation, Time>,
     /// Jobs that are next and have asked for nothing, as the thesis's log has them; and since when they are no longer
@@ -286,6 +289,10 @@ impl Schedule {
     /// Begins with what was kept: jobs, nodes, and the greatest task number and epoch that were ever given.
     pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_task: u64, last_epoch: Epoch) -> Schedule {
         let mut jobs: BTreeMap<Incarnation, Job> = jobs.into_iter().map(|job| (job.id, job)).collect();
+        let mut identities = Identities::default();
+        for job in jobs.values() {
+            identities.note(job.id, &Identity::of(job));
+        }
         for job in jobs.values_mut().filter(|job| job.prolog == Prolog::Waiting) {
             // It waited for an answer of the former scheduler.
             job.prolog = Prolog::Over;
@@ -294,6 +301,7 @@ impl Schedule {
             site,
             jobs,
             nodes,
+            identities,
             candidates: BTreeMap::new(),
             bystanders: BTreeMap::new(),
             strays: BTreeMap::new(),
@@ -313,6 +321,27 @@ impl Schedule {
     pub fn with_strays(mut self, strays: BTreeMap<NodeName, BTreeSet<RamDiskId>>) -> Schedule {
         self.strays = strays;
         self
+    }
+
+    /// The same with jobs that are gone: their numbers may be used again, and they may be started anew.
+    #[must_use]
+    pub fn with_former(mut self, former: impl IntoIterator<Item = (Incarnation, Identity)>) -> Schedule {
+        for (id, identity) in former {
+            self.identities.note(id, &identity);
+        }
+        self
+    }
+
+    /// Forgets who a job was of which nothing is kept any more.
+    pub fn forget(&mut self, id: Incarnation) {
+        if self.jobs.range(id.lives()).next().is_none() {
+            self.identities.forget(id);
+        }
+    }
+
+    /// Which life of which job a record of the queue is; see [`Identities::identify`].
+    pub fn identify(&self, seen: &QueuedJob) -> Incarnation {
+        self.identities.identify(seen)
     }
 
     /// What is left on nodes that lend nothing.
@@ -446,7 +475,10 @@ impl Step<'_> {
     fn take(&mut self, event: Event) -> Result<(), Refused> {
         match event {
             Event::Queue { taken, jobs } => self.queue(taken, jobs),
-            Event::Starting(seen) => self.starting(&seen),
+            Event::Starting(mut seen) => {
+                seen.job.id = self.schedule.identify(&seen.job);
+                self.starting(&seen);
+            }
             Event::PrologOver(id) => {
                 if self.schedule.jobs.get(&id).is_some_and(|job| job.prolog == Prolog::Waiting) {
                     self.job(id).prolog = Prolog::Over;
@@ -601,7 +633,8 @@ impl Step<'_> {
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
         for mut seen in jobs {
-            let id = seen.job.id;
+            let id = self.schedule.identify(&seen.job);
+            seen.job.id = id;
             missing.remove(&id);
             if self.schedule.jobs.contains_key(&id) {
                 self.stands(taken, &seen);
@@ -685,6 +718,11 @@ impl Step<'_> {
         let Some(job) = self.schedule.jobs.get(&id) else { return };
         if job.priority != seen.job.priority {
             self.job(id).priority = seen.job.priority;
+        }
+        if !self.schedule.jobs[&id].noted.contains(&seen.job.submitted) {
+            self.job(id).noted.insert(seen.job.submitted);
+            let identity = Identity::of(&self.schedule.jobs[&id]);
+            self.schedule.identities.note(id, &identity);
         }
         let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
@@ -818,6 +856,7 @@ impl Step<'_> {
             qos: self.own_qos(&seen.job),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
+            noted: [seen.job.submitted].into(),
             job_state: JobState::Ondeck,
             rsa_state: RsaState::Initial,
             since: now,
@@ -860,6 +899,7 @@ impl Step<'_> {
         };
         let hold = wait_policy(&job.request) == WaitPolicy::Hold;
         let hold_now = hold && seen.job.standing.waits() && state == JobState::Ondeck;
+        self.schedule.identities.note(id, &Identity::of(&job));
         self.schedule.jobs.insert(id, job);
         self.note(Some(id), "on deck".into());
         if hold_now {
@@ -874,7 +914,7 @@ impl Step<'_> {
 
     /// The quality of service that a job was submitted with, also if a former life of it is still locked in.
     fn own_qos(&self, job: &QueuedJob) -> String {
-        let first = Incarnation { job: job.id.job, restarts: 0 };
+        let first = *job.id.lives().start();
         let former = self.schedule.jobs.range(first..job.id).next_back();
         former.map_or(&job.qos, |(_, known)| &known.qos).clone()
     }

@@ -7,9 +7,11 @@
 //!
 //! - [`states`]: the states, and the table that says what comes next
 //! - [`job`], [`nodes`]: what is known of each
+//! - [`identity`]: which job a record of the queue is
 //! - [`policy`]: what a site decides, and who gets which nodes
 //! - [`machine`]: events, and how the table is applied
 
+pub mod identity;
 pub mod job;
 mod machine;
 #[cfg(test)]
@@ -20,6 +22,7 @@ pub mod states;
 
 use serde::{Deserialize, Serialize};
 
+pub use identity::{Identities, Identity};
 pub use job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, real_path};
 pub use machine::{Action, Change, Effects, Event, Fault, Outcome, Refused, Schedule, Seen, Used};
 pub use nodes::{Node, NodeState, Nodes};

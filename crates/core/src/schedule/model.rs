@@ -113,7 +113,7 @@ impl Happening {
 }
 
 fn id(index: usize) -> Incarnation {
-    Incarnation { job: JobId(index as u32 + 1), restarts: 0 }
+    Incarnation { job: JobId(index as u32 + 1), submitted: 0, restarts: 0 }
 }
 
 fn node(index: usize) -> NodeName {

@@ -591,7 +591,7 @@ mod tests {
     use crate::JobId;
 
     fn id(number: u32) -> Incarnation {
-        Incarnation { job: JobId(number), restarts: 0 }
+        Incarnation { job: JobId(number), submitted: 0, restarts: 0 }
     }
 
     fn path() -> impl Strategy<Value = PathBuf> {
