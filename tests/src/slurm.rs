@@ -521,6 +521,33 @@ impl Slurm {
         }
     }
 
+    /// Starts slurmctld without what it knew: no job is known, and numbers are given again from the first one on.
+    ///
+    /// # Panics
+    ///
+    /// If it is running, or does not start.
+    #[track_caller]
+    pub fn start_controller_clean(&self) {
+        let cleared = fs::read_dir(&self.state).and_then(|mut entries| {
+            entries.try_for_each(|entry| {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(entry.path())
+                } else {
+                    fs::remove_file(entry.path())
+                }
+            })
+        });
+        if let Err(error) = cleared {
+            panic!("{}: {error}", self.state.display());
+        }
+        self.start_controller();
+        let names: Vec<&str> = self.compute.iter().map(Host::name).collect();
+        if let Err(error) = self.wait_for_nodes(&names, |state| state == "idle") {
+            panic!("{error:#}");
+        }
+    }
+
     /// Ends the slurmd of a host by SIGKILL. Its jobs go on: each step has a process of its own to watch it. A job
     /// that is RUNNING for Slurm but whose script has not begun is lost: wait for a sign of it before.
     ///

@@ -209,10 +209,12 @@ impl Cluster {
     pub fn wait_ready(&self, job: u32) -> Result<()> {
         wait(&format!("the RAM disk of job {job} is ready"), || {
             let status = self.status()?;
-            let id = job.to_string();
+            // The name goes on with the time of submission.
+            let id = format!("{job}@");
             let state = |state: &str| {
                 let jobs = status["jobs"].as_array().into_iter().flatten();
-                jobs.filter(|job| job["id"] == id.as_str()).any(|job| job["rsa_state"] == state)
+                jobs.filter(|job| job["id"].as_str().is_some_and(|name| name.starts_with(&id)))
+                    .any(|job| job["rsa_state"] == state)
             };
             ensure!(!state("INELIGIBLE"), "job {job} gets no RAM disk: {status}");
             Ok(state("READY").then_some(()))

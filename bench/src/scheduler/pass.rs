@@ -145,7 +145,7 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> Seen {
         ..Request::default()
     };
     let job = QueuedJob {
-        id: Incarnation { job: JobId(number + 1), restarts: 0 },
+        id: Incarnation { job: JobId(number + 1), submitted: 900_000 + u64::from(number), restarts: 0 },
         owner: Owner { uid: 1000 + number % 200, gid: 100 },
         account: format!("account{}", number % 20),
         standing,

@@ -455,6 +455,22 @@ pub struct JobStory {
     /// What the RSA nodes had of its results that are lost.
     #[serde(default)]
     pub lost: Vec<LostPart>,
+    /// Other lives of the job, and other jobs that had its number, as far as the caller may see them.
+    #[serde(default)]
+    pub others: Vec<OtherLife>,
+}
+
+/// A life of a job beside the one that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherLife {
+    /// Which.
+    pub id: Incarnation,
+    /// What the workload manager does with it, or did last.
+    pub job_state: JobState,
+    /// What Ondeck does for it, or did last.
+    pub rsa_state: RsaState,
+    /// Whether nothing of it is to be done any more.
+    pub done: bool,
 }
 
 /// What an RSA node that was lost had of a job's results, when it was last asked.

@@ -243,9 +243,13 @@ pub struct TaskRequest {
     pub uid: u32,
     /// Their group.
     pub gid: u32,
-    /// The job, as the workload manager calls it: letters, digits and `._-`. Files that are put beside others are called
-    /// `NAME.ondeck-JOB`.
+    /// The job, as the workload manager calls it: letters, digits and `._-`.
     pub job: String,
+    /// What tells the job's files from those of other jobs, also of one that had its number: letters, digits and `._-`.
+    /// Files that are put beside others are called `NAME.ondeck-LABEL`. The job's number if it is empty, as in an order
+    /// of a former version.
+    #[serde(default)]
+    pub label: String,
     /// Where a script runs, if the user can enter it.
     pub work_dir: PathBuf,
     /// How long it may take.
@@ -450,12 +454,23 @@ fn is_entry(text: &str) -> bool {
 }
 
 impl TaskRequest {
+    /// What tells the job's files from those of other jobs.
+    pub fn label(&self) -> &str {
+        if self.label.is_empty() { &self.job } else { &self.label }
+    }
+
     /// Refuses what makes no sense, or would become a file name that leads elsewhere.
     ///
     /// # Errors
     /// [`RefusalCode::Malformed`].
     pub fn check(&self) -> Result<(), Refusal> {
         let malformed = |message: String| Err(Refusal::new(RefusalCode::Malformed, message));
+        if !is_plain(self.label()) {
+            return malformed(format!(
+                "`{}` is no label of a job: use letters, digits and `._-`",
+                self.label
+            ));
+        }
         if !is_plain(&self.job) {
             return malformed(format!("`{}` is no name of a job: use letters, digits and `._-`", self.job));
         }

@@ -26,6 +26,6 @@ pub mod size;
 pub mod text;
 
 pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
-pub use queue::{Incarnation, JobId, QueuedJob, Standing};
+pub use queue::{Incarnation, JobId, JobSelector, QueuedJob, Standing};
 pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};

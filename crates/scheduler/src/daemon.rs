@@ -245,12 +245,24 @@ impl Daemon {
         }
     }
 
+    /// Forgets the jobs that ended before a time; returns how many.
+    fn forget_before(&self, before: Time) -> Result<usize, StoreError> {
+        let mut brain = self.brain();
+        let forgotten = brain.store.forget_before(before)?;
+        for id in &forgotten {
+            if !brain.store.past_lives(id.job)?.iter().any(|life| life.is_same_job(*id)) {
+                brain.schedule.forget(*id);
+            }
+        }
+        Ok(forgotten.len())
+    }
+
     /// Forgets the logs of jobs that ended long ago.
     async fn forget(self: Arc<Self>) {
         loop {
             let before = Time(now().0.saturating_sub(self.config.scheduler.keep.as_millis() as u64));
             let daemon = Arc::clone(&self);
-            let done = tokio::task::spawn_blocking(move || daemon.brain().store.forget_before(before)).await;
+            let done = tokio::task::spawn_blocking(move || daemon.forget_before(before)).await;
             match done {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(jobs)) => tracing::info!(jobs, "forgot jobs that ended long ago"),
@@ -297,7 +309,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     let (jobs, held) = (kept.jobs.len(), kept.jobs.iter().filter(|job| job.results).count());
     tracing::info!(jobs, with_results = held, nodes = nodes.len(), "the journal was read");
     let schedule = Schedule::new(site, kept.jobs, nodes, kept.last_task, kept.last_epoch);
-    let schedule = schedule.with_strays(kept.strays);
+    let schedule = schedule.with_strays(kept.strays).with_former(kept.former);
     let resume = schedule.resume();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let tcp = match config.scheduler.listen {

@@ -417,6 +417,7 @@ impl Staging {
             uid: self.job.owner.uid,
             gid: self.job.owner.gid,
             job: self.job.id.to_string(),
+            label: self.job.id.label(),
             work_dir: self.job.work_dir.clone(),
             deadline_ms: until.saturating_duration_since(Instant::now()).as_millis() as u64,
             bandwidth,
@@ -745,6 +746,10 @@ pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation,
         return tracing::info!(%id, ?action, "would be ordered");
     }
     loop {
+        if daemon.queue.of_number(job).is_some_and(|queued| !queued.id.is_same_job(id)) {
+            tracing::info!(job = id.key(), ?action, "its number is another job's now, which is not touched");
+            break;
+        }
         let done = match &action {
             Action::Tell(..) | Action::Unmark(_) => say(daemon, id, &action).await,
             // It may have been decided otherwise since.
@@ -792,12 +797,20 @@ fn lets_go_in_earnest(daemon: &Daemon, id: Incarnation, action: &Action) -> bool
 
 /// Writes what a job's user should know last, with the mark as long as the job is held.
 async fn say(daemon: &Arc<Daemon>, id: Incarnation, action: &Action) -> Result<(), WlmError> {
-    let (held, known) = daemon.job(id).map_or((false, String::new()), |job| (job.held, job.message));
+    let (mut held, known) = daemon.job(id).map_or((false, String::new()), |job| (job.held, job.message));
     let text = match action {
         Action::Tell(_, text) => text,
         _ => &known,
     };
-    let mut line = if held { ondeck_wlm::mark(id.restarts) } else { String::new() };
+    let mut mark = ondeck_wlm::mark(id.restarts);
+    if let Some(queued) = daemon.queue.of_number(id.job)
+        && queued.id != id
+    {
+        // A later life of the job has the line by now, and may be held by the mark in it.
+        held = queued.held_for_input;
+        mark = ondeck_wlm::mark(queued.id.restarts);
+    }
+    let mut line = if held { mark } else { String::new() };
     if !text.is_empty() {
         line += if held { " ondeck: " } else { "ondeck: " };
         // A path may have any name, also that of the mark.
@@ -845,7 +858,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
     let (mut looks, mut job) = (0, None);
     while looks < LOOKS {
         let sight = seen(daemon).await?;
-        job = sight.jobs.iter().find(|job| job.id.job == id.job).cloned();
+        job = sight.jobs.iter().find(|job| job.id.is_same_job(id)).cloned();
         match job.as_ref().map(|job| job.standing) {
             Some(standing) if standing.waits() || standing == Standing::Held => looks += 1,
             Some(Standing::Ending) => looks = 0,

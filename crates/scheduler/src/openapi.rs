@@ -8,7 +8,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use ondeck_api::scheduler::{
-        Drain, Hook, HookAnswer, JobStatus, LogLine, LostPart, NodeStatus, Status, Transfer, Usage, Waited,
+        Drain, Hook, HookAnswer, JobStatus, LogLine, LostPart, NodeStatus, OtherLife, Status, Transfer,
+        Usage, Waited,
     };
     use ondeck_api::wire::Refusal;
     use ondeck_core::Owner;
@@ -94,6 +95,7 @@ mod tests {
         is::<NodeStatus>("NodeStatus");
         is::<LogLine>("LogLine");
         is::<LostPart>("LostPart");
+        is::<OtherLife>("OtherLife");
         is::<Waited>("Waited");
         is::<Usage>("Usage");
         is::<Drain>("Drain");

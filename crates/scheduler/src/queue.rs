@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_core::schedule::{Event, JobState, Prolog, RsaState, Seen, Time};
 use ondeck_core::text::plain;
-use ondeck_core::{JobId, NodeName, QueuedJob, Request, Standing};
+use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_directive::{PathError, check_path};
 use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
@@ -69,7 +69,8 @@ pub(crate) struct Sight {
 }
 
 pub(crate) struct Queue {
-    asked: Mutex<BTreeMap<JobId, Asked>>,
+    /// By the first life of each job: a number may be used again.
+    asked: Mutex<BTreeMap<Incarnation, Asked>>,
     /// Somebody wants to know now.
     wanted: Notify,
     sight: watch::Sender<Sight>,
@@ -80,13 +81,23 @@ impl Queue {
         Queue { asked: Mutex::default(), wanted: Notify::new(), sight: watch::channel(Sight::default()).0 }
     }
 
-    fn asked(&self) -> MutexGuard<'_, BTreeMap<JobId, Asked>> {
+    fn asked(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Asked>> {
         self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whether it is known that a job asks for nothing.
+    /// Whether it is known that the job that has this number now asks for nothing.
     pub fn asks_for_nothing(&self, job: JobId) -> bool {
-        self.asked().get(&job).is_some_and(|asked| asked.request.is_none())
+        let newest = self
+            .asked()
+            .range(Incarnation::of_number(job))
+            .next_back()
+            .map(|(_, asked)| asked.request.is_none());
+        newest.unwrap_or(false)
+    }
+
+    /// The job that has this number now, as it was last seen.
+    pub fn of_number(&self, job: JobId) -> Option<QueuedJob> {
+        self.sight.borrow().jobs.iter().find(|seen| seen.id.job == job).cloned()
     }
 
     /// What changes with each look.
@@ -163,7 +174,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 
 async fn look_once(daemon: &Arc<Daemon>) {
     let (taken, began) = (now(), Instant::now());
-    let queue = match daemon.workload_manager.queue().await {
+    let mut queue = match daemon.workload_manager.queue().await {
         Ok(queue) => queue,
         Err(error) => {
             let known = daemon.queue.sight();
@@ -177,6 +188,7 @@ async fn look_once(daemon: &Arc<Daemon>) {
     };
     let took = began.elapsed();
     let simulated = daemon.config.scheduler.simulate.is_some();
+    queue.jobs = identified(daemon, queue.jobs);
     if !simulated {
         bring_out(daemon, &queue).await;
     }
@@ -192,11 +204,25 @@ async fn look_once(daemon: &Arc<Daemon>) {
             let _ = daemon.event(Event::Starting(Box::new(found))).await;
         }
     }
-    let there: BTreeSet<JobId> = jobs.iter().map(|job| job.id.job).collect();
+    let there: BTreeSet<Incarnation> = jobs.iter().map(|job| first_life(job.id)).collect();
     daemon.queue.asked().retain(|id, _| there.contains(id));
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }
+}
+
+/// The jobs of a look by their own names: the workload manager gives numbers again.
+fn identified(daemon: &Daemon, mut jobs: Vec<QueuedJob>) -> Vec<QueuedJob> {
+    let brain = daemon.brain();
+    for job in &mut jobs {
+        job.id = brain.schedule.identify(job);
+    }
+    jobs
+}
+
+/// What a job asks for is the same in all of its lives.
+fn first_life(id: Incarnation) -> Incarnation {
+    *id.lives().start()
 }
 
 /// The jobs that run, and of which the schedule does not know yet that their Prologs have begun.
@@ -240,14 +266,15 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
     // a program for a job is done for several at a time.
     let (known, new): (Vec<_>, Vec<_>) = {
         let (brain, asked, at) = (daemon.brain(), daemon.queue.asked(), now());
-        let wanted = jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&job.id.job) {
-            // Of those that ask for nothing, the log tells while they wait.
-            Some(Asked { request: None, .. }) => {
-                (job.standing != Standing::Running).then_some((place, job, true))
-            }
-            Some(asked) => Some((place, job, !(has_command && asked.is_to_map(job)))),
-            None => brain.schedule.is_candidate(at, job).then_some((place, job, false)),
-        });
+        let wanted =
+            jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&first_life(job.id)) {
+                // Of those that ask for nothing, the log tells while they wait.
+                Some(Asked { request: None, .. }) => {
+                    (job.standing != Standing::Running).then_some((place, job, true))
+                }
+                Some(asked) => Some((place, job, !(has_command && asked.is_to_map(job)))),
+                None => brain.schedule.is_candidate(at, job).then_some((place, job, false)),
+            });
         wanted.partition(|(_, _, known)| *known)
     };
     let mut seen = Vec::new();
@@ -293,12 +320,12 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
 
 /// A job with what its script asks for, which is read once.
 pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, WlmError> {
-    let known = daemon.queue.asked().get(&job.id.job).cloned();
+    let known = daemon.queue.asked().get(&first_life(job.id)).cloned();
     let mut asked = match known {
         Some(asked) => asked,
         None => {
             let asked = ask(daemon, job).await?;
-            daemon.queue.asked().insert(job.id.job, asked.clone());
+            daemon.queue.asked().insert(first_life(job.id), asked.clone());
             asked
         }
     };
@@ -312,7 +339,7 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
                 Err(why) => asked.unmapped = Some((Instant::now(), why.clone())),
             }
             // A Prolog may have asked at the same time.
-            let before = daemon.queue.asked().insert(job.id.job, asked.clone());
+            let before = daemon.queue.asked().insert(first_life(job.id), asked.clone());
             let before = before.and_then(|before| before.unmapped).map(|(_, why)| why);
             if let Err(why) = &found
                 && before.as_ref() != Some(why)

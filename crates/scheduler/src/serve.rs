@@ -1,21 +1,22 @@
 //! The API of the scheduler. Who may do what: users see and touch their own jobs; administrators all; a hook is believed
 //! only about the node that it comes from, and whether a job starts there is asked of the workload manager.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{
-    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, Status, Usage, Waited,
+    Drain, Hook, HookAnswer, JobStatus, JobStory, LogLine, NodeStatus, OtherLife, Status, Usage, Waited,
 };
 use ondeck_api::server::{Reply, Request, Service};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Time};
-use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
+use ondeck_core::{Incarnation, JobId, JobSelector, NodeName, Owner, QueuedJob, Standing};
 
 use crate::daemon::{Daemon, now};
+use crate::store::StoreError;
 use crate::{execute, metrics, openapi, parts, queue, thesis};
 
 /// The longest that a request for a state may wait for it.
@@ -49,11 +50,10 @@ impl Service for Daemon {
             ("GET", ["jobs", id, "wait"]) => {
                 let ms = request.field("ms").and_then(|text| String::from_utf8(text).ok()?.parse().ok());
                 let wait = Duration::from_millis(ms.unwrap_or(0)).min(LONGEST_WAIT);
-                Reply::json(&self.wait(Lives::parse(id)?, caller, wait).await?)
+                Reply::json(&self.wait(parse(id)?, caller, wait).await?)
             }
             ("POST", ["jobs", id, order @ ("retry" | "abandon")]) => {
-                let id = parse(id)?;
-                self.owned(id, caller)?;
+                let id = self.meant(parse(id)?, caller)?;
                 let by = match caller.address {
                     None => format!("user {}", caller.uid),
                     Some(address) => format!("user {} at {address}", caller.uid),
@@ -65,7 +65,7 @@ impl Service for Daemon {
                     Event::Abandon { job: id, by }
                 };
                 self.event(event).await.map_err(refused)?;
-                Reply::json(&self.story(id, caller).await?)
+                Reply::json(&self.story(id.into(), caller).await?)
             }
             ("POST", ["nodes", node, "drain"]) => {
                 caller.must_be_administrator()?;
@@ -101,30 +101,10 @@ impl Service for Daemon {
     }
 }
 
-fn parse(text: &str) -> Result<Incarnation, Refusal> {
+fn parse(text: &str) -> Result<JobSelector, Refusal> {
     text.parse().map_err(|error: ondeck_core::queue::JobNameError| {
         Refusal::new(RefusalCode::Malformed, error.to_string())
     })
-}
-
-/// One life of a job, or all of them.
-#[derive(Clone, Copy)]
-struct Lives {
-    job: JobId,
-    one: Option<u32>,
-}
-
-impl Lives {
-    /// `42.1` is one life, `42` is all that the job has had and will have.
-    fn parse(text: &str) -> Result<Lives, Refusal> {
-        let id = parse(text)?;
-        Ok(Lives { job: id.job, one: text.contains('.').then_some(id.restarts) })
-    }
-
-    fn range(self) -> RangeInclusive<Incarnation> {
-        let of = |restarts| Incarnation { job: self.job, restarts };
-        self.one.map_or_else(|| of(0)..=of(u32::MAX), |one| of(one)..=of(one))
-    }
 }
 
 fn parse_node(text: &str) -> Result<NodeName, Refusal> {
@@ -141,14 +121,55 @@ fn refused(refused: Refused) -> Refusal {
     Refusal::new(code, refused.to_string())
 }
 
-fn unknown(id: Incarnation) -> Refusal {
-    refused(Refused::NoJob(id))
+fn unknown(selector: JobSelector) -> Refusal {
+    let message = format!("job {selector} is not known here: it has asked for nothing, or all of it is done");
+    Refusal::new(RefusalCode::NotFound, message)
 }
 
 impl Daemon {
-    /// A job that the caller may touch.
-    fn owned(&self, id: Incarnation, caller: Caller) -> Result<Job, Refusal> {
-        self.job(id).filter(|job| may_see(caller, job.owner)).ok_or_else(|| unknown(id))
+    /// The life that an order is about: the only one that is named and active, or the only one of them that waits for
+    /// somebody to decide.
+    fn meant(&self, selector: JobSelector, caller: Caller) -> Result<Incarnation, Refusal> {
+        let brain = self.brain();
+        let of_number = brain.schedule.jobs().range(Incarnation::of_number(selector.job)).map(|(_, job)| job);
+        let named: Vec<&Job> =
+            of_number.filter(|job| selector.takes(job.id) && may_see(caller, job.owner)).collect();
+        let waits: Vec<&&Job> =
+            named.iter().filter(|job| matches!(job.rsa_state, RsaState::Held | RsaState::Lost)).collect();
+        match (named.as_slice(), waits.as_slice()) {
+            ([], _) => Err(unknown(selector)),
+            ([one], _) => Ok(one.id),
+            (_, [one]) => Ok(one.id),
+            _ => {
+                let names: Vec<String> =
+                    named.iter().map(|job| format!("{} ({})", job.id.key(), job.rsa_state)).collect();
+                let message = format!(
+                    "{selector} may be several jobs: {}; name the one that you mean",
+                    names.join(", ")
+                );
+                Err(Refusal::new(RefusalCode::Conflict, message))
+            }
+        }
+    }
+
+    /// The lives of all jobs that had a number, as far as the caller may see them, with whether all of each is done.
+    fn of_number(
+        &self,
+        number: JobId,
+        caller: Caller,
+    ) -> Result<BTreeMap<Incarnation, (Job, bool)>, StoreError> {
+        let brain = self.brain();
+        let mut found = BTreeMap::new();
+        for id in brain.store.past_lives(number)? {
+            if let Some(job) = brain.store.past_job(id)? {
+                found.insert(id, (job, true));
+            }
+        }
+        for (id, job) in brain.schedule.jobs().range(Incarnation::of_number(number)) {
+            found.insert(*id, (job.clone(), false));
+        }
+        found.retain(|_, (job, _)| may_see(caller, job.owner));
+        Ok(found)
     }
 
     fn status(&self, caller: Caller) -> Status {
@@ -208,18 +229,23 @@ impl Daemon {
         Ok(usage)
     }
 
-    async fn story(self: &Arc<Self>, id: Incarnation, caller: Caller) -> Result<JobStory, Refusal> {
-        let (job, done) = match self.job(id) {
-            Some(job) => (job, false),
-            None => {
-                let past = self.brain().store.past_job(id);
-                let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
-                (past.ok_or_else(|| unknown(id))?, true)
-            }
-        };
-        if !may_see(caller, job.owner) {
-            return Err(unknown(id));
-        }
+    /// The story of the newest life that is named.
+    async fn story(self: &Arc<Self>, selector: JobSelector, caller: Caller) -> Result<JobStory, Refusal> {
+        let of_number = self
+            .of_number(selector.job, caller)
+            .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        let newest = of_number.keys().rev().copied().find(|id| selector.takes(*id));
+        let id = newest.ok_or_else(|| unknown(selector))?;
+        let others = of_number.iter().filter(|(other, _)| **other != id);
+        let others: Vec<OtherLife> = others
+            .map(|(other, (job, done))| OtherLife {
+                id: *other,
+                job_state: job.job_state,
+                rsa_state: job.rsa_state,
+                done: *done,
+            })
+            .collect();
+        let (job, done) = of_number[&id].clone();
         let log = self.log(Some(id)).await?;
         let phases = phases(&log, if done { None } else { Some(now().0) });
         let transfer = self.transfers().get(&id).cloned();
@@ -227,16 +253,21 @@ impl Daemon {
         let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
         let lost = tokio::task::spawn_blocking(move || parts::lost(&daemon, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-        Ok(JobStory { job, done, transfer, log, phases, lost })
+        Ok(JobStory { job, done, transfer, log, phases, lost, others })
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
-    async fn wait(self: &Arc<Self>, lives: Lives, caller: Caller, wait: Duration) -> Result<Waited, Refusal> {
+    async fn wait(
+        self: &Arc<Self>,
+        selector: JobSelector,
+        caller: Caller,
+        wait: Duration,
+    ) -> Result<Waited, Refusal> {
         let (called, until) = (now(), Instant::now() + wait);
         // A job of which nothing is known any more has yet to leave the queue.
         let (mut changed, mut looks) = (self.watch(), self.queue.watch());
         loop {
-            let waited = self.waited(lives, caller, called).await?;
+            let waited = self.waited(selector, caller, called).await?;
             let left = until.saturating_duration_since(Instant::now());
             if waited.done || waited.stuck || left.is_zero() {
                 return Ok(waited);
@@ -248,7 +279,13 @@ impl Daemon {
         }
     }
 
-    async fn waited(self: &Arc<Self>, lives: Lives, caller: Caller, called: Time) -> Result<Waited, Refusal> {
+    /// How the newest job that is named is, with all of its lives that are.
+    async fn waited(
+        self: &Arc<Self>,
+        selector: JobSelector,
+        caller: Caller,
+        called: Time,
+    ) -> Result<Waited, Refusal> {
         let of = |job: &Job, done: bool| {
             // Also one that stays held for an input that its script did not make.
             let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost)
@@ -261,26 +298,40 @@ impl Daemon {
                 message: job.message.clone(),
             }
         };
-        let range = lives.range();
-        let known: Vec<Waited> = {
+        let named = |id: Incarnation, owner: Owner| selector.takes(id) && may_see(caller, owner);
+        let known = || -> Vec<Job> {
             let brain = self.brain();
-            let jobs = brain.schedule.jobs().range(range.clone()).map(|(_, job)| job);
-            jobs.filter(|job| may_see(caller, job.owner)).map(|job| of(job, false)).collect()
+            let of_number = brain.schedule.jobs().range(Incarnation::of_number(selector.job));
+            of_number.map(|(_, job)| job).filter(|job| named(job.id, job.owner)).cloned().collect()
         };
-        // Whichever of them somebody must decide on; else the one that began first.
+        // If what is known has ended, the number may be another job's by now, submitted a moment ago.
+        let sight = if known().iter().any(|job| job.job_state != JobState::Finished) {
+            self.queue.sight()
+        } else {
+            match tokio::time::timeout(LOOK, self.queue.after(called)).await {
+                Ok(sight) => sight,
+                Err(_) if !known().is_empty() => self.queue.sight(),
+                Err(_) if self.queue.sight().jobs.iter().any(|job| named(job.id, job.owner)) => {
+                    self.queue.sight()
+                }
+                Err(_) => self.queue.after(called).await,
+            }
+        };
+        let mut known = known();
+        let queued: Vec<&QueuedJob> = sight.jobs.iter().filter(|job| named(job.id, job.owner)).collect();
+        let newest =
+            known.iter().map(|job| job.id.submitted).chain(queued.iter().map(|job| job.id.submitted)).max();
+        known.retain(|job| Some(job.id.submitted) == newest);
+        // Whichever of its lives somebody must decide on; else the one that began first.
+        let known: Vec<Waited> = known.iter().map(|job| of(job, false)).collect();
         let stuck = known.iter().position(|waited| waited.stuck);
         if let Some(waited) = known.into_iter().nth(stuck.unwrap_or(0)) {
             return Ok(waited);
         }
-        // Nothing is done for it now. If it has not ended, something may be yet. It may have been submitted just now.
-        let sight = match tokio::time::timeout(LOOK, self.queue.after(called)).await {
-            Ok(sight) => sight,
-            Err(_) if self.queue.sight().jobs.iter().any(|job| range.contains(&job.id)) => self.queue.sight(),
-            Err(_) => self.queue.after(called).await,
-        };
-        let asks = !self.queue.asks_for_nothing(lives.job);
-        let waits = |job: &&QueuedJob| range.contains(&job.id) && job.standing != Standing::Ended && asks;
-        if let Some(job) = sight.jobs.iter().find(waits).filter(|job| may_see(caller, job.owner)) {
+        // Nothing is done for it now. If it has not ended, something may be yet.
+        let asks = !self.queue.asks_for_nothing(selector.job);
+        let queued = queued.into_iter().find(|job| Some(job.id.submitted) == newest);
+        if let Some(job) = queued.filter(|job| job.standing != Standing::Ended && asks) {
             return Ok(Waited {
                 done: false,
                 abandoned: false,
@@ -289,25 +340,21 @@ impl Daemon {
                 message: String::new(),
             });
         }
-        let past = match lives.one {
-            Some(_) => self.brain().store.past_job(*range.start()),
-            None => self.brain().store.last_life(lives.job),
-        };
-        let past = past.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
-        if let Some(job) = past.filter(|job| may_see(caller, job.owner)) {
-            return Ok(of(&job, true));
-        }
-        let ended = sight.jobs.iter().find(|job| range.contains(&job.id));
-        let ended = ended.filter(|job| may_see(caller, job.owner));
-        match ended {
-            Some(_) => Ok(Waited {
+        let past = self
+            .of_number(selector.job, caller)
+            .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        let last = past.values().rev().map(|(job, _)| job).find(|job| selector.takes(job.id));
+        match (last, queued) {
+            (Some(job), None) => Ok(of(job, true)),
+            (Some(job), Some(queued)) if job.id.is_same_job(queued.id) => Ok(of(job, true)),
+            (_, Some(_)) => Ok(Waited {
                 done: true,
                 abandoned: false,
                 stuck: false,
                 state: "nothing is done for it".into(),
                 message: String::new(),
             }),
-            None => Err(unknown(*range.start())),
+            (None, None) => Err(unknown(selector)),
         }
     }
 
@@ -391,13 +438,17 @@ impl Daemon {
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
         let mut changed = self.watch();
+        // An earlier job of the same number may have left results.
+        let queued = self.queue.of_number(hook.job.job);
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.
         let former = {
             let brain = self.brain();
-            let lives = brain.schedule.jobs().values().filter(|job| {
+            let of_number = brain.schedule.jobs().range(Incarnation::of_number(hook.job.job));
+            let lives = of_number.map(|(_, job)| job).filter(|job| {
                 let of_node = job.io_nodes.contains(&hook.node) || job.nodes.contains(&hook.node);
                 let is_over = matches!(job.job_state, JobState::Running | JobState::Finished);
-                job.id.job == hook.job.job && job.id <= hook.job && of_node && is_over
+                let is_it = queued.as_ref().is_none_or(|queued| queued.id.is_same_job(job.id));
+                is_it && job.id.restarts <= hook.job.restarts && of_node && is_over
             });
             lives.max_by_key(|job| job.id).map(|job| job.id)
         };

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use ondeck_api::scheduler::{LogLine, Usage};
 use ondeck_api::wire::Names;
-use ondeck_core::schedule::{Effects, Job, JobState, Node, RsaState, Schedule, Time};
+use ondeck_core::queue::JobNameError;
+use ondeck_core::schedule::{Effects, Identity, Job, JobState, Node, RsaState, Schedule, Time};
 use ondeck_core::{Epoch, Incarnation, JobId, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -105,6 +106,8 @@ pub struct Store {
 pub struct Kept {
     /// The jobs.
     pub jobs: Vec<Job>,
+    /// Who the jobs were of which nothing is to be done any more.
+    pub former: Vec<(Incarnation, Identity)>,
     /// The nodes.
     pub nodes: Vec<(NodeName, Node)>,
     /// What is left on nodes that lend nothing.
@@ -257,7 +260,52 @@ impl Store {
                 .map_err(|source| self.sqlite(source))?;
             Ok(found.map_or(0, |value| value as u64))
         };
-        Ok(Kept { jobs, nodes, strays, last_task: counter("task")?, last_epoch: Epoch(counter("epoch")?) })
+        let former = self.former()?;
+        Ok(Kept {
+            jobs,
+            former,
+            nodes,
+            strays,
+            last_task: counter("task")?,
+            last_epoch: Epoch(counter("epoch")?),
+        })
+    }
+
+    fn malformed(&self, what: String, why: &dyn std::fmt::Display) -> StoreError {
+        StoreError::Malformed { path: self.path.clone(), what, why: why.to_string() }
+    }
+
+    /// Who the jobs were of which nothing is to be done any more. One that is not understood is left out, and told:
+    /// nothing of it is waited for, and it keeps its row.
+    fn former(&self) -> Result<Vec<(Incarnation, Identity)>, StoreError> {
+        // There may be many, and a row is long.
+        let query = "SELECT id, json_extract(job, '$.owner.uid'), json_extract(job, '$.submitted'),
+                coalesce(json_extract(job, '$.noted'), '[]')
+            FROM past_jobs WHERE json_valid(job)";
+        let read = || -> rusqlite::Result<Vec<(String, i64, i64, String)>> {
+            let mut statement = self.connection.prepare(query)?;
+            let columns = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+            statement.query_map([], columns)?.collect()
+        };
+        let rows = read().map_err(|source| self.sqlite(source))?;
+        let understood = rows.into_iter().filter_map(|(id, uid, submitted, noted)| {
+            let parsed = id
+                .parse::<Incarnation>()
+                .ok()
+                .zip(u32::try_from(uid).ok())
+                .zip(serde_json::from_str(&noted).ok());
+            let Some(((of, uid), mut noted)) = parsed else {
+                tracing::error!(
+                    id,
+                    "who this former job was is not understood; a job of its number may be taken for another"
+                );
+                return None;
+            };
+            let noted_here: &mut BTreeSet<u64> = &mut noted;
+            noted_here.insert(submitted as u64);
+            Some((of, Identity { uid, noted, restarts: of.restarts }))
+        });
+        Ok(understood.collect())
     }
 
     /// Keeps what an event changed.
@@ -272,20 +320,20 @@ impl Store {
                     Some(job) => {
                         let Some(row) = row(&format!("job {id}"), job) else { continue };
                         let statement = "INSERT OR REPLACE INTO jobs (id, job) VALUES (?1, ?2)";
-                        transaction.prepare_cached(statement)?.execute(params![id.to_string(), row])?;
+                        transaction.prepare_cached(statement)?.execute(params![id.key(), row])?;
                     }
                     None => {
-                        transaction.execute("DELETE FROM jobs WHERE id = ?1", [id.to_string()])?;
+                        transaction.execute("DELETE FROM jobs WHERE id = ?1", [id.key()])?;
                     }
                 }
             }
             for job in &effects.gone {
                 let Some(row) = row(&format!("job {}", job.id), job) else { continue };
                 let statement = "INSERT OR REPLACE INTO past_jobs (id, job, ended_ms) VALUES (?1, ?2, ?3)";
-                transaction.execute(statement, params![job.id.to_string(), row, now.0 as i64])?;
-                transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.to_string()])?;
+                transaction.execute(statement, params![job.id.key(), row, now.0 as i64])?;
+                transaction.execute("DELETE FROM ramdisks WHERE job = ?1", [job.id.key()])?;
                 if job.lost_on.is_empty() {
-                    transaction.execute("DELETE FROM parts WHERE job = ?1", [job.id.to_string()])?;
+                    transaction.execute("DELETE FROM parts WHERE job = ?1", [job.id.key()])?;
                 }
             }
             for used in &effects.used {
@@ -316,7 +364,7 @@ impl Store {
                 let statement = "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) VALUES (?1, ?2, ?3, ?4, ?5)";
                 transaction.prepare_cached(statement)?.execute(params![
                     now.0 as i64,
-                    change.job.map(|job| job.to_string()),
+                    change.job.map(Incarnation::key),
                     change.states.map(|(job, _)| job.word()),
                     change.states.map(|(_, rsa)| rsa.word()),
                     change.text
@@ -356,9 +404,9 @@ impl Store {
         if layout.is_none() {
             // What nodes had of an earlier one.
             let statement = "DELETE FROM parts WHERE job = ?1";
-            self.connection.execute(statement, [job.to_string()]).map_err(|source| self.sqlite(source))?;
+            self.connection.execute(statement, [job.key()]).map_err(|source| self.sqlite(source))?;
         }
-        let row = params![id.to_string(), job.to_string(), secret.reveal(), layout];
+        let row = params![id.to_string(), job.key(), secret.reveal(), layout];
         self.connection.execute(statement, row).map_err(|source| self.sqlite(source)).map(|_| ())
     }
 
@@ -378,7 +426,7 @@ impl Store {
                 let Some(row) = row(&format!("what {node} has of job {job}"), names) else { continue };
                 let statement =
                     "INSERT OR REPLACE INTO parts (job, node, at_ms, names) VALUES (?1, ?2, ?3, ?4)";
-                transaction.execute(statement, params![job.to_string(), node.as_str(), now.0 as i64, row])?;
+                transaction.execute(statement, params![job.key(), node.as_str(), now.0 as i64, row])?;
             }
             transaction.commit()
         });
@@ -393,7 +441,7 @@ impl Store {
         let query = "SELECT at_ms, names FROM parts WHERE job = ?1 AND node = ?2";
         let found: Option<(i64, String)> = self
             .connection
-            .query_row(query, [job.to_string(), node.to_string()], |row| Ok((row.get(0)?, row.get(1)?)))
+            .query_row(query, [job.key(), node.to_string()], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()
             .map_err(|source| self.sqlite(source))?;
         let Some((at, row)) = found else { return Ok(None) };
@@ -433,9 +481,10 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn is_set_aside(&self, job: Incarnation) -> Result<bool, StoreError> {
-        let query = "SELECT count(*) FROM set_aside WHERE kind = 'job' AND id = ?1";
+        // A former version's names had no time of submission; any job of that number may be the one then.
+        let query = "SELECT count(*) FROM set_aside WHERE kind = 'job' AND id IN (?1, ?2)";
         let found: rusqlite::Result<i64> =
-            self.connection.query_row(query, [job.to_string()], |row| row.get(0));
+            self.connection.query_row(query, [job.key(), job.to_string()], |row| row.get(0));
         found.map(|found| found > 0).map_err(|source| self.sqlite(source))
     }
 
@@ -448,7 +497,7 @@ impl Store {
             "SELECT count(*) FROM jobs WHERE id = ?1 UNION ALL SELECT count(*) FROM past_jobs WHERE id = ?1";
         let read = || -> rusqlite::Result<i64> {
             let mut statement = self.connection.prepare_cached(query)?;
-            let job = job_of(id).map(|job| job.to_string()).unwrap_or_default();
+            let job = job_of(id).map(Incarnation::key).unwrap_or_default();
             statement.query_map([job], |row| row.get::<_, i64>(0))?.sum()
         };
         read().map(|found| found > 0).map_err(|source| self.sqlite(source))
@@ -462,7 +511,7 @@ impl Store {
         let query = "SELECT job FROM past_jobs WHERE id = ?1";
         let found: Option<String> = self
             .connection
-            .query_row(query, [id.to_string()], |row| row.get(0))
+            .query_row(query, [id.key()], |row| row.get(0))
             .optional()
             .map_err(|source| self.sqlite(source))?;
         found.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| StoreError::Malformed {
@@ -472,18 +521,22 @@ impl Store {
         })
     }
 
-    /// The last life of a job of which nothing is to be done any more.
+    /// The lives, of jobs that had a number, of which nothing is to be done any more; the newest last.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn last_life(&self, job: JobId) -> Result<Option<Job>, StoreError> {
-        let query = "SELECT id FROM past_jobs WHERE id = ?1 OR id GLOB ?1 || '.*'";
+    pub fn past_lives(&self, job: JobId) -> Result<Vec<Incarnation>, StoreError> {
+        let query = "SELECT id FROM past_jobs WHERE id = ?1 OR id GLOB ?1 || '.*' OR id GLOB ?1 || '@*'";
         let sqlite = |source| self.sqlite(source);
         let mut statement = self.connection.prepare_cached(query).map_err(sqlite)?;
         let rows = statement.query_map([job.to_string()], |row| row.get::<_, String>(0)).map_err(sqlite)?;
         let ids = rows.collect::<Result<Vec<String>, _>>().map_err(sqlite)?;
-        let last = ids.iter().filter_map(|id| id.parse::<Incarnation>().ok()).max();
-        last.map_or(Ok(None), |id| self.past_job(id))
+        let parsed = ids.iter().map(|id| {
+            id.parse().map_err(|error: JobNameError| self.malformed(format!("the job {id}"), &error))
+        });
+        let mut lives = parsed.collect::<Result<Vec<Incarnation>, _>>()?;
+        lives.sort_unstable();
+        Ok(lives)
     }
 
     /// The log of one job, or of everything; the last `most` lines of it, oldest first.
@@ -495,7 +548,7 @@ impl Store {
             WHERE ?1 IS NULL OR job = ?1 ORDER BY number DESC LIMIT ?2";
         let read = || -> rusqlite::Result<Vec<LogLine>> {
             let mut statement = self.connection.prepare_cached(query)?;
-            let rows = statement.query_map(params![job.map(|job| job.to_string()), most], |row| {
+            let rows = statement.query_map(params![job.map(Incarnation::key), most], |row| {
                 let text = |index| row.get::<_, Option<String>>(index);
                 let job_state = text(2)?.and_then(|word| JobState::from_word(&word));
                 let rsa_state = text(3)?.and_then(|word| RsaState::from_word(&word));
@@ -536,16 +589,17 @@ impl Store {
     }
 
     /// Forgets jobs that ended before a time, with their logs, and what was logged before it of nodes and of jobs that
-    /// were never known.
+    /// were never known. Returns the lives that were forgotten.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn forget_before(&mut self, ended: Time) -> Result<usize, StoreError> {
-        let forget = |transaction: &Transaction<'_>| -> rusqlite::Result<usize> {
+    pub fn forget_before(&mut self, ended: Time) -> Result<Vec<Incarnation>, StoreError> {
+        let forget = |transaction: &Transaction<'_>| -> rusqlite::Result<Vec<String>> {
             let old = "SELECT id FROM past_jobs WHERE ended_ms < ?1";
             transaction.execute(&format!("DELETE FROM journal WHERE job IN ({old})"), [ended.0 as i64])?;
+            let mut delete = transaction.prepare("DELETE FROM past_jobs WHERE ended_ms < ?1 RETURNING id")?;
             let forgotten =
-                transaction.execute("DELETE FROM past_jobs WHERE ended_ms < ?1", [ended.0 as i64])?;
+                delete.query_map([ended.0 as i64], |row| row.get(0))?.collect::<Result<_, _>>()?;
             let known = "SELECT id FROM jobs UNION ALL SELECT id FROM past_jobs";
             transaction.execute(&format!("DELETE FROM parts WHERE job NOT IN ({known})"), [])?;
             transaction.execute(
@@ -560,15 +614,15 @@ impl Store {
             transaction.commit()?;
             Ok(forgotten)
         });
-        done.map_err(|source| StoreError::Sqlite { path, source })
+        // What is no job's name was nobody's.
+        done.map(|ids| ids.iter().filter_map(|id| id.parse().ok()).collect())
+            .map_err(|source| StoreError::Sqlite { path, source })
     }
 }
 
 /// The job that a RAM disk belongs to, by its name.
 pub fn job_of(id: &RamDiskId) -> Option<Incarnation> {
-    let (job, restarts) = id.name.as_str().strip_prefix("job-")?.split_once('-')?;
-    let found: Incarnation = format!("{job}.{restarts}").parse().ok()?;
-    (found.ramdisk() == id.name).then_some(found)
+    Incarnation::of_ramdisk(&id.name)
 }
 
 /// A value as it is kept. Without it what was kept before stands: one value that can't be kept must not keep all the others
@@ -606,7 +660,7 @@ mod tests {
 
     fn waiting(number: u32, path: &[u8]) -> Seen {
         let job = QueuedJob {
-            id: Incarnation { job: JobId(number), restarts: 0 },
+            id: id(number),
             owner: Owner { uid: 1000, gid: 1000 },
             account: String::new(),
             standing: Standing::Next,
@@ -640,14 +694,15 @@ mod tests {
     }
 
     fn id(number: u32) -> Incarnation {
-        Incarnation { job: JobId(number), restarts: 0 }
+        Incarnation { job: JobId(number), submitted: NOW.0 / 1000, restarts: 0 }
     }
 
     #[test]
     fn one_row_that_is_not_understood_is_set_aside_and_the_others_are_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let (store, _) = kept(dir.path(), vec![waiting(1, b"/a"), waiting(2, b"/b")]);
-        for statement in ["UPDATE jobs SET job = '' WHERE id = '1'", "UPDATE nodes SET node = 'torn {'"] {
+        for statement in ["UPDATE jobs SET job = '' WHERE id GLOB '1@*'", "UPDATE nodes SET node = 'torn {'"]
+        {
             assert_eq!(store.connection.execute(statement, []).unwrap(), 1);
         }
         drop(store);
@@ -660,7 +715,8 @@ mod tests {
             assert!(!store.knows(&ramdisk).unwrap() && store.is_set_aside(id(1)).unwrap());
             assert!(!store.is_set_aside(id(2)).unwrap());
             let aside = store.rows("SELECT kind || ' ' || id, row FROM set_aside ORDER BY 1").unwrap();
-            let expected = [("job 1", ""), ("node r1", "torn {")];
+            let first = format!("job {}", id(1).key());
+            let expected = [(&*first, ""), ("node r1", "torn {")];
             assert_eq!(aside, expected.map(|(what, row)| (what.to_owned(), row.to_owned())));
         }
     }

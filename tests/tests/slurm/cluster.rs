@@ -288,12 +288,12 @@ impl Cluster {
     /// A job's line of the status.
     pub fn job(&self, id: u32) -> Option<Value> {
         let status = self.status();
-        status["jobs"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|job| job["id"].as_str() == Some(&id.to_string()))
-            .cloned()
+        status["jobs"].as_array().unwrap().iter().find(|job| life(job) == id.to_string()).cloned()
+    }
+
+    /// What stands in the names of files of a job that are put beside others.
+    pub fn label(&self, id: u32) -> String {
+        self.story(id)["job"]["id"].as_str().unwrap().replace('@', "-")
     }
 
     pub fn story(&self, id: u32) -> Value {
@@ -385,6 +385,13 @@ impl Cluster {
             .collect();
         assert!(left.is_empty(), "{left:?}");
     }
+}
+
+/// A job's name without the time of its submission, as people write it: `42`, or `42.1`.
+pub fn life(job: &Value) -> String {
+    let (number, rest) = job["id"].as_str().unwrap().split_once('@').unwrap();
+    let restarts = rest.split_once('.').map(|(_, restarts)| format!(".{restarts}")).unwrap_or_default();
+    format!("{number}{restarts}")
 }
 
 fn is_ours(source: &str, kind: &str) -> bool {

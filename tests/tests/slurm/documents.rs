@@ -73,7 +73,7 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
     // What the texts say about it.
     for what in [
         // The first job found its input in RAM.
-        "ondeck:job-1-0@",
+        "ondeck:job-1-",
         "on deck",
         "100000 case/results/shuffled",
         // The jobs whose scripts failed.

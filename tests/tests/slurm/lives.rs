@@ -4,7 +4,7 @@ use std::fs;
 
 use ondeck_testbed::{available, wait_until};
 
-use crate::cluster::{Cluster, DEADLINE, Setup, tree};
+use crate::cluster::{Cluster, DEADLINE, Setup, life, tree};
 use crate::jobs::{Blocker, Gate, assert_passed, directives, note_source, wait_file, was_ram};
 use crate::life::directory;
 
@@ -61,7 +61,7 @@ fn a_requeued_job_brings_home_what_it_has_and_starts_anew() {
     wait_until(DEADLINE, "its second life is on deck", || {
         let status = cluster.status();
         let jobs = status["jobs"].as_array().unwrap();
-        jobs.iter().any(|job| job["id"] == *second && job["rsa_state"] == "READY")
+        jobs.iter().any(|job| life(job) == second && job["rsa_state"] == "READY")
     });
     blocker.release();
     cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
@@ -98,7 +98,7 @@ fn tasks_of_an_array_have_ram_disks_of_their_own() {
         let status = cluster.status();
         let jobs = status["jobs"].as_array().unwrap();
         let shown = jobs.iter().filter(|job| job["rsa_state"] == "INUSE_OUT");
-        let ids: Vec<u32> = shown.map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect();
+        let ids: Vec<u32> = shown.map(|job| life(job).parse().unwrap()).collect();
         (ids.len() == 3).then_some(ids)
     });
     assert!(ids.contains(&array));

@@ -18,6 +18,7 @@ mod life;
 mod lives;
 mod merge;
 mod neighbours;
+mod numbers;
 mod order;
 mod restarts;
 mod room;

@@ -40,14 +40,15 @@ fn what_others_changed_on_disk_is_kept_and_the_job_is_told() {
     }
     gate.open();
     cluster.wait_done(job);
+    let label = cluster.label(job);
     let wanted = [
         ("gone".to_owned(), "other\n"),
         ("mine".to_owned(), "before\njob\n"),
         ("more".to_owned(), "other\n"),
         ("new".to_owned(), "other\n"),
-        (format!("new.ondeck-{job}"), "job\n"),
+        (format!("new.ondeck-{label}"), "job\n"),
         ("shared".to_owned(), "other\n"),
-        (format!("shared.ondeck-{job}"), "before\njob\n"),
+        (format!("shared.ondeck-{label}"), "before\njob\n"),
         ("theirs".to_owned(), "other\n"),
     ];
     let wanted = wanted.map(|(name, text)| (name, text.as_bytes().to_vec())).into();
@@ -55,7 +56,7 @@ fn what_others_changed_on_disk_is_kept_and_the_job_is_told() {
     let shown = cluster.ondeck_on(&cluster.host("ctl").log_in(alice), &["job", "show", &job.to_string()]);
     shown.assert_success();
     for name in ["shared", "new"] {
-        let beside = output.join(format!("{name}.ondeck-{job}"));
+        let beside = output.join(format!("{name}.ondeck-{label}"));
         assert!(shown.stdout.contains(beside.to_str().unwrap()), "{}", shown.stdout);
     }
     assert!(shown.stdout.contains("deleted"), "what the job had deleted and is kept: {}", shown.stdout);

@@ -114,7 +114,7 @@ fn as_one_archive(cluster: &Cluster) {
     gate.open();
     cluster.wait_done(job);
     let names: Vec<String> = tree(&output).into_keys().collect();
-    assert_eq!(names, [format!("results-{job}.tar")]);
+    assert_eq!(names, [format!("results-{}.tar", cluster.label(job))]);
     let unpacked = directory(alice, "unpacked", &[]);
     let mut tar = Command::new("tar");
     let tar = tar.arg("-xf").arg(output.join(&names[0])).arg("-C").arg(&unpacked).output().unwrap();

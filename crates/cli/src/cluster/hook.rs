@@ -125,7 +125,8 @@ fn job() -> Result<Incarnation> {
     let job =
         number("SLURM_JOB_ID").context("there is no SLURM_JOB_ID; this is for Slurm's Prolog and Epilog")?;
     let restarts = number("SLURM_JOB_RESTART_COUNT").or(number("SLURM_RESTART_COUNT")).unwrap_or(0);
-    Ok(Incarnation { job: JobId(job), restarts })
+    // Slurm does not tell its hooks when the job was submitted; the scheduler knows.
+    Ok(Incarnation { job: JobId(job), submitted: 0, restarts })
 }
 
 fn node() -> Result<NodeName> {

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use ondeck_api::scheduler::{JobStory, Waited};
-use ondeck_core::queue::JobNameError;
-use ondeck_core::{Incarnation, NodeName, duration, exit};
+use ondeck_core::{JobSelector, NodeName, duration, exit};
 
 use super::{Scheduler, end, load, shown, status};
 
@@ -30,6 +29,9 @@ pub struct JobArgs {
 
 const EXAMPLES: &str = "Examples:
   ondeck job show 42           the whole story, with the seconds of each phase; 42.1 is its life after a requeue
+  ondeck job show 42@1795381275
+                               not the newest job that had this number, but the one that was submitted then; what
+                               others there are, `ondeck job show 42` says
   ondeck job retry 42          try once more, after the reason for the failure is mended: to stage its results out, or
                                the input of a job that stays held
   ondeck job retry --salvage 42
@@ -41,16 +43,16 @@ const EXAMPLES: &str = "Examples:
 enum JobCommand {
     /// All that is known of a job, also after its end
     Show {
-        /// Its number
-        job: Incarnation,
+        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        job: JobSelector,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Try again what has failed: to stage its results out, or its input in
     Retry {
-        /// Its number
-        job: Incarnation,
+        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        job: JobSelector,
         /// For a job that is LOST: save what the RSA nodes that are left have, and give up what the others had
         #[arg(long)]
         salvage: bool,
@@ -60,8 +62,8 @@ enum JobCommand {
     },
     /// Give up its results: they are lost
     Abandon {
-        /// Its number
-        job: Incarnation,
+        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        job: JobSelector,
         /// Do not ask
         #[arg(long)]
         yes: bool,
@@ -86,13 +88,7 @@ pub struct WaitArgs {
     timeout: Option<Duration>,
 
     /// Its number; JOB.0 is what it did before it was requeued, JOB.1 what it does then, and so on
-    #[arg(value_parser = parse_job)]
-    job: String,
-}
-
-/// The number of a job as it was written: one that names no life means all of them.
-fn parse_job(text: &str) -> Result<String, JobNameError> {
-    text.parse::<Incarnation>().map(|_| text.to_owned())
+    job: JobSelector,
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
@@ -144,7 +140,7 @@ fn try_job(args: &JobArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn confirmed(job: Incarnation, what: &str) -> Result<bool> {
+fn confirmed(job: JobSelector, what: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         bail!("this {what} of job {job} for good; say so with --yes");
     }
@@ -170,6 +166,10 @@ fn show(story: &JobStory) {
     let job = &story.job;
     let done = if story.done { ", all done" } else { "" };
     println!("job {} of user {}: {}, {}{done}", job.id, job.owner.uid, job.job_state, job.rsa_state);
+    for other in &story.others {
+        let done = if other.done { ", all done" } else { "" };
+        println!("  also    {}: {}, {}{done}", other.id.key(), other.job_state, other.rsa_state);
+    }
     for path in &job.request.data_in {
         println!("  input   {}", shown(&path.to_string_lossy()));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use ondeck_api::scheduler::{Status, Transfer, Usage};
+use ondeck_api::scheduler::{JobStatus, Status, Transfer, Usage};
 use ondeck_core::{Bytes, NodeName, exit};
 
 use super::{Scheduler, end, load, shown};
@@ -109,13 +109,17 @@ pub fn jobs(status: &Status) -> String {
         "JOB", "JOB_STATE", "RSA_STATE", "TIME", "RSA_NODES"
     );
     for job in &status.jobs {
+        // As it is called in the queue, unless that may be another one.
+        let is_newest =
+            |other: &JobStatus| other.id.job != job.id.job || other.id.submitted <= job.id.submitted;
+        let name = if status.jobs.iter().all(is_newest) { job.id.to_string() } else { job.id.key() };
         let nodes = list(&job.rsa_nodes);
         let transfer = job.transfer.as_ref().map(transfer).unwrap_or_default();
         let message = if transfer.is_empty() { shown(&job.message) } else { transfer };
         let _ = writeln!(
             out,
             "{:>9} {:>10} {:>20} {:>9}  {:<20} {message}",
-            job.id,
+            name,
             job.job_state,
             job.rsa_state,
             time(job.seconds),

@@ -75,7 +75,7 @@ impl Worker<'_> {
             notes.push(format!(
                 "{} had been changed on disk by somebody else; theirs is kept, the job's is beside it as NAME.ondeck-{}",
                 entries(beside),
-                self.order.request.job
+                self.order.request.label()
             ));
         }
         if kept > 0 {
@@ -126,7 +126,7 @@ impl Worker<'_> {
             mechanism: filled.mechanism,
             since: filled.since,
             baseline: filled.baseline,
-            id: self.order.request.job.clone(),
+            id: self.order.request.label().to_owned(),
             nested: directory.nested.clone(),
             interim: AtomicBool::new(false),
             ours: Mutex::new(filled.ours),
@@ -221,7 +221,7 @@ impl Worker<'_> {
             Ok(Descend::Yes)
         });
         cleared.map_err(|(_, error)| Failure::passing(format!("the results of {path}: {error}")))?;
-        let name = CString::new(format!("results-{}.{format}", self.order.request.job));
+        let name = CString::new(format!("results-{}.{format}", self.order.request.label()));
         let name = name.map_err(|error| Failure::lasting(error.to_string()))?;
         let failed_before = self.failures().0;
         let event = |event: Event<'_>| self.note(&directory.path, &event);

@@ -210,7 +210,7 @@ impl Worker<'_> {
         Options {
             bandwidth: self.order.request.bandwidth,
             // What an interrupted task of this job has left under temporary names is found by the next one.
-            tag: Some(self.order.request.job.clone()),
+            tag: Some(self.order.request.label().to_owned()),
             gate: Some(self.gate.clone()),
             ..Options::default()
         }

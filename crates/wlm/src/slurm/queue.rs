@@ -236,8 +236,9 @@ impl Fields<'_> {
             restarts = restarts.saturating_sub(1);
         }
         let nodes = if self.nodes.is_empty() { self.scheduled_nodes } else { self.nodes };
+        let submitted = self.number("submit time", self.submitted)?;
         Ok(QueuedJob {
-            id: Incarnation { job: JobId(self.number("number", self.job)?), restarts },
+            id: Incarnation { job: JobId(self.number("number", self.job)?), submitted, restarts },
             owner: Owner { uid: self.number("user", self.uid)?, gid: self.number("group", self.gid)? },
             account: text(self.account),
             standing,
@@ -246,7 +247,7 @@ impl Fields<'_> {
             nodes: self.expand(&text(nodes))?,
             // What squeue shows for an old life that still ends is the present time.
             start: start.filter(|_| !requeued),
-            submitted: self.number("submit time", self.submitted)?,
+            submitted,
             priority,
             qos: text(self.qos),
             held_for_input: self.is_marked(restarts),
