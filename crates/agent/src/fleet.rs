@@ -13,12 +13,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ondeck_api::client::Provider;
 use ondeck_api::wire::{
-    Allocated, Cover, Destroyed, LocalReport, Names, NodeReport, RefusalCode, Step, StepDone, StepRequest,
-    TaskReport, TaskRequest, VERSION, Witness,
+    Allocated, Claim, Cover, Destroyed, LocalReport, Names, NodeReport, Obeyed, RefusalCode, Release, Step,
+    StepDone, StepRequest, TaskReport, TaskRequest, VERSION, Witness,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
-use ondeck_core::allocation::{Simulation, equal_share, largest_share};
+use ondeck_core::allocation::{JobTag, Simulation, equal_share, largest_share};
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
 use ondeck_ramdisk::device::RAM;
 use ondeck_ramdisk::{EngineError, On, Secret, engine};
@@ -96,6 +97,8 @@ pub struct Plan {
     pub deadline: Duration,
     /// Its epoch and secret, of a builder that keeps them; otherwise both are made up.
     pub identity: Option<(Epoch, Secret)>,
+    /// The job that it is for.
+    pub job: Option<JobTag>,
 }
 
 /// A step that was taken.
@@ -223,6 +226,70 @@ impl Fleet {
             port: config.port,
             socket: config.agent.socket.clone(),
             own_name: host_name().ok(),
+        }
+    }
+
+    /// The same fleet, with every order in a scheduler's name. The provider is asked before each order, and must not block.
+    #[must_use]
+    pub fn with_authority(self, provider: Provider) -> Fleet {
+        Fleet { client: self.client.with_authority(provider), ..self }
+    }
+
+    /// Asks the agent of a node to obey a scheduler.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`RefusalCode::ForeignJournal`] if it obeys the scheduler of another journal, and
+    /// [`RefusalCode::OlderJournal`] if it has seen a later state of this one.
+    pub async fn claim(&self, node: &NodeName, claim: &Claim) -> Result<Obeyed, CallError> {
+        let path = format!("/{VERSION}/authority");
+        self.client.call(&self.endpoint(node), "POST", &path, Some(claim), None, LOOK).await
+    }
+
+    /// From now on a RAM disk may hold results: its RSA nodes do not destroy it before they are released. May be ordered
+    /// again. A node that does not have the RAM disk is a fault.
+    pub async fn guard(&self, id: &RamDiskId, nodes: &[NodeName], until: Instant) -> Vec<NodeFault> {
+        let left = until.saturating_duration_since(Instant::now()).min(LOOK);
+        self.order_all(nodes, format!("/{VERSION}/ramdisks/{id}/guard"), &(), left).await
+    }
+
+    /// The results that a RAM disk may hold are on disk, or given up: its RSA nodes destroy it when they are told to. May
+    /// be ordered again. A node that has nothing of it is fine.
+    pub async fn release(&self, id: &RamDiskId, nodes: &[NodeName], release: &Release) -> Vec<NodeFault> {
+        let path = format!("/{VERSION}/ramdisks/{id}/release");
+        let mut faults = self.order_all(nodes, path, release, LOOK).await;
+        faults.retain(|fault| !has_nothing(&fault.error));
+        faults
+    }
+
+    /// Posts the same to all nodes at once.
+    async fn order_all<B: Serialize + Clone + Send + Sync + 'static>(
+        &self,
+        nodes: &[NodeName],
+        path: String,
+        body: &B,
+        limit: Duration,
+    ) -> Vec<NodeFault> {
+        let said = on_all(nodes.iter().map(|node| (node.clone(), node.clone())), |node| {
+            let (fleet, path, body) = (self.clone(), path.clone(), body.clone());
+            async move {
+                let endpoint = fleet.endpoint(&node);
+                fleet.client.call::<()>(&endpoint, "POST", &path, Some(&body), None, limit).await
+            }
+        });
+        faults_of(said.await)
+    }
+
+    /// Takes a RAM disk away from all directories of this machine where it is shown; what it holds stays. Only root of the
+    /// machine may do this, without a scheduler. A node that has nothing of it is fine.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn hide_here(&self, id: &RamDiskId, limit: Duration) -> Result<(), CallError> {
+        let (endpoint, path) =
+            (Endpoint::Socket(self.socket.clone()), format!("/{VERSION}/ramdisks/{id}/shown"));
+        match self.client.call(&endpoint, "DELETE", &path, None::<&()>, None, limit).await {
+            Err(error) if has_nothing(&error) => Ok(()),
+            done => done,
         }
     }
 
@@ -472,6 +539,8 @@ impl Fleet {
                 .collect(),
             clients: Vec::new(),
             simulation: plan.simulation.clone(),
+            number: random_number().map_err(|error| BuildError::Plan(format!("random numbers: {error}")))?,
+            job: plan.job.clone(),
         };
         for node in mounts.iter().filter_map(|mount| mount.node.clone()) {
             if !layout.clients.contains(&node) {
@@ -975,6 +1044,12 @@ fn next_epoch(newest: u64) -> Epoch {
     Epoch(now.map_or(0, |since| since.as_micros() as u64).max(newest + 1))
 }
 
+/// A number that no other RAM disk has; never 0.
+fn random_number() -> std::io::Result<u64> {
+    let [a, b, c, d, e, f, g, h, ..] = Secret::new()?.derive("number");
+    Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]).max(1))
+}
+
 fn plan_error(error: EngineError) -> BuildError {
     BuildError::Plan(error.to_string())
 }
@@ -1130,6 +1205,8 @@ mod tests {
                         servers: vec![server; servers],
                         clients: Vec::new(),
                         simulation: None,
+                        number: 1,
+                        job: None,
                     };
                     for index in 0..servers {
                         let needed = need(&layout, &report, index, device, share);

@@ -286,6 +286,8 @@ impl Node {
             servers: Vec::new(),
             clients: Vec::new(),
             simulation: None,
+            number: 0,
+            job: None,
         };
         let record = Record {
             version: record::VERSION,
@@ -296,6 +298,7 @@ impl Node {
             shown,
             covered: Vec::new(),
             complete: false,
+            guarded: false,
             first_view: None,
             lease_until_ms: 0,
         };
@@ -335,6 +338,7 @@ impl Node {
             missing,
             ramdisks: ramdisks.len(),
             newest_epoch: newest,
+            authority: None,
         })
     }
 
@@ -582,6 +586,7 @@ impl Node {
             shown: Vec::new(),
             covered: Vec::new(),
             complete: false,
+            guarded: false,
             first_view: None,
             lease_until_ms: since_boot_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
         };

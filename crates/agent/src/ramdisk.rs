@@ -632,6 +632,7 @@ impl RamDisk {
             layout: record.layout,
             complete: record.complete,
             server: record.server,
+            guarded: record.guarded,
             shown: record.shown.into_iter().map(|shown| shown.path).collect(),
             covers: record.covered.into_iter().map(|covered| covered.cover).collect(),
             processes,
@@ -639,6 +640,7 @@ impl RamDisk {
             used,
             view,
             filesystem,
+            dead_mounts: Vec::new(),
         }
     }
 

@@ -32,6 +32,8 @@ pub struct Record {
     pub covered: Vec<Covered>,
     /// Whether all steps were done.
     pub complete: bool,
+    /// Whether it may hold results that are nowhere else. Only a release changes that again.
+    pub guarded: bool,
     /// What the client here saw when it had just mounted.
     #[serde(default)]
     pub first_view: Option<View>,
@@ -58,7 +60,10 @@ pub struct Covered {
 }
 
 /// The version of [`Record`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+
+/// The version before, which did not know which RAM disks may hold results.
+const FORMER: u32 = 1;
 
 impl Record {
     /// Writes it.
@@ -76,12 +81,34 @@ impl Record {
     /// # Errors
     /// If there is none, or it is not understood.
     pub fn load(place: &Path) -> std::io::Result<Record> {
-        let record: Record = serde_json::from_slice(&std::fs::read(place.join(RECORD))?)?;
-        if record.version != VERSION {
-            return Err(std::io::Error::other(format!("its format is {}, not {VERSION}", record.version)));
-        }
-        Ok(record)
+        Record::parse(&std::fs::read(place.join(RECORD))?)
     }
+
+    fn parse(text: &[u8]) -> std::io::Result<Record> {
+        let mut value: serde_json::Value = serde_json::from_slice(text)?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => Ok(serde_json::from_value(value)?),
+            Some(version) if version == u64::from(FORMER) => {
+                value["version"] = VERSION.into();
+                value["guarded"] = false.into();
+                let mut record: Record = serde_json::from_value(value)?;
+                // Nobody can say whether the job has written to it.
+                record.guarded = record.server && record.complete && is_a_jobs(&record.layout);
+                Ok(record)
+            }
+            version => {
+                let version = version.map_or_else(|| "unknown".to_owned(), |version| version.to_string());
+                Err(std::io::Error::other(format!("its format is {version}, not {VERSION}")))
+            }
+        }
+    }
+}
+
+/// Whether a RAM disk of the former version is a job's, which only its name tells: `job-NUMBER-RESTARTS`.
+pub fn is_a_jobs(layout: &Layout) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = layout.id.name.as_str().strip_prefix("job-").and_then(|rest| rest.split_once('-'));
+    numbers.is_some_and(|(job, restarts)| digits(job) && digits(restarts))
 }
 
 /// Keeps the secret.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -15,7 +16,7 @@ use tokio::net::{TcpSocket, TcpStream, UnixStream};
 
 use crate::envelope::{self, Answer};
 use crate::munge::{Munge, MungeError};
-use crate::wire::{MOST_BYTES, Refusal, RefusalCode};
+use crate::wire::{Authority, MOST_BYTES, Refusal, RefusalCode};
 
 /// How long a connection may take to come about. A node that does not answer within this is called unreachable; a lost
 /// node must be seen within five seconds in all.
@@ -109,16 +110,34 @@ fn unreachable_hint(endpoint: &Endpoint) -> &'static str {
     }
 }
 
+/// In whose name a scheduler gives its next order. It is asked before each of them.
+pub type Provider = Arc<dyn Fn() -> Authority + Send + Sync>;
+
 /// Makes calls. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
     munge: Munge,
+    authority: Option<Provider>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Client { munge, authority } = self;
+        f.debug_struct("Client").field("munge", munge).field("orders", &authority.is_some()).finish()
+    }
 }
 
 impl Client {
     /// A client that proves itself by the munged at this socket.
     pub fn new(munge_socket: &Path) -> Client {
-        Client { munge: Munge::new(munge_socket) }
+        Client { munge: Munge::new(munge_socket), authority: None }
+    }
+
+    /// A client whose orders, which is all but `GET`, are given in a scheduler's name. The provider must not block.
+    #[must_use]
+    pub fn with_authority(mut self, provider: Provider) -> Client {
+        self.authority = Some(provider);
+        self
     }
 
     /// Sends a request and returns the answer. `limit` is for the whole call.
@@ -181,6 +200,7 @@ impl Client {
         body: Vec<u8>,
         secret: Option<&Secret>,
     ) -> Result<(u16, Vec<u8>), CallError> {
+        let authority = self.authority.as_ref().filter(|_| method != "GET").map(|provider| provider());
         let request = hyper::Request::builder()
             .method(method)
             .uri(path)
@@ -192,6 +212,14 @@ impl Client {
                     UnixStream::connect(socket).await.map_err(|error| unreachable(endpoint, &error))?;
                 let request = match secret {
                     Some(secret) => request.header(envelope::SECRET_HEADER, secret.reveal()),
+                    None => request,
+                };
+                let request = match &authority {
+                    Some(authority) => {
+                        let text =
+                            serde_json::to_string(authority).map_err(|error| gibberish(endpoint, &error))?;
+                        request.header(envelope::AUTHORITY_HEADER, text)
+                    }
                     None => request,
                 };
                 let request =
@@ -209,6 +237,7 @@ impl Client {
                     body: envelope::hash(&body),
                     nonce: nonce.clone(),
                     secret: secret.map(Secret::reveal),
+                    authority,
                 };
                 let payload = serde_json::to_vec(&payload).map_err(|error| gibberish(endpoint, &error))?;
                 let munge = self.munge.clone();

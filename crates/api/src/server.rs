@@ -33,7 +33,7 @@ use tokio::sync::Semaphore;
 use crate::auth::{Administrators, Caller};
 use crate::envelope::{self, Answer};
 use crate::munge::Munge;
-use crate::wire::{MOST_BYTES, Refusal, RefusalCode, VERSION};
+use crate::wire::{Authority, MOST_BYTES, Refusal, RefusalCode, VERSION};
 
 /// How long the body of a request may take to come, and how long nothing of an answer may be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,6 +74,8 @@ pub struct Request {
     pub caller: Caller,
     /// The secret of a RAM disk, where it came along.
     pub secret: Option<Secret>,
+    /// The scheduler in whose name it is made; nothing for a person's.
+    pub authority: Option<Authority>,
 }
 
 impl Request {
@@ -493,6 +495,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
 struct Known {
     caller: Caller,
     secret: Option<Secret>,
+    authority: Option<Authority>,
     /// The hash that the body must have.
     body: Option<String>,
     /// For whom the answer is sealed, and to which request: over TCP.
@@ -535,6 +538,7 @@ async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::
         body,
         caller: known.caller,
         secret: known.secret,
+        authority: known.authority,
     };
     let done = Arc::clone(&daemon.service).route(request).await;
     if let Err(refusal) = &done {
@@ -585,7 +589,13 @@ impl<S: Service> Daemon<S> {
                     .get(envelope::SECRET_HEADER)
                     .map(|text| text.to_str().unwrap_or_default().parse().map_err(malformed_secret))
                     .transpose()?;
-                Ok(Known { caller: Caller::local(uid), secret, seal: None, body: None })
+                let malformed =
+                    |_| Refusal::new(RefusalCode::Malformed, "the scheduler's authority is malformed");
+                let authority = headers
+                    .get(envelope::AUTHORITY_HEADER)
+                    .map(|text| serde_json::from_slice(text.as_bytes()).map_err(malformed))
+                    .transpose()?;
+                Ok(Known { caller: Caller::local(uid), secret, authority, seal: None, body: None })
             }
             Peer::Remote(address) => {
                 let stranger = |message: String| Refusal::new(RefusalCode::Unauthenticated, message);
@@ -613,7 +623,8 @@ impl<S: Service> Daemon<S> {
                     .transpose()?;
                 let caller = self.administrators.caller(decoded.uid, address);
                 let seal = Some((decoded.uid, request.nonce));
-                Ok(Known { caller, secret, seal, body: Some(request.body) })
+                let authority = request.authority;
+                Ok(Known { caller, secret, authority, seal, body: Some(request.body) })
             }
         }
     }
@@ -684,6 +695,7 @@ mod tests {
             body: Bytes::from_static(b"[1"),
             caller: Caller::local(0),
             secret: None,
+            authority: None,
         }
     }
 

@@ -6,13 +6,20 @@
 //! | `GET /v1/ramdisks` | the RAM disks of this node: [`LocalReport`] | administrators; owners see their own |
 //! | `GET /v1/ramdisks/NAME@EPOCH` | one of them | the same |
 //! | `POST /v1/ramdisks/NAME@EPOCH/steps` | one [`Step`] of building it | administrators |
-//! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`] | administrators |
+//! | `POST /v1/ramdisks/NAME@EPOCH/guard` | from now on it may hold results: it is not destroyed before they are released | administrators |
+//! | `POST /v1/ramdisks/NAME@EPOCH/release` | its results are on disk, or given up: [`Release`] | administrators |
+//! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`]; refused while it may hold results | administrators |
+//! | `DELETE /v1/ramdisks/NAME@EPOCH/shown` | takes it away from all directories of this node; its data stays | root of this machine |
+//! | `POST /v1/authority` | a scheduler's [`Claim`] to be obeyed: [`Obeyed`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/witness` | whether it is whole here: [`Witness`] | administrators, the owner |
 //! | `GET /v1/ramdisks/NAME@EPOCH/names?slots=N,N` | the files that this node has of these directories of it: [`Names`] | administrators |
 //! | `POST /v1/ramdisks/NAME@EPOCH/tasks/TASK` | starts a task: [`TaskRequest`] to [`TaskReport`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/tasks/TASK?wait=MS` | how it is, when it has ended or after MS | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH/tasks/TASK` | ends it: [`TaskReport`] | administrators |
 //! | `GET /v1/views?path=P` | the RAM disk that is shown at a path, and whether it is whole: [`PathView`] | owners |
+//!
+//! An agent obeys one scheduler. Once a scheduler's claim was accepted, orders about the RAM disks of jobs are obeyed only
+//! with its [`Authority`]. An order without one is a person's.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,6 +54,60 @@ pub struct NodeReport {
     pub ramdisks: usize,
     /// The greatest epoch that this node has seen.
     pub newest_epoch: u64,
+    /// The journal whose scheduler this node's agent obeys; nothing if none has claimed it.
+    #[serde(default)]
+    pub authority: Option<Obeyed>,
+}
+
+/// In whose name a scheduler gives an order. It comes with the order, where the credential covers it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    /// The random name of the scheduler's journal.
+    pub journal: String,
+    /// A random number of each start of the scheduler, so that two that have copies of one journal are told apart.
+    pub session: u64,
+    /// How many times the journal was written: an older copy of it has a smaller one.
+    pub counter: u64,
+}
+
+/// A scheduler asks an agent to obey it. The agent does if it obeys nobody yet, if it obeys this journal already and has
+/// seen no greater counter of it, or if this is a take-over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The random name of the scheduler's journal.
+    pub journal: String,
+    /// A random number of this start of the scheduler. Orders of the session before are refused from now on.
+    pub session: u64,
+    /// How many times the journal was written.
+    pub counter: u64,
+    /// Whether a person has confirmed that it replaces whomever the agent obeys.
+    #[serde(default)]
+    pub take_over: bool,
+}
+
+/// Whom an agent obeys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Obeyed {
+    /// The random name of the scheduler's journal.
+    pub journal: String,
+    /// The greatest counter of it that the agent has seen.
+    pub counter: u64,
+}
+
+/// Why the results that a RAM disk may hold need no guard any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Release {
+    /// All of them are on disk, verified, or there were none.
+    StagedOut {
+        /// The number of the scheduler's task that brought them home, or that removes a RAM disk without any.
+        task: u64,
+    },
+    /// Somebody has given them up.
+    Abandoned {
+        /// Who.
+        by: String,
+    },
 }
 
 /// A device of a node.
@@ -183,6 +244,9 @@ pub struct LocalReport {
     pub complete: bool,
     /// Whether this node is one of its servers.
     pub server: bool,
+    /// Whether it may hold results: then it is destroyed only once these are released.
+    #[serde(default)]
+    pub guarded: bool,
     /// Where it is shown here.
     pub shown: Vec<PathBuf>,
     /// What it covers here.
@@ -198,6 +262,9 @@ pub struct LocalReport {
     pub view: Option<View>,
     /// The filesystem as the client here sees it: size and free bytes.
     pub filesystem: Option<(Bytes, Bytes)>,
+    /// Where it is still shown though its client here has ended for good: every access to these paths fails.
+    #[serde(default)]
+    pub dead_mounts: Vec<PathBuf>,
 }
 
 /// A process of a RAM disk.
@@ -564,6 +631,14 @@ pub enum RefusalCode {
     Conflict,
     /// Files are open; the message names whose.
     Busy,
+    /// It may hold results of a job that are nowhere else.
+    HoldsResults,
+    /// The agent obeys the scheduler of another journal.
+    ForeignJournal,
+    /// The agent has seen a later state of the scheduler's journal.
+    OlderJournal,
+    /// The order is not of the scheduler that the agent obeys.
+    NotInCharge,
     /// There is not enough of it.
     TooLarge,
     /// The step was tried and failed.
@@ -578,7 +653,12 @@ impl RefusalCode {
             RefusalCode::Unauthenticated => 401,
             RefusalCode::Forbidden => 403,
             RefusalCode::NotFound => 404,
-            RefusalCode::Fenced | RefusalCode::Conflict => 409,
+            RefusalCode::Fenced
+            | RefusalCode::Conflict
+            | RefusalCode::HoldsResults
+            | RefusalCode::ForeignJournal
+            | RefusalCode::OlderJournal
+            | RefusalCode::NotInCharge => 409,
             RefusalCode::Failed => 422,
             RefusalCode::Busy => 423,
             RefusalCode::TooLarge => 507,

@@ -274,6 +274,7 @@ async fn create(fleet: &Fleet, args: CreateArgs) -> Result<u8> {
         simulation: args.simulate,
         deadline: args.deadline,
         identity: None,
+        job: None,
     };
     let begins = |step: &str| {
         if args.verbose && !args.json {

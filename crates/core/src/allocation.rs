@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::request::keyword_enum;
-use crate::{Bytes, EngineKind};
+use crate::schedule::Purpose;
+use crate::{Bytes, EngineKind, Incarnation, Request};
 
 /// Why a text can't be a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -178,6 +180,31 @@ pub struct Layout {
     pub clients: Vec<NodeName>,
     /// What the simulated engine pretends.
     pub simulation: Option<Simulation>,
+    /// A random number that tells this RAM disk from every other one, also from one that was given the same name and
+    /// epoch by somebody who did not know of it; 0 for one of a version that made none.
+    #[serde(default)]
+    pub number: u64,
+    /// The job that it is built for; nothing if somebody built it by hand.
+    #[serde(default)]
+    pub job: Option<JobTag>,
+}
+
+/// Whose results a RAM disk may hold, and where they belong: what a scheduler must know of a job that its journal does
+/// not have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobTag {
+    /// The cluster whose workload manager has numbered the job; empty if it has no name.
+    pub cluster: String,
+    /// Which life of which job.
+    pub job: Incarnation,
+    /// What the RAM disk is for.
+    pub purpose: Purpose,
+    /// The account that the job is charged to.
+    pub account: String,
+    /// What the job asks for; paths are absolute.
+    pub request: Request,
+    /// The directory it was submitted from.
+    pub work_dir: PathBuf,
 }
 
 impl Layout {

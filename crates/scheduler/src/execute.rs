@@ -10,6 +10,7 @@ use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
     Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
+use ondeck_core::allocation::JobTag;
 use ondeck_core::schedule::{
     Action, Event, Fault, Job, JobState, LockIn, Outcome, Prolog, Purpose, Task, Work,
 };
@@ -199,6 +200,14 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
         simulation: None,
         deadline: until.saturating_duration_since(Instant::now()),
         identity: Some((id.epoch, secret.clone())),
+        job: Some(JobTag {
+            cluster: String::new(),
+            job: job.id,
+            purpose: job.purpose,
+            account: job.account.clone(),
+            request: job.request.clone(),
+            work_dir: job.work_dir.clone(),
+        }),
     };
     match daemon.fleet.create(&plan, |_| {}, std::future::pending()).await {
         Ok(built) => {

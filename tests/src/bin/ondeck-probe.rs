@@ -290,6 +290,7 @@ fn call(
         body: envelope::hash(&body),
         nonce: envelope::nonce()?,
         secret: None,
+        authority: None,
     };
     match kind {
         Kind::Foreign => covered.to = "elsewhere".parse()?,
