@@ -736,8 +736,14 @@ impl Fleet {
         sight
     }
 
-    /// Destroys every incarnation of a RAM disk that the agents of these nodes know of. Nothing to destroy is fine.
-    pub async fn destroy(&self, name: &RamDiskName, nodes: &[NodeName]) -> Demolition {
+    /// Destroys every incarnation of a RAM disk that the agents of these nodes know of. Nothing to destroy is fine. One that
+    /// may hold results is left as it is on all nodes, unless `release` says what became of them.
+    pub async fn destroy(
+        &self,
+        name: &RamDiskName,
+        nodes: &[NodeName],
+        release: Option<&Release>,
+    ) -> Demolition {
         let began = Instant::now();
         let sight = self.look(nodes).await;
         let mut on: BTreeMap<RamDiskId, Vec<NodeName>> = BTreeMap::new();
@@ -752,6 +758,20 @@ impl Fleet {
         }
         let mut demolition = Demolition { found: !on.is_empty(), ..Demolition::default() };
         for (id, nodes) in on {
+            let holds = |node: &NodeName| {
+                let mut reports = sight.reports.iter();
+                reports.any(|report| report.guarded && report.layout.id == id && report.node == *node)
+            };
+            let guarded: Vec<NodeName> = nodes.iter().filter(|node| holds(node)).cloned().collect();
+            let nodes = match release {
+                Some(release) => {
+                    demolition.faults.extend(self.release(&id, &guarded, release).await);
+                    nodes
+                }
+                // Whoever uses it on another node goes on: those who keep it say why.
+                None if !guarded.is_empty() => guarded,
+                None => nodes,
+            };
             let (destroyed, faults) = self.destroy_on(&id, &nodes).await;
             demolition.nodes.extend(destroyed);
             demolition.faults.extend(faults);

@@ -2,12 +2,13 @@
 //!
 //! An agent does what it is told for one RAM disk at a time: a [`step`](ondeck_api::wire::Step) of building it, or taking
 //! all of it down. It decides nothing, except to protect what it lends: it promises no byte twice, refuses whoever
-//! speaks of an earlier incarnation, removes what was never completed, and cuts off a client that no longer sees all
-//! of the files. The servers it starts outlive it; an agent that starts again finds them.
+//! speaks of an earlier incarnation, obeys one scheduler only, destroys nothing that may hold results before these are
+//! released, removes what was never completed, and cuts off a client that no longer sees all of the files. The servers it starts outlive it; an agent that starts again finds them.
 //!
 //! # Layout
 //!
 //! - [`server`]: the routes, behind the two sockets of [`ondeck_api::server`]
+//! - [`authority`]: whom the agent obeys
 //! - [`node`]: what the agent knows of its node and its RAM disks; start-up after a crash
 //! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
 //!   - `ramdisk::covers`: showing it over the directories of a job, and taking it away
@@ -17,6 +18,7 @@
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
 
+pub mod authority;
 pub mod capacity;
 pub mod fleet;
 pub mod node;

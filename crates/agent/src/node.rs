@@ -10,15 +10,17 @@ use ondeck_api::Config;
 use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
-    Allocated, Destroyed, LocalReport, MemoryReport, Names, NodeReport, PathView, Refusal, RefusalCode, Step,
-    StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
+    Allocated, Authority, Claim, Destroyed, LocalReport, MemoryReport, Names, NodeReport, Obeyed, PathView,
+    Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
 };
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
+use crate::authority::{Commander, Order as OrderKind};
 use crate::capacity::{Capacity, machine_ram};
-use crate::ramdisk::{self, CoverPolicy, RamDisk};
+use crate::ramdisk::{self, CoverPolicy, NotDestroyed, RamDisk};
 use crate::record::{self, Record, Shown};
 use crate::task::{Order, Task};
 
@@ -47,6 +49,7 @@ pub struct Node {
     ports: std::ops::RangeInclusive<u16>,
     capacity: Capacity,
     covering: CoverPolicy,
+    commander: Commander,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<Known>,
 }
@@ -83,6 +86,18 @@ pub enum StartError {
     )]
     Record {
         /// Its place.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Whom the agent obeys can't be told.
+    #[error(
+        "can't tell whom this agent obeys: {}: {source}; mend that, or, if no scheduler runs that has used this node, remove \
+         the file: the next scheduler that claims the agent is obeyed",
+        .path.display()
+    )]
+    Authority {
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -178,6 +193,9 @@ impl Node {
         // Marks and mounts carry the path, so there must be one way to write it.
         let state = agent.state.canonicalize().map_err(unusable)?;
         protect_from_oom_killer();
+        // Before anything is adopted or removed: an agent that does not know whom it obeys does nothing.
+        let commander = Commander::load(&state)
+            .map_err(|source| StartError::Authority { path: Commander::file(&state), source })?;
         let node = Node {
             name,
             socket: agent.socket.clone(),
@@ -186,6 +204,7 @@ impl Node {
             ports: agent.server_ports.first..=agent.server_ports.last,
             capacity: Capacity::new(agent).map_err(StartError::Device)?,
             covering: CoverPolicy::new(agent),
+            commander,
             known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
             state,
         };
@@ -244,15 +263,18 @@ impl Node {
         let found = Arc::new(RamDisk::new(place, record, secret));
         found.adopt();
         self.known().ramdisks.insert(id.name.clone(), Arc::clone(&found));
-        if complete {
+        let guarded = found.record().guarded;
+        if guarded && !complete {
+            tracing::error!(ramdisk = %id, "is not complete, and may hold results all the same; it is kept");
+        } else if complete {
             let report = found.report(&self.name);
             let processes = report.processes.len();
             tracing::info!(ramdisk = %id, processes, faults = ?report.faults, "adopted");
         } else {
             // Whoever was building it has been told that the agent is gone, and builds another one.
             tracing::warn!(ramdisk = %id, "was not complete when the agent ended; removing it");
-            if let Err(errors) = self.remove(&found) {
-                tracing::error!(ramdisk = %id, ?errors, "can't remove it");
+            if let Err(error) = self.remove(&found) {
+                tracing::error!(ramdisk = %id, error = error.message, "can't remove it");
             }
         }
         Ok(())
@@ -338,7 +360,7 @@ impl Node {
             missing,
             ramdisks: ramdisks.len(),
             newest_epoch: newest,
-            authority: None,
+            authority: self.commander.obeyed(),
         })
     }
 
@@ -391,6 +413,12 @@ impl Node {
             Step::Allocate | Step::Mount => self.find_or_begin(&request, secret)?,
             _ => self.find(id)?,
         };
+        let known = found.record().layout.number;
+        if known != request.layout.number && known != 0 && request.layout.number != 0 {
+            let message =
+                format!("there is another RAM disk {id} on {}, which somebody else has built", self.name);
+            return Err(refusal(RefusalCode::Conflict, message));
+        }
         if matches!(request.step, Step::Mount | Step::Start(_)) {
             // Now the addresses and ports of all servers are known.
             found.note(|record| record.layout = request.layout).map_err(|error| failed(&error))?;
@@ -552,6 +580,15 @@ impl Node {
             return match found.id().epoch {
                 epoch if epoch == id.epoch => Ok(Arc::clone(found)),
                 epoch if epoch > id.epoch => Err(fenced(id, epoch)),
+                epoch if found.record().guarded => Err(refusal(
+                    RefusalCode::Conflict,
+                    format!(
+                        "there is a RAM disk {} on {} already (epoch {epoch}), which may hold results; {}",
+                        id.name,
+                        self.name,
+                        way_out(&found.record().layout)
+                    ),
+                )),
                 epoch => Err(refusal(
                     RefusalCode::Conflict,
                     format!(
@@ -681,7 +718,8 @@ impl Node {
     /// Destroys what this node has of a RAM disk. Nothing to destroy is fine.
     ///
     /// # Errors
-    /// [`RefusalCode::Fenced`] if a later incarnation is here; [`RefusalCode::Failed`] with what could not be removed.
+    /// [`RefusalCode::HoldsResults`] if it may hold results; [`RefusalCode::Fenced`] if a later incarnation is here;
+    /// [`RefusalCode::Failed`] with what could not be removed.
     pub fn destroy(&self, id: &RamDiskId) -> Result<Destroyed, Refusal> {
         let found = {
             let mut known = self.known();
@@ -709,7 +747,81 @@ impl Node {
     /// # Errors
     /// As [`Node::destroy`].
     pub fn remove(&self, found: &Arc<RamDisk>) -> Result<Destroyed, Refusal> {
-        self.forget(found, found.destroy(&self.capacity))
+        match found.destroy(&self.capacity) {
+            Ok(done) => self.forget(found, Ok(done)),
+            Err(NotDestroyed::Left(errors)) => self.forget(found, Err(errors)),
+            Err(NotDestroyed::HoldsResults) => Err(refusal(
+                RefusalCode::HoldsResults,
+                format!(
+                    "{} may hold results that are nowhere else, and {} keeps it; {}",
+                    found.id(),
+                    self.name,
+                    way_out(&found.record().layout)
+                ),
+            )),
+        }
+    }
+
+    /// From now on a RAM disk may hold results: nothing destroys it here before they are released.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here, [`RefusalCode::Conflict`] if nothing of it
+    /// is stored here, it is not complete, or is being destroyed.
+    pub fn guard(&self, id: &RamDiskId) -> Result<(), Refusal> {
+        self.find(id)?.guard_results().map_err(|error| failed(&error))
+    }
+
+    /// The results that a RAM disk may hold are on disk, or given up.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here.
+    pub fn release(&self, id: &RamDiskId, release: &Release, caller: Caller) -> Result<(), Refusal> {
+        if self.find(id)?.release_results().map_err(|error| failed(&error))? {
+            let from =
+                caller.address.map_or_else(|| "this machine".to_owned(), |address| address.to_string());
+            match release {
+                Release::StagedOut { task } => tracing::info!(ramdisk = %id, task, "its results are on disk"),
+                Release::Abandoned { by } => {
+                    let by = plain(by, MESSAGE);
+                    tracing::warn!(ramdisk = %id, by, uid = caller.uid, from, "its results were given up");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a RAM disk away from every directory of this node. What it holds stays.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here; what could not be taken away.
+    pub fn hide_everywhere(&self, id: &RamDiskId) -> Result<(), Refusal> {
+        self.find(id)?.hide_everywhere().map_err(|error| failed(&error))
+    }
+
+    /// A scheduler asks to be obeyed.
+    ///
+    /// # Errors
+    /// As [`Commander::claim`].
+    pub fn claim(&self, claim: &Claim) -> Result<Obeyed, Refusal> {
+        self.commander.claim(&self.name, claim)
+    }
+
+    /// Refuses an order about a RAM disk that is not of the scheduler in charge, and what only that may order. `wanted` is
+    /// the layout that the order brings.
+    ///
+    /// # Errors
+    /// As [`Commander::permit`].
+    pub fn permit(
+        &self,
+        id: &RamDiskId,
+        authority: Option<&Authority>,
+        order: OrderKind,
+        wanted: Option<&Layout>,
+    ) -> Result<(), Refusal> {
+        let known = self.known().ramdisks.get(&id.name).map(Arc::clone);
+        let known = known.filter(|known| known.id() == id).map(|known| known.record().layout);
+        let layouts: Vec<&Layout> = known.iter().chain(wanted).collect();
+        self.commander.permit(&self.name, authority, order, &layouts)
     }
 
     /// Removes a RAM disk whose lease is over, unless it was completed in the last moment.
@@ -775,6 +887,21 @@ impl Node {
         }
         let (faults, witness) = found.witness(&self.name);
         Ok(PathView { ramdisk: Some(found.id().clone()), faults, witness })
+    }
+}
+
+/// What can be done about a RAM disk that may hold results.
+fn way_out(layout: &Layout) -> String {
+    let name = &layout.id.name;
+    let by_hand = format!(
+        "whoever gives the results up without the scheduler does so with `ondeck ramdisk destroy {name} --abandon-results`"
+    );
+    match &layout.job {
+        Some(tag) => format!(
+            "they are brought home by `ondeck job retry {0}` and given up by `ondeck job abandon {0}`; {by_hand}",
+            tag.job
+        ),
+        None => by_hand,
     }
 }
 

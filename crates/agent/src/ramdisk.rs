@@ -485,27 +485,108 @@ impl RamDisk {
     /// The way down. It does not fail half-way: what can't be done is said at the end, and everything else is done.
     ///
     /// # Errors
-    /// What could not be removed. The RAM disk stays known then, and this can be tried again.
-    pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
+    /// [`NotDestroyed`]. The RAM disk stays known then, and this can be tried again.
+    pub fn destroy(&self, capacity: &Capacity) -> Result<Destroyed, NotDestroyed> {
         // Whatever is being done for it ends now, also what hangs in its client.
-        self.place.give_up();
+        self.give_up()?;
         *lock(&self.aimed) = None;
         self.tasks.let_go();
-        cut_off(&self.place).map_err(|error| vec![error])?;
-        let work = self.lock_work(Instant::now() + GIVING_UP).map_err(|error| vec![error])?;
-        self.destroy_now(capacity, &work)
+        let left = |error| NotDestroyed::Left(vec![error]);
+        cut_off(&self.place).map_err(left)?;
+        let work = self.lock_work(Instant::now() + GIVING_UP).map_err(left)?;
+        self.destroy_now(capacity, &work).map_err(NotDestroyed::Left)
+    }
+
+    /// The point of no return: from here on it is destroyed, unless it may hold results.
+    fn give_up(&self) -> Result<(), NotDestroyed> {
+        // Under the lock that a new guard takes, too: one of the two comes first.
+        let record = lock(&self.record);
+        if record.guarded {
+            return Err(NotDestroyed::HoldsResults);
+        }
+        self.place.give_up();
+        Ok(())
+    }
+
+    /// From now on it may hold results, and is not destroyed before these are released.
+    ///
+    /// # Errors
+    /// If it stores nothing here, is not complete or being destroyed, or if it can't be kept on disk.
+    pub fn guard_results(&self) -> Result<(), EngineError> {
+        let mut record = lock(&self.record);
+        if !record.server {
+            let text =
+                format!("nothing of {} is stored on this node, so nothing is to be guarded", self.id());
+            return Err(EngineError::Refused(text));
+        }
+        if !record.complete || self.is_ending() {
+            let what = if record.complete { "is being destroyed" } else { "is not complete yet" };
+            return Err(EngineError::Refused(format!("{} {what} on this node", self.id())));
+        }
+        if !record.guarded {
+            let guarded = Record { guarded: true, ..record.clone() };
+            guarded.save(&self.place)?;
+            *record = guarded;
+            tracing::info!(ramdisk = %self.id(), "may hold results from now on");
+        }
+        Ok(())
+    }
+
+    /// The results that it may hold are on disk, or given up. Says whether it was guarded.
+    ///
+    /// # Errors
+    /// If it can't be kept on disk.
+    pub fn release_results(&self) -> Result<bool, EngineError> {
+        let guarded = self.record().guarded;
+        if guarded {
+            self.note(|record| record.guarded = false)?;
+        }
+        Ok(guarded)
+    }
+
+    /// Takes it away from every directory where it is shown here. The client stays, and so does what it holds.
+    ///
+    /// # Errors
+    /// What could not be taken away.
+    pub fn hide_everywhere(&self) -> Result<(), EngineError> {
+        let _work = self.lock_work(Instant::now() + GIVING_UP)?;
+        if self.is_gone() {
+            return Ok(());
+        }
+        *lock(&self.aimed) = None;
+        take_all_away(&self.place, &self.record())?;
+        *lock(&self.uncovered) = Some(Instant::now());
+        self.note(|record| {
+            record.shown.clear();
+            record.covered.clear();
+        })
+    }
+
+    /// Where it is still shown though its client here has ended, or was cut off, for good. By the kernel's own table: an
+    /// access to such a path fails, and may hang.
+    fn dead_mounts(&self, record: &Record) -> Result<Vec<PathBuf>, EngineError> {
+        let lives = self.place.running("client").is_some() && lock(&self.cut).is_none();
+        if lives || !record.complete || !needs_processes(&record.layout) {
+            return Ok(Vec::new());
+        }
+        Ok(own_mounts(&self.place)?.into_iter().map(|mount| mount.at).collect())
     }
 
     /// The same if it is not complete, which is decided while no step is under way. Nothing is done while one is.
     ///
     /// # Errors
-    /// As [`RamDisk::destroy`].
+    /// What could not be removed.
     pub fn expire(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
         let Ok(work) = self.lock_work(Instant::now()) else { return Ok(Destroyed::default()) };
         if self.record().complete {
             return Ok(Destroyed::default());
         }
-        self.place.give_up();
+        match self.give_up() {
+            Ok(()) => {}
+            // It is not for its builder any more to say how long it lives.
+            Err(NotDestroyed::HoldsResults) => return Ok(Destroyed::default()),
+            Err(NotDestroyed::Left(errors)) => return Err(errors),
+        }
         self.tasks.let_go();
         self.destroy_now(capacity, &work)
     }
@@ -627,6 +708,10 @@ impl RamDisk {
             faults.push(cut);
         }
         let used = device_use(&self.place.path(DATA_DEVICE)).filter(|_| record.server);
+        let dead_mounts = self.dead_mounts(&record).unwrap_or_else(|error| {
+            faults.push(format!("where it is still shown is not known: {error}"));
+            Vec::new()
+        });
         LocalReport {
             node: node.clone(),
             layout: record.layout,
@@ -640,7 +725,7 @@ impl RamDisk {
             used,
             view,
             filesystem,
-            dead_mounts: Vec::new(),
+            dead_mounts,
         }
     }
 
@@ -802,6 +887,15 @@ fn needs_processes(layout: &Layout) -> bool {
 
 fn needs_mount(layout: &Layout) -> bool {
     layout.engine != ondeck_core::EngineKind::Simulated
+}
+
+/// Why a RAM disk was not destroyed.
+#[derive(Debug)]
+pub enum NotDestroyed {
+    /// It may hold results. Nothing was done.
+    HoldsResults,
+    /// What could not be removed.
+    Left(Vec<EngineError>),
 }
 
 /// The way down, for a RAM disk that is known or that was found. Each step is timed and does what it can.

@@ -15,9 +15,10 @@ use ondeck_api::munge::Munge;
 use ondeck_api::server::{
     ListenError, Listening, Reply, Request, Server, Service, allow_many_files, blocking, stop_signal,
 };
-use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_api::wire::{Refusal, RefusalCode, Release, StepRequest};
 use ondeck_core::{NodeName, RamDiskId};
 
+use crate::authority::Order;
 use crate::node::{Node, StartError, own_address};
 use crate::watch;
 
@@ -127,6 +128,7 @@ impl Service for Agent {
         match request.segments()?.as_slice() {
             ["ramdisks", id, "tasks"] if method == "DELETE" => {
                 request.caller.must_be_administrator()?;
+                Arc::clone(&self).permit_task(&request, &parse_id(id)?).await?;
                 let beginning = request.field("beginning").and_then(|text| String::from_utf8(text).ok());
                 self.node.stop_tasks(&parse_id(id)?, &beginning.unwrap_or_default()).await?;
                 Reply::json(&())
@@ -134,6 +136,9 @@ impl Service for Agent {
             ["ramdisks", id, "tasks", name] if matches!(method, "GET" | "POST" | "DELETE") => {
                 request.caller.must_be_administrator()?;
                 let (id, name) = (parse_id(id)?, (*name).to_owned());
+                if method != "GET" {
+                    Arc::clone(&self).permit_task(&request, &id).await?;
+                }
                 let report = match method {
                     "POST" => {
                         let wanted = request.json("the task")?;
@@ -151,6 +156,12 @@ impl Service for Agent {
 }
 
 impl Agent {
+    /// Refuses what is not of the scheduler in charge; that one's counter is written to disk.
+    async fn permit_task(self: Arc<Self>, request: &Request, id: &RamDiskId) -> Result<(), Refusal> {
+        let (authority, id) = (request.authority.clone(), id.clone());
+        blocking(move || self.node.permit(&id, authority.as_ref(), Order::Other, None)).await?
+    }
+
     fn answer(&self, request: Request) -> Result<Reply, Refusal> {
         let node = &self.node;
         let caller = request.caller;
@@ -166,13 +177,40 @@ impl Agent {
             }
             ("POST", ["ramdisks", id, "steps"]) => {
                 caller.must_be_administrator()?;
-                let step = request.json("the step")?;
+                let step: StepRequest = request.json("the step")?;
                 let id = parse_id(id)?;
+                node.permit(&id, request.authority.as_ref(), Order::Other, Some(&step.layout))?;
                 Reply::json(&node.step(&id, step, request.secret)?)
+            }
+            ("POST", ["ramdisks", id, "guard"]) => {
+                caller.must_be_administrator()?;
+                let id = parse_id(id)?;
+                node.permit(&id, request.authority.as_ref(), Order::Other, None)?;
+                Reply::json(&node.guard(&id)?)
+            }
+            ("POST", ["ramdisks", id, "release"]) => {
+                caller.must_be_administrator()?;
+                let (id, release): (_, Release) = (parse_id(id)?, request.json("the release")?);
+                let order = match release {
+                    Release::StagedOut { .. } => Order::Other,
+                    Release::Abandoned { .. } => Order::End,
+                };
+                node.permit(&id, request.authority.as_ref(), order, None)?;
+                Reply::json(&node.release(&id, &release, caller)?)
             }
             ("DELETE", ["ramdisks", id]) => {
                 caller.must_be_administrator()?;
-                Reply::json(&node.destroy(&parse_id(id)?)?)
+                let id = parse_id(id)?;
+                node.permit(&id, request.authority.as_ref(), Order::End, None)?;
+                Reply::json(&node.destroy(&id)?)
+            }
+            ("DELETE", ["ramdisks", id, "shown"]) => {
+                caller.must_be_root_here()?;
+                Reply::json(&node.hide_everywhere(&parse_id(id)?)?)
+            }
+            ("POST", ["authority"]) => {
+                caller.must_be_administrator()?;
+                Reply::json(&node.claim(&request.json("the claim")?)?)
             }
             ("GET", ["views"]) => {
                 let path = request.field("path").ok_or_else(|| {

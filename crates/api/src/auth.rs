@@ -72,6 +72,18 @@ impl Caller {
         }
     }
 
+    /// Refuses everybody but root of this machine, by the Unix socket.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Forbidden`].
+    pub fn must_be_root_here(self) -> Result<(), Refusal> {
+        if self.address.is_none() && self.uid == 0 {
+            return Ok(());
+        }
+        let message = format!("user {} may not do this from there: only root of this node may", self.uid);
+        Err(Refusal::new(RefusalCode::Forbidden, message))
+    }
+
     /// Whether the caller may look at what belongs to `owner`.
     pub fn may_see(self, owner: Owner) -> bool {
         match self.role {

@@ -1,6 +1,7 @@
 //! `ondeck ramdisk`: a parallel RAM disk by hand.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use ondeck_agent::fleet::{BuildError, Fleet, MountAt, NodeFault, Plan, Sight, Size};
+use ondeck_agent::node::host_name;
 use ondeck_api::Config;
-use ondeck_api::wire::LocalReport;
+use ondeck_api::wire::{LocalReport, Release};
 use ondeck_core::allocation::Simulation;
 use ondeck_core::{EngineKind, NodeName, Owner, RamDiskId, RamDiskName, duration, exit};
 use ondeck_ramdisk::device::RAM;
@@ -145,10 +147,21 @@ struct StatusArgs {
 ///
 /// It is unmounted everywhere (lazily where it is busy), its processes are killed, its bytes are given back. Programs
 /// that still use a tmpfs are killed; those on a gluster or ceph client get errors.
+///
+/// The RAM disk of a job that may hold results is not destroyed: they are brought home by `ondeck job retry` and given up
+/// by `ondeck job abandon`. If no scheduler knows the job any more, --abandon-results gives them up.
 #[derive(Args)]
 struct DestroyArgs {
     /// Its name
     name: RamDiskName,
+
+    /// Destroy it also if it may hold results of a job: they are lost
+    #[arg(long)]
+    abandon_results: bool,
+
+    /// With --abandon-results: do not ask
+    #[arg(long, requires = "abandon_results")]
+    yes: bool,
 
     /// Nodes to ask; the others that it lies on are found through them
     #[arg(long, value_delimiter = ',', value_name = "NODES")]
@@ -349,6 +362,13 @@ fn gather(sight: &Sight) -> BTreeMap<RamDiskId, Whole<'_>> {
             .or_insert_with(|| Whole { reports: Vec::new(), faults: Vec::new() });
         whole.reports.push(report);
         whole.faults.extend(report.faults.iter().map(|fault| format!("{}: {fault}", report.node)));
+        for path in &report.dead_mounts {
+            whole.faults.push(format!(
+                "{}: {} is a dead mount of it: every access there fails",
+                report.node,
+                path.display()
+            ));
+        }
         if !report.complete {
             whole.faults.push(format!("{}: it is being built, or its builder was killed", report.node));
         }
@@ -389,6 +409,11 @@ async fn list(fleet: &Fleet, nodes: &[NodeName], as_json: bool) -> Result<u8> {
             let state = if whole.faults.is_empty() { "whole" } else { "FAULTY" };
             let size = layout.capacity().to_string();
             println!("{:<20} {:<10} {size:>10}  {state:<7} {}", id.name, layout.engine, names.join(","));
+        }
+        for report in &sight.reports {
+            for path in &report.dead_mounts {
+                println!("dead mount of {} on {}: {}", report.layout.id.name, report.node, path.display());
+            }
         }
     }
     print_unreachable(&sight);
@@ -457,6 +482,9 @@ fn print_status(id: &RamDiskId, whole: &Whole) {
                 Some(used) => format!("lends {share} of {}, {used} in use", layout.device),
                 None => format!("lends {share}"),
             });
+            if report.guarded {
+                parts.push("may hold results".to_owned());
+            }
         }
         for path in &report.shown {
             let free = report.filesystem.map(|(_, free)| format!(" ({free} free)")).unwrap_or_default();
@@ -475,7 +503,15 @@ fn print_status(id: &RamDiskId, whole: &Whole) {
 }
 
 async fn destroy(fleet: &Fleet, args: &DestroyArgs, nodes: &[NodeName]) -> Result<u8> {
-    let done = fleet.destroy(&args.name, nodes).await;
+    let release = if args.abandon_results {
+        if !args.yes && !confirmed(&args.name)? {
+            bail!("nothing was changed");
+        }
+        Some(Release::Abandoned { by: caller() })
+    } else {
+        None
+    };
+    let done = fleet.destroy(&args.name, nodes, release.as_ref()).await;
     if args.json {
         let faults: Vec<String> = done.faults.iter().map(NodeFault::to_string).collect();
         let value = json!({
@@ -505,6 +541,26 @@ async fn destroy(fleet: &Fleet, args: &DestroyArgs, nodes: &[NodeName]) -> Resul
         eprintln!("ondeck ramdisk: {}: {fault}", args.name);
     }
     Ok(if done.faults.is_empty() { exit::OK } else { exit::FAILED })
+}
+
+fn confirmed(name: &RamDiskName) -> Result<bool> {
+    const WHAT: &str = "loses the results that it may hold";
+    if !std::io::stdin().is_terminal() {
+        bail!("this destroys {name} and {WHAT}, for good; say so with --yes");
+    }
+    print!("This destroys {name} and {WHAT}, for good. Write its name to go on: ");
+    std::io::stdout().flush()?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim() == name.as_str())
+}
+
+/// Who gives results up, for the agents' logs.
+fn caller() -> String {
+    let uid = rustix::process::getuid().as_raw();
+    let login = std::env::var("SUDO_USER").map(|user| format!(" ({user} by sudo)")).unwrap_or_default();
+    let host = host_name().map_or_else(|_| "a host without a name".to_owned(), |host| host.to_string());
+    format!("user {uid}{login} on {host}")
 }
 
 async fn report_nodes(fleet: &Fleet, nodes: &[NodeName], as_json: bool) -> Result<u8> {

@@ -123,7 +123,10 @@ impl Place {
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
             file.write_all(content)?;
-            fs::rename(&partial, &path)
+            // What is kept of a RAM disk decides whether its data is destroyed: it must outlive a crash of the machine.
+            file.sync_all()?;
+            fs::rename(&partial, &path)?;
+            fs::File::open(&self.dir)?.sync_all()
         };
         write().map_err(|error| EngineError::io("write", &path, error))?;
         Ok(path)

@@ -8,7 +8,7 @@ use ondeck_agent::fleet::{BuildError, NodeFault, NotCovered, Plan, Size};
 use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
-    Cover, Directory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
+    Cover, Directory, RefusalCode, Release, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
 use ondeck_core::allocation::JobTag;
 use ondeck_core::schedule::{
@@ -115,7 +115,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
             nodes.rotate_left(next);
             stage(daemon, job, nodes, &id, &name, work, until).await
         }
-        Work::Destroy => destroy(daemon, job, &id, &allocation.nodes).await,
+        Work::Destroy => destroy(daemon, job, task, &id, &allocation.nodes).await,
     }
 }
 
@@ -601,7 +601,16 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
     if let Err(why) = keep_ramdisk(daemon, job.id, id, &secret, Some(layout.clone())).await {
         return failed(why, Fault::Again);
     }
-    match daemon.fleet.cover(&layout, &secret, &covers(job), &job.io_nodes, until).await {
+    let covers = covers(job);
+    if covers.iter().any(|cover| !cover.read_only) {
+        // From the first byte that the job can write: no journal that is lost or older may have it destroyed.
+        let servers: Vec<NodeName> = layout.servers.iter().map(|server| server.node.clone()).collect();
+        let faults = daemon.fleet.guard(id, &servers, until).await;
+        if !faults.is_empty() {
+            return Outcome::Refused { why: words(&faults), fault: Fault::Again };
+        }
+    }
+    match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until).await {
         Ok(()) => {
             let what = match job.purpose {
                 Purpose::Input => "input",
@@ -736,7 +745,25 @@ async fn unmount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, force: bool, u
     Outcome::Failed { why: words(&faults), blame, fault }
 }
 
-async fn destroy(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, servers: &[NodeName]) -> Outcome {
+async fn destroy(
+    daemon: &Arc<Daemon>,
+    job: &Job,
+    task: Task,
+    id: &RamDiskId,
+    servers: &[NodeName],
+) -> Outcome {
+    // A job that still has results is never destroyed; if it were, the agents would refuse.
+    if !job.results {
+        let release = if job.abandoned {
+            Release::Abandoned { by: format!("`ondeck job abandon {}`", job.id) }
+        } else {
+            Release::StagedOut { task: task.number }
+        };
+        for fault in daemon.fleet.release(id, servers, &release).await {
+            // The node does not destroy it then, which is said below.
+            tracing::warn!(ramdisk = %id, %fault, "its results can't be released");
+        }
+    }
     let mut nodes = servers.to_vec();
     nodes.extend(job.io_nodes.iter().filter(|node| !servers.contains(node)).cloned());
     let faults = daemon.fleet.demolish(id, &nodes).await;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ondeck_api::wire::{LocalReport, NodeReport};
+use ondeck_api::wire::{LocalReport, NodeReport, Release};
 use ondeck_core::schedule::{Event, RsaState, Time};
 use ondeck_core::{Bytes, Incarnation, NodeName, RamDiskId};
 use tokio::task::{JoinHandle, JoinSet};
@@ -173,6 +173,11 @@ async fn node_answers(
         let _ = daemon.event(Event::NodeUp { node: node.clone(), capacity }).await;
     }
     for ramdisk in residue {
+        // It was to be destroyed when the node did not answer, which is ordered only once its results are home, or given up.
+        let release = Release::StagedOut { task: 0 };
+        for fault in daemon.fleet.release(&ramdisk, std::slice::from_ref(node), &release).await {
+            tracing::warn!(%ramdisk, %fault, "its results can't be released");
+        }
         if !ramdisks.iter().any(|local| local.layout.id == ramdisk)
             || daemon.fleet.demolish(&ramdisk, std::slice::from_ref(node)).await.is_empty()
         {

@@ -13,16 +13,18 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
-use ondeck_agent::fleet::{Fleet, NodeFault};
+use ondeck_agent::fleet::{Fleet, NodeFault, Plan, Size};
 use ondeck_api::envelope;
 use ondeck_api::munge::Munge;
-use ondeck_api::wire::{Cover, Step, StepDone, StepRequest};
+use ondeck_api::wire::{Authority, Cover, Step, StepDone, StepRequest};
 use ondeck_api::{Client, Config, Endpoint};
-use ondeck_core::{Layout, NodeName};
+use ondeck_core::allocation::JobTag;
+use ondeck_core::{Bytes, EngineKind, Layout, NodeName, Owner};
 use ondeck_ramdisk::Secret;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
 use rustix::io::Errno;
@@ -31,6 +33,9 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 /// Looks at a filesystem or an agent from inside a host, for the conformance suite.
 #[derive(Parser)]
 struct Arguments {
+    /// The scheduler's authority that orders carry, as JSON.
+    #[arg(long, global = true)]
+    authority: Option<String>,
     #[command(subcommand)]
     action: Action,
 }
@@ -68,6 +73,17 @@ enum Action {
         /// The credential that goes along.
         #[arg(long, value_enum, default_value = "good")]
         credential: Kind,
+    },
+    /// Build a RAM disk for a job, as the scheduler does; prints its layout.
+    Build {
+        #[arg(long)]
+        config: PathBuf,
+        #[arg(long)]
+        engine: String,
+        #[arg(long, value_delimiter = ',')]
+        nodes: Vec<NodeName>,
+        /// The job, as JSON; its name is that of the RAM disk.
+        job: String,
     },
     /// Cover directories of nodes with a RAM disk, as the scheduler does.
     Cover {
@@ -111,6 +127,9 @@ enum Action {
         /// Begin again and again for so long, whatever fails; prints how often the last step was done.
         #[arg(long, default_value = "0")]
         seconds: u64,
+        /// After so long the node removes what is not complete.
+        #[arg(long)]
+        lease_ms: Option<u64>,
         steps: Vec<String>,
     },
     /// Exchange two names again and again, until it is killed.
@@ -139,20 +158,23 @@ enum Kind {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().action {
+    let Arguments { authority, action } = Arguments::parse();
+    let authority = authority.as_deref();
+    let done = match action {
         Action::Posix { directory, size, without } => posix(&directory, size, &without),
         Action::Call { agent, to, munge, method, path, body, credential } => {
-            call(&agent, &to, &munge, &method, &path, body.as_deref(), credential)
+            call(&agent, &to, &munge, &method, &path, body.as_deref(), credential, authority)
         }
         Action::Cover { config, layout, secret, nodes, covers } => {
-            cover(&config, &layout, &secret, &nodes, &covers)
+            cover(&config, authority, &layout, &secret, &nodes, &covers)
         }
         Action::Uncover { config, layout, nodes, force, leave } => {
-            uncover(&config, &layout, &nodes, force, leave)
+            uncover(&config, authority, &layout, &nodes, force, leave)
         }
-        Action::Steps { config, layout, secret, node, seconds, steps } => {
-            take_steps(&config, &layout, &secret, &node, Duration::from_secs(seconds), &steps)
+        Action::Steps { config, layout, secret, node, seconds, lease_ms, steps } => {
+            take_steps(&config, &layout, &secret, &node, Duration::from_secs(seconds), lease_ms, &steps)
         }
+        Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
         Action::Exchange { one, other } => exchange_names(&one, &other),
     };
     match done {
@@ -173,8 +195,40 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-fn fleet(config: &Path) -> Result<Fleet> {
-    Ok(Fleet::new(&Config::load(Some(config))?))
+fn fleet(config: &Path, authority: Option<&str>) -> Result<Fleet> {
+    let fleet = Fleet::new(&Config::load(Some(config))?);
+    let Some(authority) = authority else { return Ok(fleet) };
+    let authority: Authority = serde_json::from_str(authority)?;
+    Ok(fleet.with_authority(Arc::new(move || authority.clone())))
+}
+
+fn build(
+    config: &Path,
+    authority: Option<&str>,
+    engine: &str,
+    nodes: Vec<NodeName>,
+    job: &str,
+) -> Result<ExitCode> {
+    let job: JobTag = serde_json::from_str(job)?;
+    let plan = Plan {
+        name: job.job.ramdisk(),
+        engine: EngineKind::from_word(engine).context("no such engine")?,
+        size: Size::Bytes(Bytes(64 << 20)),
+        nodes,
+        mounts: Vec::new(),
+        owner: Owner { uid: 20_001, gid: 20_001 },
+        replicas: 1,
+        device: "ram".into(),
+        metadata_device: None,
+        simulation: None,
+        deadline: FLEET_DEADLINE,
+        identity: None,
+        job: Some(job),
+    };
+    let built =
+        runtime()?.block_on(fleet(config, authority)?.create(&plan, |_| {}, std::future::pending()))?;
+    println!("{}", serde_json::to_string(&built.layout)?);
+    Ok(ExitCode::SUCCESS)
 }
 
 fn read_layout(path: &Path) -> Result<Layout> {
@@ -194,16 +248,30 @@ fn tell(began: Instant, faults: &[NodeFault]) -> ExitCode {
     if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn cover(config: &Path, layout: &Path, secret: &Path, nodes: &[NodeName], covers: &str) -> Result<ExitCode> {
-    let (fleet, layout, secret) = (fleet(config)?, read_layout(layout)?, read_secret(secret)?);
+fn cover(
+    config: &Path,
+    authority: Option<&str>,
+    layout: &Path,
+    secret: &Path,
+    nodes: &[NodeName],
+    covers: &str,
+) -> Result<ExitCode> {
+    let (fleet, layout, secret) = (fleet(config, authority)?, read_layout(layout)?, read_secret(secret)?);
     let covers: Vec<Cover> = serde_json::from_str(covers)?;
     let began = Instant::now();
     let done = runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE));
     Ok(tell(began, &done.err().map(|not| not.faults).unwrap_or_default()))
 }
 
-fn uncover(config: &Path, layout: &Path, nodes: &[NodeName], force: bool, leave: bool) -> Result<ExitCode> {
-    let (fleet, id) = (fleet(config)?, read_layout(layout)?.id);
+fn uncover(
+    config: &Path,
+    authority: Option<&str>,
+    layout: &Path,
+    nodes: &[NodeName],
+    force: bool,
+    leave: bool,
+) -> Result<ExitCode> {
+    let (fleet, id) = (fleet(config, authority)?, read_layout(layout)?.id);
     let began = Instant::now();
     let until = began + FLEET_DEADLINE;
     let mut faults = runtime()?.block_on(fleet.uncover(&id, nodes, force, until));
@@ -219,6 +287,7 @@ fn take_steps(
     secret: &Path,
     node: &NodeName,
     during: Duration,
+    lease_ms: Option<u64>,
     steps: &[String],
 ) -> Result<ExitCode> {
     let (config, layout) = (Config::load(Some(config))?, read_layout(layout)?);
@@ -234,7 +303,8 @@ fn take_steps(
         let all = runtime.block_on(async {
             for step in &steps {
                 let (step, layout) = (step.clone(), layout.clone());
-                let request = StepRequest { step, layout, deadline_ms: millis, lease_ms: millis };
+                let lease_ms = lease_ms.unwrap_or(millis);
+                let request = StepRequest { step, layout, deadline_ms: millis, lease_ms };
                 let body = Some(&request);
                 let call = client.call(&endpoint, "POST", &path, body, Some(&secret), FLEET_DEADLINE);
                 let _: StepDone = call.await?;
@@ -273,6 +343,7 @@ fn exchange_names(one: &Path, other: &Path) -> Result<ExitCode> {
 
 // ---- an agent ------------------------------------------------------------------------------------------------------
 
+#[allow(clippy::too_many_arguments)]
 fn call(
     agent: &str,
     to: &str,
@@ -281,6 +352,7 @@ fn call(
     path: &str,
     body: Option<&Path>,
     kind: Kind,
+    authority: Option<&str>,
 ) -> Result<ExitCode> {
     let body = body.map(fs::read).transpose()?.unwrap_or_default();
     let mut covered = envelope::Request {
@@ -290,7 +362,7 @@ fn call(
         body: envelope::hash(&body),
         nonce: envelope::nonce()?,
         secret: None,
-        authority: None,
+        authority: authority.map(serde_json::from_str).transpose()?,
     };
     match kind {
         Kind::Foreign => covered.to = "elsewhere".parse()?,
@@ -300,7 +372,10 @@ fn call(
     }
     let payload = if kind == Kind::Other { b"hello".to_vec() } else { serde_json::to_vec(&covered)? };
     let header = match kind {
-        Kind::None => String::new(),
+        // On the Unix socket nothing is sealed.
+        Kind::None => authority
+            .map(|authority| format!("{}: {authority}\r\n", envelope::AUTHORITY_HEADER))
+            .unwrap_or_default(),
         Kind::Garbage => format!("{}: MUNGE:AwQFAAA:\r\n", envelope::REQUEST_HEADER),
         _ => {
             let credential = Munge::new(munge).encode(&payload, Some(0), envelope::TIME_TO_LIVE)?;

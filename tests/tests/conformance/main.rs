@@ -8,6 +8,7 @@
 //! - [`undo`]: building that fails or is interrupted leaves nothing
 //! - [`covers`]: a RAM disk over the directories of a job
 //! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
+//! - [`results`]: what may hold results is destroyed by nothing; one scheduler is obeyed
 //! - [`health`]: a lost server is seen
 //! - [`guard`]: copies from what is not whole; what others do
 //! - [`tasks`]: staging and users' scripts, as the user
@@ -24,6 +25,7 @@ mod destroy;
 mod guard;
 mod health;
 mod orders;
+mod results;
 mod site;
 mod tasks;
 mod undo;
