@@ -861,3 +861,68 @@ fn two_users_on_one_node_see_their_own() {
     assert!(cluster.shown("n3").is_empty());
     cluster.end();
 }
+
+#[test]
+fn dead_mounts_of_ended_jobs_are_shown_and_removed_by_the_hooks() {
+    // Users of their own: whoever else has processes on this machine counts as the job's.
+    const USER: u32 = 20_777;
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let cluster = Cluster::new(&GLUSTER);
+    let site = &cluster.site;
+    cluster.build(&GLUSTER, "dead", &format!("{USER}:{USER}"));
+    let mut layout: Value =
+        serde_json::from_str(&fs::read_to_string(cluster.file("dead", "layout")).unwrap()).unwrap();
+    layout["job"] = json!({
+        "cluster": "", "job": "4242", "purpose": "both", "account": "", "request": {}, "work_dir": "/",
+    });
+    fs::write(cluster.file("dead", "layout"), layout.to_string()).unwrap();
+    let path = cluster.home.join("dead");
+    directory(&path, USER, 0o755);
+    fs::write(path.join("file"), "disk").unwrap();
+    cluster.stage("dead", "0", USER, "ram");
+    cluster.cover("dead", &[over(&path, "0", false)], &["n3", "n4"]).assert_success();
+    let read = |host: &str| site.host(host).run(&["cat", &path.join("file").display().to_string()]);
+    let hook = |host: &str, hook: &str, job: &str, uid: u32| {
+        let config = site.bed.dir().join(format!("{host}.toml")).display().to_string();
+        let ondeck = site.ondeck.display();
+        let line = format!(
+            "SLURM_JOB_ID={job} SLURM_JOB_UID={uid} exec timeout 30 {ondeck} {hook} --config {config}"
+        );
+        let ran = site.host(host).shell(&line);
+        ran.assert_code(0);
+        ran
+    };
+    // A mount that lives is none of a Prolog's business, nor is a dead one of a job that is still here.
+    hook("n3", "prolog", "5000", STRANGER);
+    assert_eq!(read("n3").assert_success().stdout, "ram");
+    let user = site.host("n3").as_user(USER, USER);
+    let mut sleep = user.command("sleep");
+    sleep.arg("300").env("SLURM_JOB_ID", "4242");
+    let mut sleep = user.spawn_daemon(sleep, &site.bed.dir().join("sleep.log")).unwrap();
+    crate::site::signal(&site.process("n3", "glusterfs"), ondeck_testbed::Signal::KILL);
+    site.status_tells("dead", &format!("{} is a dead mount", path.display()), std::time::Instant::now());
+    let listed = site.ramdisk(&["list"]).assert_success().stdout.clone();
+    assert!(listed.contains(&format!("dead mount of dead on n3: {}", path.display())), "{listed}");
+    assert!(!read("n3").success());
+    hook("n3", "prolog", "5000", STRANGER);
+    assert!(!read("n3").success(), "the job is still there");
+    sleep.kill(ondeck_testbed::Signal::KILL);
+    sleep.wait(DEADLINE);
+    hook("n3", "prolog", "4242", USER);
+    assert!(!read("n3").success(), "that is its scheduler's to mend");
+    hook("n3", "prolog", "5000", STRANGER).assert_says("took dead@");
+    assert_eq!(read("n3").assert_success().stdout, "disk");
+    // The others go on, until the job's Epilog comes, also if no scheduler answers.
+    for (job, uid) in [("5000", USER), ("4242", STRANGER)] {
+        hook("n4", "epilog", job, uid);
+        assert_eq!(read("n4").assert_success().stdout, "ram", "another's");
+    }
+    hook("n4", "epilog", "4242", USER);
+    assert_eq!(read("n4").assert_success().stdout, "disk");
+    // Of what it holds nothing is lost.
+    cluster.in_data("dead", |data| assert_eq!(fs::read_to_string(data.join("0/file")).unwrap(), "ram"));
+    site.destroy("dead");
+    cluster.end();
+}

@@ -7,24 +7,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
 use ondeck_api::Config;
 use ondeck_api::scheduler::{Hook, HookAnswer};
 use ondeck_core::{Incarnation, JobId, NodeName, exit};
 
-use super::{Scheduler, explain};
+use super::{Scheduler, explain, here};
 
 /// Notes for the output of jobs, one file a job.
 const NOTES: &str = "/run/ondeck/notes";
+
+/// How long a Prolog may take to remove dead mounts of jobs that have ended.
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
 /// What a hook's own work takes beside the waiting.
 const MARGIN: Duration = Duration::from_secs(2);
 
 /// What Slurm's Prolog calls on each node of a job: returns when the job's RAM disk is mounted, or will not be
 ///
-/// It reads the job from Slurm's environment (SLURM_JOB_ID, SLURM_RESTART_COUNT). It ends within the configuration's
-/// limits.prolog and always with 0: whatever goes wrong, the job starts, on disk.
+/// It reads the job from Slurm's environment (SLURM_JOB_ID, SLURM_RESTART_COUNT). Before that it has this node's agent take
+/// away dead mounts: those of jobs that have left this node, whose RAM disk or client is lost. It ends within the
+/// configuration's limits.prolog and always with 0: whatever goes wrong, the job starts, on disk.
 #[derive(Args)]
 pub struct PrologArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
@@ -34,8 +37,8 @@ pub struct PrologArgs {
 
 /// What Slurm's Epilog calls on each node of a job: returns when the job's RAM disk is unmounted
 ///
-/// If the scheduler does not answer, the RAM disk is unmounted from this node all the same. It ends within the
-/// configuration's limits.epilog and always with 0.
+/// If the scheduler does not answer, or does not know the job, this node's agent takes the RAM disk away from this node all
+/// the same; its data stays where it is. It ends within the configuration's limits.epilog and always with 0.
 #[derive(Args)]
 pub struct EpilogArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
@@ -83,7 +86,12 @@ fn leave_note(note: &str) -> Result<()> {
 
 fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
     let config = Config::load(args.config.as_deref())?;
-    ask(&config, "prolog", config.scheduler.limits.prolog)
+    let (began, limit) = (Instant::now(), config.scheduler.limits.prolog);
+    // First: what an ended job has left would keep the RAM disk of this one away.
+    if let Err(error) = here::remove_dead_mounts(&config, job()?.job, HOUSEKEEPING.min(limit / 4)) {
+        eprintln!("ondeck prolog: {error:#}");
+    }
+    ask(&config, "prolog", limit.saturating_sub(began.elapsed()))
 }
 
 pub fn epilog(args: &EpilogArgs) -> ExitCode {
@@ -103,11 +111,14 @@ fn try_epilog(args: &EpilogArgs) -> Result<()> {
     let began = Instant::now();
     let asked = ask(&config, "epilog", limit / 2);
     match &asked {
-        Ok(answer) if !answer.mounted => return Ok(()),
+        Ok(answer) if !answer.mounted => {}
         Ok(answer) => eprintln!("ondeck epilog: {}", answer.message),
         Err(error) => eprintln!("ondeck epilog: {error:#}; unmounting on this node"),
     }
-    unmount_here(&config, (limit / 2).max(MARGIN), began + limit)
+    // Whatever was answered: a scheduler that has lost its journal does not know what is here.
+    let left = limit.saturating_sub(began.elapsed()).max(MARGIN);
+    let uid: u32 = std::env::var("SLURM_JOB_UID").context("there is no SLURM_JOB_UID")?.parse()?;
+    here::take_away(&config, job()?.job, uid, left)
 }
 
 fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
@@ -131,26 +142,4 @@ fn job() -> Result<Incarnation> {
 
 fn node() -> Result<NodeName> {
     Ok(host_name()?)
-}
-
-/// The scheduler does not answer: nothing of the job's RAM disk may stay on this node, where the next job comes.
-fn unmount_here(config: &Config, limit: Duration, until: Instant) -> Result<()> {
-    let (job, node) = (job()?, node()?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let fleet = Fleet::new(config);
-    let work = async {
-        let prefix = format!("job-{}-", job.job);
-        for local in fleet.ramdisks_of(&node).await.map_err(|error| anyhow::anyhow!("{error}"))? {
-            if !local.layout.id.name.as_str().starts_with(&prefix) {
-                continue;
-            }
-            for fault in fleet.uncover(&local.layout.id, std::slice::from_ref(&node), true, until).await {
-                eprintln!("ondeck epilog: {fault}");
-            }
-        }
-        Ok(())
-    };
-    runtime.block_on(async {
-        tokio::time::timeout(limit, work).await.context("this node's agent does not answer")?
-    })
 }

@@ -2,8 +2,9 @@
 //!
 //! - `serve`: the daemon
 //! - `status`, `job`, `node`, `pool`: what people see and order
-//! - `hook`: what Prolog and Epilog call
+//! - `hook`: what Prolog and Epilog call; `here`: what they do without the scheduler
 
+pub mod here;
 pub mod hook;
 pub mod job;
 pub mod node;

@@ -1,0 +1,162 @@
+//! What a node does by itself about the RAM disks of jobs, whatever became of the scheduler: nothing of an ended job may
+//! stay in the way of the next one.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ondeck_agent::fleet::Fleet;
+use ondeck_agent::node::host_name;
+use ondeck_api::Config;
+use ondeck_api::wire::LocalReport;
+use ondeck_core::{JobId, Layout};
+
+/// The number of the job that a RAM disk is of; nothing for one that was built by hand.
+fn job_of(layout: &Layout) -> Option<JobId> {
+    match &layout.job {
+        Some(tag) => Some(tag.job.job),
+        // The former version wrote it into the name only.
+        None => layout.id.name.as_str().strip_prefix("job-")?.split('-').next()?.parse().ok().map(JobId),
+    }
+}
+
+/// Takes away what this node still shows of a job's RAM disks. The job has ended here: its Epilog runs. `uid` is its
+/// user. Servers and their data stay.
+///
+/// # Errors
+/// If this node's agent does not answer in time.
+pub fn take_away(config: &Config, job: JobId, uid: u32, limit: Duration) -> Result<()> {
+    let is_its = |local: &LocalReport| {
+        let shows = !(local.shown.is_empty() && local.covers.is_empty() && local.dead_mounts.is_empty());
+        shows && local.layout.owner.uid == uid && job_of(&local.layout) == Some(job)
+    };
+    hide(config, limit, "epilog", is_its)
+}
+
+/// Takes away mounts whose client has ended and whose jobs are not on this node any more: every access to them fails, for
+/// all later jobs. A job that is still here keeps its own: the directory below would show it other files than before.
+///
+/// # Errors
+/// If this node's agent does not answer in time.
+pub fn remove_dead_mounts(config: &Config, own: JobId, limit: Duration) -> Result<()> {
+    let is_left = |local: &LocalReport| {
+        // What becomes of the RAM disk of the job that starts here is its scheduler's to say.
+        let left = job_of(&local.layout).filter(|job| *job != own && !local.dead_mounts.is_empty());
+        let Some(job) = left else { return false };
+        match is_on_this_node(job, local.layout.owner.uid) {
+            Ok(there) => !there,
+            Err(error) => {
+                eprintln!("ondeck prolog: can't tell whether job {job} is still on this node: {error}");
+                false
+            }
+        }
+    };
+    hide(config, limit, "prolog", is_left)
+}
+
+/// Has this node's agent take those RAM disks away from everywhere that are chosen.
+fn hide(config: &Config, limit: Duration, hook: &str, chosen: impl Fn(&LocalReport) -> bool) -> Result<()> {
+    if !config.agent.socket.exists() {
+        // A node without an agent shows nothing.
+        return Ok(());
+    }
+    let (fleet, node, until) = (Fleet::new(config), host_name()?, Instant::now() + limit);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let work = async {
+        let found = fleet.ramdisks_of(&node).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        for local in found.iter().filter(|local| chosen(local)) {
+            let left = until.saturating_duration_since(Instant::now());
+            match fleet.hide_here(&local.layout.id, left).await {
+                Ok(()) => eprintln!("ondeck {hook}: took {} away from this node", local.layout.id),
+                Err(error) => eprintln!("ondeck {hook}: {error}"),
+            }
+        }
+        Ok(())
+    };
+    runtime.block_on(async {
+        tokio::time::timeout(limit, work).await.context("this node's agent does not answer")?
+    })
+}
+
+/// Whether a job of a user may still have a process on this node. In doubt it has: a process of that user counts unless it
+/// says itself that it belongs to another job.
+fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
+    let step = format!("slurmstepd: [{job}.");
+    let variable = format!("SLURM_JOB_ID={job}");
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        let process = entry.path();
+        let read = |name: &str| match std::fs::read(process.join(name)) {
+            Ok(text) => Ok(Some(text)),
+            // It has ended meanwhile.
+            Err(error) if has_ended(&process, &error) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let (Some(command), Some(status)) = (read("cmdline")?, read("status")?) else { continue };
+        if command.starts_with(step.as_bytes()) {
+            return Ok(true);
+        }
+        if !is_of(&status, uid) {
+            continue;
+        }
+        let Some(environment) = read("environ")? else { continue };
+        let mut variables = environment.split(|byte| *byte == 0);
+        match variables.find(|text| text.starts_with(b"SLURM_JOB_ID=")) {
+            Some(found) if found == variable.as_bytes() => return Ok(true),
+            Some(_) => {}
+            // Of root's many processes only those count that say so.
+            None if uid == 0 => {}
+            None => return Ok(true),
+        }
+    }
+    Ok(false)
+}
+
+/// A process that has ended has no files any more, or they can't be read.
+fn has_ended(process: &Path, error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+        || error.kind() == std::io::ErrorKind::NotFound && !process.exists()
+}
+
+/// Whether one of the user ids of a process is this one, as /proc/PID/status has them.
+fn is_of(status: &[u8], uid: u32) -> bool {
+    let text = String::from_utf8_lossy(status);
+    let ids = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    ids.split_whitespace().any(|id| id.parse() == Ok(uid))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_here_as_long_as_one_of_its_processes_is() {
+        let uid = rustix::process::getuid().as_raw();
+        let sleeper = |variable: Option<&str>| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").env_remove("SLURM_JOB_ID");
+            if let Some(value) = variable {
+                command.env("SLURM_JOB_ID", value);
+            }
+            command.spawn().unwrap()
+        };
+        const JOB: JobId = JobId(3_999_999_999);
+        let before = is_on_this_node(JOB, uid).unwrap();
+        // Whoever is no root has other processes here, which may be of any job.
+        assert_eq!(before, uid != 0);
+        let mut other = sleeper(Some("7"));
+        assert_eq!(is_on_this_node(JOB, uid).unwrap(), before);
+        let mut own = sleeper(Some("3999999999"));
+        assert!(is_on_this_node(JOB, uid).unwrap());
+        for child in [&mut other, &mut own] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(is_on_this_node(JOB, uid).unwrap(), before);
+        assert!(is_of(b"Name:\tx\nUid:\t0\t7\t0\t0\n", 7) && !is_of(b"Uid:\t0\t0\t0\t0\nGid:\t7\n", 7));
+    }
+}
