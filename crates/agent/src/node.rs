@@ -421,7 +421,14 @@ impl Node {
         }
         if matches!(request.step, Step::Mount | Step::Start(_)) {
             // Now the addresses and ports of all servers are known.
-            found.note(|record| record.layout = request.layout).map_err(|error| failed(&error))?;
+            let learned = |record: &mut Record| {
+                let known = std::mem::replace(&mut record.layout, request.layout);
+                if record.layout.number == 0 {
+                    // A scheduler's journal may have kept it in the format of the former version.
+                    (record.layout.number, record.layout.job) = (known.number, known.job);
+                }
+            };
+            found.note(learned).map_err(|error| failed(&error))?;
         }
         found
             .step(&request.step, &self.name, &self.capacity, &self.covering, until)

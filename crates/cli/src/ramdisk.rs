@@ -526,14 +526,14 @@ async fn destroy(fleet: &Fleet, args: &DestroyArgs, nodes: &[NodeName]) -> Resul
                 }
             }
         }
-        if done.found {
+        if !done.nodes.is_empty() {
             println!(
                 "{}: destroyed on {} in {:.3} s",
                 args.name,
                 count(done.nodes.len() as u64, "node"),
                 done.seconds
             );
-        } else if done.faults.is_empty() {
+        } else if !done.found && done.faults.is_empty() {
             println!("{}: there was none", args.name);
         }
     }

@@ -422,6 +422,8 @@ struct Answer {
     report: Result<NodeReport, CallError>,
     /// Whether it refuses orders from here.
     refuses: bool,
+    /// Where it shows what is lost.
+    dead: Result<Vec<PathBuf>, CallError>,
 }
 
 async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
@@ -446,6 +448,7 @@ async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
         findings.push(agents("agents of Slurm's nodes", &among(compute)));
     }
     findings.extend(what_is_lent(config, &answers));
+    findings.extend(what_is_dead(&answers));
     let versions: Vec<&str> =
         answers.iter().filter_map(|answer| Some(answer.report.as_ref().ok()?.version.as_str())).collect();
     let other: Vec<&&str> =
@@ -479,7 +482,11 @@ async fn ask_agents(config: &Config, nodes: Vec<NodeName>, try_order: bool) -> V
                 }
                 _ => false,
             };
-            Answer { node, report, refuses }
+            let dead = match &report {
+                Ok(_) => dead_mounts(&fleet, &node).await,
+                Err(_) => Ok(Vec::new()),
+            };
+            Answer { node, report, refuses, dead }
         });
     }
     while let Some(answer) = set.join_next().await {
@@ -487,6 +494,45 @@ async fn ask_agents(config: &Config, nodes: Vec<NodeName>, try_order: bool) -> V
     }
     answers.sort_by(|a, b| a.node.cmp(&b.node));
     answers
+}
+
+/// Where a node still shows RAM disks that are lost there. Only administrators see those of all users.
+async fn dead_mounts(fleet: &Fleet, node: &NodeName) -> Result<Vec<PathBuf>, CallError> {
+    let found = fleet.ramdisks_of(node).await?;
+    Ok(found.into_iter().flat_map(|local| local.dead_mounts).collect())
+}
+
+/// Whether nodes show RAM disks that are lost: every job that looks there gets errors.
+fn what_is_dead(answers: &[Answer]) -> Option<Finding> {
+    let mut nodes: Vec<&NodeName> = Vec::new();
+    let (mut detail, mut state) = (Vec::new(), State::Ok);
+    for answer in answers {
+        match &answer.dead {
+            Ok(dead) if dead.is_empty() => {}
+            Ok(dead) => {
+                state = State::Missing;
+                nodes.push(&answer.node);
+                detail.extend(dead.iter().map(|path| format!("{} on {}", path.display(), answer.node)));
+            }
+            Err(error) => {
+                state = State::Missing;
+                detail.push(format!("not known of {}: {error}", answer.node));
+            }
+        }
+    }
+    if state == State::Ok {
+        return None;
+    }
+    let remedy = if nodes.is_empty() {
+        "see what keeps the agents there from telling".to_owned()
+    } else {
+        format!(
+            "every access there fails; the Epilog of the RAM disk's job, or the Prolog of the next one, takes them away: \
+             see that Slurm calls both on {}",
+            list(&nodes)
+        )
+    };
+    Some(finding("dead mounts", state, one_line(&detail.join(", ")), Some(&remedy)))
 }
 
 fn agents(what: &'static str, answers: &[&Answer]) -> Finding {
