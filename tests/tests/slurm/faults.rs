@@ -469,3 +469,45 @@ fn what_a_running_job_has_on_an_rsa_node_that_crashes_is_named_at_once() {
     cluster.wait_lends_all(&dead);
     cluster.assert_clean();
 }
+
+/// What it showed would give errors to every later job of the node, also of people who never asked for a RAM disk.
+#[test]
+fn a_client_that_is_killed_leaves_nothing_for_later_jobs_though_no_scheduler_answers() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body =
+        format!("echo result > {}/result; sync -f {0}/result; tell written; await go", output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 1);
+    await_file(alice, "written");
+    let node = cluster.slurm.job(job)["NodeList"].clone();
+    let clients = cluster.host(&node).processes().into_iter();
+    let clients: Vec<_> = clients.filter(|process| is_called(&process.command_line, "glusterfs")).collect();
+    assert_eq!(clients.len(), 1, "{clients:?}");
+    kill_process(clients[0].pid, Signal::KILL).unwrap();
+    wait_until(DEADLINE, "the doctor complains of the dead mount", || {
+        let ran = cluster.ondeck(&["doctor", "--slurm"]);
+        ran.stdout.contains("dead mounts") && ran.stdout.contains(&format!("{} on {node}", output.display()))
+    });
+    cluster.kill("scheduler");
+    give(alice, "go");
+    let shown = || cluster.host(&node).new_mounts().iter().any(|mount| mount.target == output);
+    wait_until(LONG, "its Epilog has taken it away", || !shown());
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    // The next one, which asks for nothing.
+    let look =
+        script(alice, &[], &format!("ls {} > {}/seen 2>&1", output.display(), alice.scratch.display()));
+    let next = cluster.submit(&look, 4);
+    cluster.slurm.wait_state(next, "COMPLETED", LONG);
+    assert_eq!(fs::read_to_string(alice.scratch.join("seen")).unwrap(), "");
+    // What it had written is on the RSA nodes, and comes home.
+    cluster.start_scheduler();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), BTreeMap::from([("result".into(), b"result\n".to_vec())]));
+    assert!(cluster.log_of(job).contains("lost while the job ran"), "{}", cluster.log_of(job));
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}
