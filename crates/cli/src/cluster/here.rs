@@ -93,13 +93,17 @@ fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
             Ok(text) => Ok(Some(text)),
             // It has ended meanwhile.
             Err(error) if has_ended(&process, &error) => Ok(None),
+            // Of a process that may not be looked into it is not known what it says of itself.
+            Err(error) if name == "environ" && error.kind() == std::io::ErrorKind::PermissionDenied => {
+                Ok(Some(Vec::new()))
+            }
             Err(error) => Err(error),
         };
         let (Some(command), Some(status)) = (read("cmdline")?, read("status")?) else { continue };
         if command.starts_with(step.as_bytes()) {
             return Ok(true);
         }
-        if !is_of(&status, uid) {
+        if !is_of(&status, uid) || has_left(&status) {
             continue;
         }
         let Some(environment) = read("environ")? else { continue };
@@ -126,6 +130,11 @@ fn is_of(status: &[u8], uid: u32) -> bool {
     let text = String::from_utf8_lossy(status);
     let ids = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     ids.split_whitespace().any(|id| id.parse() == Ok(uid))
+}
+
+/// Whether a process has ended, and is only not yet forgotten: it uses nothing any more.
+fn has_left(status: &[u8]) -> bool {
+    String::from_utf8_lossy(status).lines().any(|line| line.starts_with("State:\tZ"))
 }
 
 #[cfg(test)]
