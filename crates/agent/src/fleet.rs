@@ -248,7 +248,7 @@ impl Fleet {
     /// From now on a RAM disk may hold results: its RSA nodes do not destroy it before they are released. May be ordered
     /// again. A node that does not have the RAM disk is a fault.
     pub async fn guard(&self, id: &RamDiskId, nodes: &[NodeName], until: Instant) -> Vec<NodeFault> {
-        let left = until.saturating_duration_since(Instant::now()).min(LOOK);
+        let left = until.saturating_duration_since(Instant::now());
         self.order_all(nodes, format!("/{VERSION}/ramdisks/{id}/guard"), &(), left).await
     }
 
