@@ -145,8 +145,11 @@ impl RamDisk {
     }
 
     /// Finds what an earlier agent left running.
-    pub fn adopt(&self) {
-        self.place.adopt();
+    ///
+    /// # Errors
+    /// If it can't be told what that is.
+    pub fn adopt(&self) -> std::io::Result<()> {
+        self.place.adopt()
     }
 
     /// Does one step.
