@@ -13,6 +13,7 @@ use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::clock;
 use crate::daemon::{Daemon, now};
 
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
@@ -164,7 +165,12 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 async fn look_once(daemon: &Arc<Daemon>) {
     let (taken, began) = (now(), Instant::now());
     let queue = match daemon.workload_manager.queue().await {
-        Ok(queue) => queue,
+        Ok(mut queue) => {
+            for start in queue.jobs.iter_mut().filter_map(|job| job.start.as_mut()) {
+                *start = clock::of_wall_clock(*start);
+            }
+            queue
+        }
         Err(error) => {
             let known = daemon.queue.sight();
             if known.fault.is_none() {
