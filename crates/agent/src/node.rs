@@ -1,10 +1,11 @@
 //! What an agent knows of its node and of the RAM disks there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use ondeck_api::Config;
 use ondeck_api::auth::Caller;
@@ -58,6 +59,9 @@ pub struct Node {
 struct Known {
     ramdisks: BTreeMap<RamDiskName, Arc<RamDisk>>,
     epochs: BTreeMap<RamDiskName, Epoch>,
+    /// When each epoch was noted here. An epoch is the time of its making by another machine's clock, which says nothing of
+    /// its age.
+    noted: BTreeMap<RamDiskName, Instant>,
     next_port: u16,
 }
 
@@ -78,7 +82,7 @@ pub enum StartError {
         /// Which directory.
         path: PathBuf,
     },
-    /// What is kept of a RAM disk can't be understood.
+    /// What is kept of a RAM disk can't be read, or not be understood. Its servers live on.
     #[error(
         "can't understand what is kept of the RAM disk in {}: {source}; start the agent of the version that built it, \
          or, if its data is not needed, remove that directory's record.json",
@@ -97,6 +101,30 @@ pub enum StartError {
         .path.display()
     )]
     Authority {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It can't be told which RAM disks there are. Their servers live on.
+    #[error(
+        "can't tell which RAM disks are on this node: {}: {source}; put it right and start the agent again, or restart \
+         the node if none of them is needed",
+        .path.display()
+    )]
+    Unknown {
+        /// What can't be read.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What is kept of the epochs can't be read.
+    #[error(
+        "can't tell which RAM disks were destroyed on this node: {}: {source}; a late request could build one of them \
+         again. Put the file right; or wait a day, and remove it: by then no such request is on its way",
+        .path.display()
+    )]
+    Epochs {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -130,11 +158,6 @@ fn failed(error: &EngineError) -> Refusal {
         _ => RefusalCode::Failed,
     };
     refusal(code, error.to_string())
-}
-
-/// Milliseconds since 1970.
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Milliseconds since the machine was started: a clock that nobody sets.
@@ -227,25 +250,29 @@ impl Node {
     }
 
     fn recover(&self) -> Result<(), StartError> {
-        let epochs = std::fs::read(self.state.join(EPOCHS)).ok();
-        self.known().epochs = epochs.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-        let places = std::fs::read_dir(self.state.join("ramdisks")).into_iter().flatten().flatten();
-        for entry in places {
-            let dir = entry.path();
-            match (Record::load(&dir), record::load_secret(&dir)) {
-                (Ok(record), Some(secret)) => self.recover_one(record, secret)?,
-                // Its data may be somebody's results, so it is not removed for want of understanding.
-                (Err(source), _) if source.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(StartError::Record { path: dir, source });
+        self.known().epochs = self.load_epochs()?;
+        for dir in self.places()? {
+            // Its data may be somebody's results, so it is not removed because something of it can't be read.
+            let unread = |source| StartError::Record { path: dir.clone(), source };
+            match Record::load(&dir) {
+                Ok(record) => {
+                    let secret = record::load_secret(&dir).map_err(unread)?;
+                    self.recover_one(record, secret)?;
                 }
                 // It had hardly begun.
-                _ => self.remove_unknown(&dir),
+                Err(source) if source.kind() == std::io::ErrorKind::NotFound => self.remove_unknown(&dir),
+                Err(source) => return Err(unread(source)),
             }
         }
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
-        place::kill_strays(&self.state, &ids);
+        place::kill_strays(&self.state, &ids).map_err(no_processes)?;
         for directory in self.capacity.directories() {
-            for image in stray_images(directory, &ids) {
+            let images = stray_images(directory, &ids).unwrap_or_else(|error| {
+                // They take bytes and nothing else; the device shows that it lacks them.
+                tracing::error!(directory = %directory.display(), %error, "can't look for images that were left");
+                Vec::new()
+            });
+            for image in images {
                 tracing::warn!(image = %image.display(), "removing an image that belongs to no RAM disk");
                 if let Err(error) = std::fs::remove_file(&image) {
                     tracing::error!(image = %image.display(), %error, "can't remove it");
@@ -255,14 +282,42 @@ impl Node {
         Ok(())
     }
 
+    /// The epochs that an earlier agent kept. It keeps none before the first RAM disk.
+    fn load_epochs(&self) -> Result<BTreeMap<RamDiskName, Epoch>, StartError> {
+        let path = self.state.join(EPOCHS);
+        let read = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            read => read.and_then(|text| Ok(serde_json::from_slice(&text)?)),
+        };
+        read.map_err(|source| StartError::Epochs { path, source })
+    }
+
+    /// The directories of the RAM disks that an earlier agent left. There is none before the first one.
+    fn places(&self) -> Result<Vec<PathBuf>, StartError> {
+        let path = self.state.join("ramdisks");
+        let read = || -> std::io::Result<Vec<PathBuf>> {
+            std::fs::read_dir(&path)?.map(|entry| Ok(entry?.path())).collect()
+        };
+        match read() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => read.map_err(|source| StartError::Unknown { path, source }),
+        }
+    }
+
     fn recover_one(&self, record: Record, secret: Secret) -> Result<(), StartError> {
         let id = record.layout.id.clone();
         let complete = record.complete;
         let place = Place::open(&self.state, id.clone())
             .map_err(|source| StartError::State { path: self.state.clone(), source })?;
         let found = Arc::new(RamDisk::new(place, record, secret));
-        found.adopt();
-        self.known().ramdisks.insert(id.name.clone(), Arc::clone(&found));
+        found.adopt().map_err(no_processes)?;
+        {
+            let mut known = self.known();
+            known.ramdisks.insert(id.name.clone(), Arc::clone(&found));
+            // Also if what was kept of the epochs was removed meanwhile.
+            let newest = known.epochs.entry(id.name.clone()).or_insert(id.epoch);
+            *newest = (*newest).max(id.epoch);
+        }
         let guarded = found.record().guarded;
         if guarded && !complete {
             tracing::error!(ramdisk = %id, "is not complete, and may hold results all the same; it is kept");
@@ -288,11 +343,15 @@ impl Node {
             return tracing::error!(place = %dir.display(), "not the name of a RAM disk; left alone");
         };
         let id = RamDiskId { name, epoch: Epoch(0) };
-        let Ok(place) = Place::open(&self.state, id.clone()) else { return };
+        let opened = Place::open(&self.state, id.clone());
+        let (place, below, all) = match (opened, mounts::mounted_below(dir), mounts::mounted()) {
+            (Ok(place), Ok(below), Ok(all)) => (place, below, all),
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+                return tracing::error!(place = %dir.display(), %error, "can't look at it; left alone");
+            }
+        };
         // Where it was shown is not known, but every mount of it has a twin in the place.
-        let devices: Vec<(u32, u32)> =
-            mounts::mounted_below(dir).unwrap_or_default().iter().map(|mount| mount.device).collect();
-        let all = mounts::mounted().unwrap_or_default();
+        let devices: Vec<(u32, u32)> = below.iter().map(|mount| mount.device).collect();
         let shown = all
             .into_iter()
             .filter(|mount| devices.contains(&mount.device) && !mount.at.starts_with(dir))
@@ -708,13 +767,22 @@ impl Node {
     }
 
     fn save_epochs(&self, known: &mut Known) {
-        // An epoch is the time of its making.
-        let oldest = now_ms().saturating_sub(REMEMBERED.as_millis() as u64).saturating_mul(1000);
-        let alive: BTreeSet<RamDiskName> = known.ramdisks.keys().cloned().collect();
-        known.epochs.retain(|name, epoch| epoch.0 > oldest || alive.contains(name));
+        let Known { ramdisks, epochs, noted, .. } = known;
+        let now = Instant::now();
+        epochs.retain(|name, _| {
+            let since = noted.entry(name.clone()).or_insert(now);
+            if ramdisks.contains_key(name) {
+                *since = now;
+            }
+            now.duration_since(*since) < REMEMBERED
+        });
+        noted.retain(|name, _| epochs.contains_key(name));
         let partial = self.state.join(format!("{EPOCHS}.partial"));
         let write = || -> std::io::Result<()> {
-            std::fs::write(&partial, serde_json::to_vec(&known.epochs)?)?;
+            let mut file = std::fs::File::create(&partial)?;
+            file.write_all(&serde_json::to_vec(&*epochs)?)?;
+            // A torn file would keep the next agent from starting.
+            file.sync_all()?;
             std::fs::rename(&partial, self.state.join(EPOCHS))
         };
         if let Err(error) = write() {
@@ -910,6 +978,10 @@ fn way_out(layout: &Layout) -> String {
         ),
         None => by_hand,
     }
+}
+
+fn no_processes(source: std::io::Error) -> StartError {
+    StartError::Unknown { path: "/proc".into(), source }
 }
 
 fn fenced(id: &RamDiskId, newest: Epoch) -> Refusal {

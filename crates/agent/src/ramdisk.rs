@@ -145,8 +145,11 @@ impl RamDisk {
     }
 
     /// Finds what an earlier agent left running.
-    pub fn adopt(&self) {
-        self.place.adopt();
+    ///
+    /// # Errors
+    /// If it can't be told what that is.
+    pub fn adopt(&self) -> std::io::Result<()> {
+        self.place.adopt()
     }
 
     /// Does one step.
@@ -282,7 +285,7 @@ impl RamDisk {
             }
             (None, true) => {
                 let me = if record.server { record.layout.server_on(node) } else { None };
-                let now = engine(record.layout.engine).view(&self.build(&record.layout, me));
+                let now = engine(record.layout.engine).view(&self.build(&record.layout, me))?;
                 if record.first_view.is_none_or(|first| first.connections == now.connections) {
                     return Ok(None);
                 }
@@ -322,7 +325,14 @@ impl RamDisk {
         // The end of an earlier client is no fault of the next one.
         self.place.forget_ended("client");
         engine.mount(build, &at)?;
-        let view = engine.view(build);
+        // Without it nobody could tell later whether the client has lost a connection.
+        let view = match engine.view(build) {
+            Ok(view) => view,
+            Err(error) => {
+                take_client_away(&self.place)?;
+                return Err(error);
+            }
+        };
         self.note(|record| record.first_view = Some(view))?;
         // What befell an earlier client is nothing to this one.
         self.missed.store(0, Ordering::Relaxed);
@@ -631,10 +641,11 @@ impl RamDisk {
     /// What it was promised and what of that is in use.
     pub fn promise(&self) -> Promise {
         let record = self.record();
+        // What can't be told counts as not used yet: then all of the promise is still kept for it.
         let device = self.mounts_at(&self.place.path(DATA_DEVICE)).is_ok_and(|mounts| !mounts.is_empty());
         let mut ram_used = Bytes::ZERO;
         if record.layout.device == RAM && device {
-            ram_used = device_use(&self.place.path(DATA_DEVICE)).unwrap_or_default();
+            ram_used = device_use(&self.place.path(DATA_DEVICE)).ok().flatten().unwrap_or_default();
         }
         if record.server {
             let processes = self.place.processes();
@@ -685,12 +696,20 @@ impl RamDisk {
             faults.push(fault);
         }
         let (mut view, mut filesystem) = (None, None);
-        if self.is_mounted().unwrap_or(false) {
-            let seen = engine(record.layout.engine).view(&build);
-            faults
-                .extend(seen.lost.iter().map(|lost| format!("its client can't reach the server on {lost}")));
-            faults.extend(seen.degraded.iter().map(|lost| format!("its client has lost the copy on {lost}")));
-            view = Some(seen);
+        let is_mounted = self.is_mounted();
+        if let Err(error) = &is_mounted {
+            faults.push(error.to_string());
+        } else if matches!(is_mounted, Ok(true)) {
+            match engine(record.layout.engine).view(&build) {
+                Ok(seen) => {
+                    let lost = seen.lost.iter();
+                    faults.extend(lost.map(|lost| format!("its client can't reach the server on {lost}")));
+                    let degraded = seen.degraded.iter();
+                    faults.extend(degraded.map(|lost| format!("its client has lost the copy on {lost}")));
+                    view = Some(seen);
+                }
+                Err(error) => faults.push(error.to_string()),
+            }
             match self.filesystem() {
                 Ok(found) => filesystem = found,
                 Err(error) => faults.push(error.to_string()),
@@ -707,7 +726,12 @@ impl RamDisk {
         if let Some(cut) = lock(&self.cut).clone() {
             faults.push(cut);
         }
-        let used = device_use(&self.place.path(DATA_DEVICE)).filter(|_| record.server);
+        let used = device_use(&self.place.path(DATA_DEVICE)).unwrap_or_else(|error| {
+            // Results may be there: whoever looks for them must not go on without this node.
+            faults.push(error.to_string());
+            Some(Bytes::ZERO)
+        });
+        let used = used.filter(|_| record.server);
         let dead_mounts = self.dead_mounts(&record).unwrap_or_else(|error| {
             faults.push(format!("where it is still shown is not known: {error}"));
             Vec::new()
@@ -779,7 +803,13 @@ impl RamDisk {
             // Its mount gives errors by itself.
             "its client's process ended".to_owned()
         } else {
-            let now = engine.view(&self.build(&record.layout, me));
+            let now = match engine.view(&self.build(&record.layout, me)) {
+                Ok(now) => now,
+                // Cutting off can't be undone: it takes a lost server, and not a look that failed.
+                Err(error) => {
+                    return tracing::error!(ramdisk = %self.id(), %error, "can't look after the client");
+                }
+            };
             if now.lost.is_empty() {
                 self.missed.store(0, Ordering::Relaxed);
                 if record.first_view.is_none_or(|first| first.connections == now.connections) {
@@ -845,7 +875,9 @@ impl RamDisk {
         let mut faults = report.faults;
         if record.layout.replicas > 1 && lock(&self.cut).is_none() {
             faults = match &report.view {
-                None => vec!["its client is not mounted any more".into()],
+                None if faults.is_empty() => vec!["its client is not mounted any more".into()],
+                // Whether it is can't be told.
+                None => faults,
                 Some(view) => view
                     .lost
                     .iter()
@@ -1215,11 +1247,20 @@ fn within<T: Send + 'static>(
     }
 }
 
-fn device_use(device: &Path) -> Option<Bytes> {
+/// What is stored on a device; nothing if it is not mounted.
+fn device_use(device: &Path) -> Result<Option<Bytes>, EngineError> {
+    let mounts = mounts::mounted_below(device)
+        .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
+    if mounts.is_empty() {
+        return Ok(None);
+    }
     // Devices are served by this kernel and never hang.
-    let stat = rustix::fs::statvfs(device).ok()?;
-    let mounted = mounts::mounted_below(device).is_ok_and(|mounts| !mounts.is_empty());
-    mounted.then(|| Bytes((stat.f_blocks - stat.f_bfree) * stat.f_frsize))
+    match rustix::fs::statvfs(device) {
+        Ok(stat) => Ok(Some(Bytes((stat.f_blocks - stat.f_bfree) * stat.f_frsize))),
+        // It was removed meanwhile.
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(error) => Err(EngineError::io("look at", device, error)),
+    }
 }
 
 /// The resident memory of a process.

@@ -81,7 +81,10 @@ impl Record {
     /// # Errors
     /// If there is none, or it is not understood.
     pub fn load(place: &Path) -> std::io::Result<Record> {
-        Record::parse(&std::fs::read(place.join(RECORD))?)
+        let path = place.join(RECORD);
+        let text = std::fs::read(&path)
+            .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        Record::parse(&text)
     }
 
     fn parse(text: &[u8]) -> std::io::Result<Record> {
@@ -120,7 +123,14 @@ pub fn save_secret(place: &Place, secret: &Secret) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The secret that was kept, if there is one.
-pub fn load_secret(place: &Path) -> Option<Secret> {
-    std::fs::read_to_string(place.join(SECRET)).ok()?.trim().parse().ok()
+/// The secret that was kept. It was written before the record, so it is there wherever a record is.
+///
+/// # Errors
+/// If it can't be read.
+pub fn load_secret(place: &Path) -> std::io::Result<Secret> {
+    let path = place.join(SECRET);
+    let wrong =
+        |kind, why: &dyn std::fmt::Display| std::io::Error::new(kind, format!("{}: {why}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.kind(), &error))?;
+    text.trim().parse().map_err(|error| wrong(std::io::ErrorKind::InvalidData, &error))
 }

@@ -129,8 +129,9 @@ impl Service for Agent {
             ["ramdisks", id, "tasks"] if method == "DELETE" => {
                 request.caller.must_be_administrator()?;
                 Arc::clone(&self).permit_task(&request, &parse_id(id)?).await?;
-                let beginning = request.field("beginning").and_then(|text| String::from_utf8(text).ok());
-                self.node.stop_tasks(&parse_id(id)?, &beginning.unwrap_or_default()).await?;
+                // Without a beginning all of them are meant; one that is not understood must not mean that.
+                let beginning = text_of(&request, "beginning")?;
+                self.node.stop_tasks(&parse_id(id)?, &beginning).await?;
                 Reply::json(&())
             }
             ["ramdisks", id, "tasks", name] if matches!(method, "GET" | "POST" | "DELETE") => {
@@ -172,8 +173,7 @@ impl Agent {
             ("GET", ["ramdisks", id, "witness"]) => Reply::json(&node.witness(&parse_id(id)?, caller)?),
             ("GET", ["ramdisks", id, "names"]) => {
                 caller.must_be_administrator()?;
-                let slots = request.field("slots").and_then(|text| String::from_utf8(text).ok());
-                Reply::json(&node.names(&parse_id(id)?, &slots.unwrap_or_default())?)
+                Reply::json(&node.names(&parse_id(id)?, &text_of(&request, "slots")?)?)
             }
             ("POST", ["ramdisks", id, "steps"]) => {
                 caller.must_be_administrator()?;
@@ -221,6 +221,12 @@ impl Agent {
             _ => Err(request.no_such_path()),
         }
     }
+}
+
+/// A text of the request; empty if it has none of this name.
+fn text_of(request: &Request, name: &str) -> Result<String, Refusal> {
+    String::from_utf8(request.field(name).unwrap_or_default())
+        .map_err(|_| Refusal::new(RefusalCode::Malformed, format!("?{name}= is not UTF-8")))
 }
 
 /// How long a caller is willing to wait: `?wait=MS`.

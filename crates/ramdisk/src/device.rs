@@ -104,6 +104,7 @@ impl Device {
             let image = image_path(path, place, name);
             // Another mount namespace may hold the loop device for longer; the blocks are given back now.
             if let Ok(file) = OpenOptions::new().write(true).open(&image) {
+                // Else they are given back with the loop device.
                 let _ = file.set_len(0);
             }
             match fs::remove_file(&image) {
@@ -118,22 +119,23 @@ impl Device {
 }
 
 /// The image files of this host in a directory that belong to none of the RAM disks in `known`: left by a crash.
-pub fn stray_images(directory: &Path, known: &[ondeck_core::RamDiskId]) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+///
+/// # Errors
+/// The kernel's, if the directory can't be read.
+pub fn stray_images(directory: &Path, known: &[ondeck_core::RamDiskId]) -> std::io::Result<Vec<PathBuf>> {
     let prefix = image_prefix();
-    entries
-        .flatten()
-        .filter(|entry| {
-            let name = entry.file_name();
-            let Some(id) = name.to_str().and_then(|name| {
-                name.strip_prefix(&prefix)?.strip_suffix(".img")?.rsplit_once('.').map(|(id, _)| id)
-            }) else {
-                return false;
-            };
-            !known.iter().any(|known| known.to_string() == id)
-        })
-        .map(|entry| entry.path())
-        .collect()
+    let mut strays = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| {
+            name.strip_prefix(&prefix)?.strip_suffix(".img")?.rsplit_once('.').map(|(id, _)| id)
+        });
+        if id.is_some_and(|id| !known.iter().any(|known| known.to_string() == id)) {
+            strays.push(entry.path());
+        }
+    }
+    Ok(strays)
 }
 
 /// The host's name is in it, because the directory may be one that several hosts share. `+` is in no name.
@@ -267,6 +269,6 @@ mod tests {
             fs::write(dir.path().join(name), "").unwrap();
         }
         let known = ["job@2".parse().unwrap()];
-        assert_eq!(stray_images(dir.path(), &known), [dir.path().join(stray)]);
+        assert_eq!(stray_images(dir.path(), &known).unwrap(), [dir.path().join(stray)]);
     }
 }

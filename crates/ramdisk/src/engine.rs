@@ -186,7 +186,10 @@ pub trait Engine: Send + Sync {
     }
 
     /// What this client sees of the servers. Must not hang: it is asked every half a second.
-    fn view(&self, build: &Build) -> View;
+    ///
+    /// # Errors
+    /// If that can't be told. It says nothing of the servers then.
+    fn view(&self, build: &Build) -> Result<View, EngineError>;
 }
 
 /// The engine of a kind.
@@ -200,7 +203,19 @@ pub fn engine(kind: EngineKind) -> &'static dyn Engine {
 }
 
 /// Whether something listens at an address. Loopback and storage networks answer at once or not at all.
-pub(crate) fn listens(address: std::net::IpAddr, port: u16) -> bool {
+///
+/// # Errors
+/// If it can't be tried, for want of descriptors, memory or ports of this machine's.
+pub(crate) fn listens(address: std::net::IpAddr, port: u16) -> Result<bool, EngineError> {
+    use rustix::io::Errno;
     let patience = std::time::Duration::from_millis(250);
-    std::net::TcpStream::connect_timeout(&(address, port).into(), patience).is_ok()
+    let own = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
+    match std::net::TcpStream::connect_timeout(&(address, port).into(), patience) {
+        Ok(_) => Ok(true),
+        Err(error) if Errno::from_io_error(&error).is_some_and(|error| own.contains(&error)) => {
+            let at = format!("{address}:{port}");
+            Err(EngineError::io("connect to", Path::new(&at), error))
+        }
+        Err(_) => Ok(false),
+    }
 }

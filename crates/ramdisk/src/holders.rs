@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
-use crate::place::pids;
+use crate::place::{has_ended, pids};
 
 /// A process that holds something of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,38 +29,62 @@ impl fmt::Display for Holder {
 
 /// The first `most` processes that hold an open file, a mapped file, a working directory or a root directory on the
 /// filesystem with this device number, at a path that `counts`; one path for each.
-pub fn holders(device: (u32, u32), most: usize, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
-    let held = |pid: i32| {
-        let path = held_by(&PathBuf::from(format!("/proc/{pid}")), device, &counts)?;
-        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        Some(Holder { pid, command: command.trim_end().to_owned(), path })
-    };
-    pids().filter_map(held).take(most).collect()
+///
+/// # Errors
+/// The kernel's, if it can't be told which processes there are, or what one of them holds.
+pub fn holders(device: (u32, u32), most: usize, counts: impl Fn(&Path) -> bool) -> io::Result<Vec<Holder>> {
+    let mut found = Vec::new();
+    for pid in pids()? {
+        if found.len() == most {
+            break;
+        }
+        match held_by(&PathBuf::from(format!("/proc/{pid}")), device, &counts) {
+            Ok(Some(path)) => {
+                let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                found.push(Holder { pid, command: command.trim_end().to_owned(), path });
+            }
+            Ok(None) => {}
+            Err(error) if has_ended(&error) => {}
+            // Others' processes are not for an ordinary user to look at; root sees all of them.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
-fn held_by(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+fn held_by(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> io::Result<Option<PathBuf>> {
     let on_device = |link: PathBuf| {
-        // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine.
+        // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine. What can't be
+        // looked at was closed meanwhile, or its filesystem is dead.
         let stat = statx(CWD, &link, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
         if (stat.stx_dev_major, stat.stx_dev_minor) != device {
             return None;
         }
         fs::read_link(&link).ok().filter(|path| counts(path))
     };
-    let named = ["cwd", "root", "exe"].into_iter().map(|name| base.join(name));
-    let open = fs::read_dir(base.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
-    named.chain(open).find_map(on_device).or_else(|| mapped(base, device, counts))
+    for name in ["cwd", "root", "exe"] {
+        if let Some(path) = on_device(base.join(name)) {
+            return Ok(Some(path));
+        }
+    }
+    for open in fs::read_dir(base.join("fd"))? {
+        if let Some(path) = on_device(open?.path()) {
+            return Ok(Some(path));
+        }
+    }
+    mapped(base, device, counts)
 }
 
-fn mapped(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+fn mapped(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> io::Result<Option<PathBuf>> {
     let wanted = format!("{:02x}:{:02x}", device.0, device.1);
-    let maps = fs::read(base.join("maps")).ok()?;
+    let maps = fs::read(base.join("maps"))?;
     // address, permissions, offset, device, inode, path
-    String::from_utf8_lossy(&maps)
+    Ok(String::from_utf8_lossy(&maps)
         .lines()
         .filter(|line| line.split_whitespace().nth(3) == Some(&wanted))
         .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
-        .find(|path| counts(path))
+        .find(|path| counts(path)))
 }
 
 #[cfg(test)]
@@ -75,10 +100,10 @@ mod tests {
         let number = fs::metadata(&real).unwrap().dev();
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         let mut child = Command::new("sleep").arg("300").current_dir(&real).spawn().unwrap();
-        let found = holders(device, 10, |path| path.starts_with(&real));
+        let found = holders(device, 10, |path| path.starts_with(&real)).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.iter().any(|holder| holder.pid == child.id() as i32), "{found:?}");
-        assert!(holders(device, 10, |path| path.starts_with(&real)).is_empty());
+        assert!(holders(device, 10, |path| path.starts_with(&real)).unwrap().is_empty());
     }
 }

@@ -319,16 +319,19 @@ impl Place {
 
     /// Finds the processes that an earlier agent started for this incarnation, and watches them. Its tasks are ended:
     /// nobody waits for them any more.
-    pub fn adopt(&self) {
+    ///
+    /// # Errors
+    /// If it can't be told which they are.
+    pub fn adopt(&self) -> io::Result<()> {
         let mut tasks = Vec::new();
-        for found in marked(&self.scope) {
+        for found in marked(&self.scope)? {
             if found.id != self.id.to_string() || self.table().contains_key(&found.pid) {
                 continue;
             }
             if found.role.starts_with(TASK) {
                 tasks.extend(kill_if_marked(found.pid, &self.scope, self.id.name.as_str()));
             } else {
-                watch_adopted(&self.processes, found.role, found.pid);
+                watch_adopted(&self.processes, found.role, found.pid)?;
             }
         }
         let until = Instant::now() + ENDING;
@@ -337,12 +340,13 @@ impl Place {
                 tracing::error!(ramdisk = %self.id, pid, "a task of an earlier agent does not end");
             }
         }
+        Ok(())
     }
 
     /// Kills every process of this RAM disk on this node, of whatever incarnation, and waits until they are gone.
     ///
     /// # Errors
-    /// [`EngineError::Immortal`] if one is still there at `until`.
+    /// [`EngineError::Immortal`] if one is still there at `until`; the kernel's, if it can't be told whether one is.
     pub fn kill_all(&self, until: Instant) -> Result<(), EngineError> {
         // The known ones first, without a look at all of /proc; then whatever they started. A dying process can still
         // have started another one, so this is repeated until none is found.
@@ -353,6 +357,7 @@ impl Place {
         let mut nap = FIRST_NAP;
         loop {
             let left: Vec<Marked> = marked(&self.scope)
+                .map_err(|error| EngineError::io("read", Path::new("/proc"), error))?
                 .into_iter()
                 .filter(|found| name_of(&found.id) == self.id.name.as_str())
                 .collect();
@@ -387,11 +392,12 @@ impl Place {
     /// its directory.
     ///
     /// # Errors
-    /// [`EngineError::Immortal`] if one is still there at `until`.
+    /// [`EngineError::Immortal`] if one is still there at `until`; the kernel's, if it can't be told whether one is.
     pub fn end_users_of(&self, device: u64, until: Instant) -> Result<(), EngineError> {
         let mut nap = FIRST_NAP;
         loop {
-            let users: Vec<i32> = pids().filter(|pid| uses(*pid, device)).collect();
+            let all = pids().map_err(|error| EngineError::io("read", Path::new("/proc"), error))?;
+            let users: Vec<i32> = all.into_iter().filter(|pid| uses(*pid, device)).collect();
             if users.is_empty() {
                 return Ok(());
             }
@@ -429,9 +435,13 @@ fn note_end(table: &Mutex<BTreeMap<i32, Process>>, pid: i32, status: Option<Exit
     }
 }
 
-fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: i32) {
-    let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-        return;
+fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: i32) -> io::Result<()> {
+    let Some(number) = Pid::from_raw(pid) else { return Ok(()) };
+    let handle = match pidfd_open(number, PidfdFlags::empty()) {
+        Ok(handle) => handle,
+        // It has ended meanwhile.
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
     };
     lock(table).insert(pid, Process { role, pid, ended: None });
     let table = Arc::clone(table);
@@ -439,6 +449,7 @@ fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: 
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) {}
         note_end(&table, pid, None);
     });
+    Ok(())
 }
 
 /// A process with our mark.
@@ -453,22 +464,31 @@ pub struct Marked {
 }
 
 /// Every process on this machine that an agent with the directory `scope` has started and that has not ended.
-pub fn marked(scope: &Path) -> Vec<Marked> {
-    pids().filter_map(|pid| mark_of(pid, scope)).collect()
+///
+/// # Errors
+/// The kernel's: then it is not known which they are, or whether there is one.
+pub fn marked(scope: &Path) -> io::Result<Vec<Marked>> {
+    let mut all = Vec::new();
+    for pid in pids()? {
+        all.extend(mark_of(pid, scope)?);
+    }
+    Ok(all)
 }
 
 /// All processes but this one.
-pub(crate) fn pids() -> impl Iterator<Item = i32> {
+pub(crate) fn pids() -> io::Result<Vec<i32>> {
     let own = std::process::id() as i32;
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-        .filter(move |pid| *pid != own)
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        // What has no number for a name is no process.
+        let pid = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        all.extend(pid.filter(|pid| *pid != own));
+    }
+    Ok(all)
 }
 
-/// Whether a process has something of the filesystem with this device number.
+/// Whether a process has something of the filesystem with this device number. What can't be looked at has mostly ended
+/// meanwhile; if it has not, the filesystem can't be unmounted, and that is told.
 fn uses(pid: i32, device: u64) -> bool {
     // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine.
     let on_device = |path: PathBuf| {
@@ -488,14 +508,32 @@ fn maps(base: &Path, device: u64) -> bool {
         .is_ok_and(|maps| maps.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)))
 }
 
-fn mark_of(pid: i32, scope: &Path) -> Option<Marked> {
-    // Anybody can set a variable, but only for a process of their own.
-    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    if owner != rustix::process::geteuid().as_raw() {
-        return None;
+fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
+    let read = || -> io::Result<Option<Vec<u8>>> {
+        // Anybody can set a variable, but only for a process of their own.
+        let owner = fs::metadata(format!("/proc/{pid}"))?.uid();
+        if owner != rustix::process::geteuid().as_raw() {
+            return Ok(None);
+        }
+        // An ended process that nobody has reaped has no environment any more, so it does not appear.
+        fs::read(format!("/proc/{pid}/environ")).map(Some)
+    };
+    match read() {
+        Ok(environment) => Ok(environment.and_then(|environment| mark_in(&environment, pid, scope))),
+        Err(error) if has_ended(&error) => Ok(None),
+        // Hidden from its own user is a process that may not be dumped: none that is started here.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
     }
-    // An ended process that nobody has reaped has no environment any more, so it does not appear.
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+}
+
+/// Whether what /proc said of a process means that there is none any more.
+pub(crate) fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+fn mark_in(environment: &[u8], pid: i32, scope: &Path) -> Option<Marked> {
     let own_scope = scope_mark(scope);
     let value = |name: &str| -> Option<&[u8]> {
         environment
@@ -524,7 +562,8 @@ fn name_of(id: &str) -> &str {
 /// id from being given away between look and kill.
 fn kill_if_marked(pid: i32, scope: &Path, name: &str) -> Option<(i32, OwnedFd)> {
     let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())?;
-    mark_of(pid, scope).filter(|found| name_of(&found.id) == name)?;
+    // What it is can't be told: then it is not killed, and whoever waits for its end is told that it has not come.
+    mark_of(pid, scope).ok().flatten().filter(|found| name_of(&found.id) == name)?;
     // It may have ended by now.
     let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     Some((pid, handle))
@@ -546,8 +585,11 @@ fn ends(handle: &OwnedFd, until: Instant) -> bool {
 }
 
 /// Kills every process that an agent with this directory started for a RAM disk that is not in `known`.
-pub fn kill_strays(scope: &Path, known: &[RamDiskId]) -> usize {
-    let strays: Vec<Marked> = marked(scope)
+///
+/// # Errors
+/// If it can't be told which they are; then none is killed.
+pub fn kill_strays(scope: &Path, known: &[RamDiskId]) -> io::Result<usize> {
+    let strays: Vec<Marked> = marked(scope)?
         .into_iter()
         .filter(|found| !known.iter().any(|id| found.id == id.to_string()))
         .collect();
@@ -555,7 +597,7 @@ pub fn kill_strays(scope: &Path, known: &[RamDiskId]) -> usize {
         tracing::warn!(pid = stray.pid, ramdisk = stray.id, role = stray.role, "killing a stray process");
         kill_if_marked(stray.pid, scope, name_of(&stray.id));
     }
-    strays.len()
+    Ok(strays.len())
 }
 
 fn kill(pid: i32) {
@@ -617,7 +659,7 @@ mod tests {
         };
         first
             .wait(soon(), "two processes", || {
-                let all = marked(dir.path());
+                let all = marked(dir.path()).unwrap();
                 Ok((all.len() == 2 && all.iter().all(sleeps)).then_some(()))
             })
             .unwrap();
@@ -625,11 +667,11 @@ mod tests {
 
         // An agent that starts again knows only the directory.
         let second = place(dir.path());
-        second.adopt();
+        second.adopt().unwrap();
         assert_eq!(second.processes().len(), 2);
-        assert!(kill_strays(dir.path(), &["test@1".parse().unwrap()]) == 0);
+        assert!(kill_strays(dir.path(), &["test@1".parse().unwrap()]).unwrap() == 0);
         second.kill_all(soon()).unwrap();
-        assert!(marked(dir.path()).is_empty());
+        assert!(marked(dir.path()).unwrap().is_empty());
         first.wait(soon(), "its end", || Ok(first.must_run("brick").err())).unwrap();
         second.wait(soon(), "its end", || Ok(second.running("brick").is_none().then_some(()))).unwrap();
     }
@@ -662,6 +704,6 @@ mod tests {
         command.arg("300");
         let soon = Instant::now() + Duration::from_millis(30);
         assert!(matches!(place.run("slow", command, soon), Err(EngineError::Deadline { .. })));
-        assert!(marked(dir.path()).is_empty());
+        assert!(marked(dir.path()).unwrap().is_empty());
     }
 }

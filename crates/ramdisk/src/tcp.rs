@@ -4,32 +4,56 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The established connections of a process: remote address to the socket's inode number.
-pub fn established(pid: i32) -> BTreeMap<SocketAddr, u64> {
-    let own = sockets(pid);
+use rustix::io::Errno;
+
+use crate::place::has_ended;
+
+/// The established connections of a process: remote address to the socket's inode number. One that has ended has none.
+///
+/// # Errors
+/// The kernel's: then it is not known which they are.
+pub fn established(pid: i32) -> io::Result<BTreeMap<SocketAddr, u64>> {
+    let own = sockets(pid)?;
     let mut found = BTreeMap::new();
     for table in ["tcp", "tcp6"] {
-        // A process that has ended has none.
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let text = match fs::read_to_string(format!("/proc/{pid}/net/{table}")) {
+            Ok(text) => text,
+            // Or the kernel has no IPv6.
+            Err(error) if has_no_network(&error) => continue,
+            Err(error) => return Err(error),
+        };
         // The table is that of the whole network namespace: others may have connections to the same servers.
         found.extend(text.lines().skip(1).filter_map(parse).filter(|(_, inode)| own.contains(inode)));
     }
-    found
+    Ok(found)
+}
+
+/// Whether the error is how /proc says that a process has no network namespace any more: it has ended.
+fn has_no_network(error: &io::Error) -> bool {
+    let ended = [Errno::NXIO, Errno::INVAL];
+    has_ended(error) || Errno::from_io_error(error).is_some_and(|error| ended.contains(&error))
 }
 
 /// The inode numbers of the sockets that a process has open.
-fn sockets(pid: i32) -> BTreeSet<u64> {
-    fs::read_dir(format!("/proc/{pid}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let target = fs::read_link(entry.path()).ok()?;
-            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-        })
-        .collect()
+fn sockets(pid: i32) -> io::Result<BTreeSet<u64>> {
+    let mut found = BTreeSet::new();
+    let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+        Err(error) if has_ended(&error) => return Ok(found),
+        entries => entries?,
+    };
+    for entry in entries {
+        let target = match entry.and_then(|entry| fs::read_link(entry.path())) {
+            // It was closed meanwhile, or the process has ended.
+            Err(error) if has_ended(&error) => continue,
+            target => target?,
+        };
+        let inode = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']'));
+        found.extend(inode.and_then(|inode| inode.parse::<u64>().ok()));
+    }
+    Ok(found)
 }
 
 fn parse(line: &str) -> Option<(SocketAddr, u64)> {
@@ -73,15 +97,30 @@ mod tests {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let remote = listener.local_addr().unwrap();
             let own = std::process::id() as i32;
-            assert!(!established(own).contains_key(&remote));
+            assert!(!established(own).unwrap().contains_key(&remote));
             let first = TcpStream::connect(remote).unwrap();
-            let seen = established(own)[&remote];
-            assert_eq!(established(own)[&remote], seen);
+            let seen = established(own).unwrap()[&remote];
+            assert_eq!(established(own).unwrap()[&remote], seen);
             drop(first);
             let (accepted, _) = listener.accept().unwrap();
             drop(accepted);
             let _second = TcpStream::connect(remote).unwrap();
-            assert_ne!(established(own)[&remote], seen);
+            assert_ne!(established(own).unwrap()[&remote], seen);
         }
+    }
+
+    #[test]
+    fn connections_that_can_not_be_seen_are_no_lost_ones() {
+        let seen = std::thread::spawn(|| {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            if rustix::process::geteuid().is_root() {
+                // Of this thread alone.
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            (established(1), established(i32::MAX))
+        });
+        let (first, of_none) = seen.join().unwrap();
+        assert_eq!(first.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(of_none.unwrap().is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::{StartError, host_name, own_address};
@@ -17,6 +17,8 @@ use ondeck_core::{Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
 use tokio::sync::{Notify, RwLock, watch};
 
+pub(crate) use crate::clock::now;
+use crate::clock::{self, KeptClock};
 use crate::queue::Queue;
 use crate::store::{Store, StoreError};
 use crate::{execute, fleet, parts, queue};
@@ -73,12 +75,6 @@ pub(crate) struct Daemon {
     changed: watch::Sender<u64>,
     /// A time to wait for may have come nearer.
     earlier: Notify,
-}
-
-/// The time, for the schedule.
-pub(crate) fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    Time(since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
 impl Daemon {
@@ -281,6 +277,9 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
     let name = host_name().map_err(StartError::from)?;
     let mut store = Store::open(&config.scheduler.state)?;
+    let (kept_clock, last) = store.clock()?;
+    let clock = clock::begin(kept_clock, last);
+    store.keep_clock(clock)?;
     let kept = store.load()?;
     let mut nodes: Nodes = kept.nodes.into_iter().collect();
     let mut configured: BTreeSet<NodeName> = BTreeSet::new();
@@ -340,12 +339,17 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         munge: Munge::new(config.munge_socket.clone()),
         administrators: Administrators::new(&config.scheduler.administrators),
     };
-    let result = runtime.block_on(run(daemon, listening, resume));
+    let result = runtime.block_on(run(daemon, listening, resume, clock));
     runtime.shutdown_background();
     result
 }
 
-async fn run(daemon: Arc<Daemon>, listening: Listening, resume: Vec<Action>) -> Result<(), ServeError> {
+async fn run(
+    daemon: Arc<Daemon>,
+    listening: Listening,
+    resume: Vec<Action>,
+    clock: KeptClock,
+) -> Result<(), ServeError> {
     let server = Server::bind(Arc::clone(&daemon), listening).await?;
     for action in resume {
         match action {
@@ -357,6 +361,7 @@ async fn run(daemon: Arc<Daemon>, listening: Listening, resume: Vec<Action>) -> 
         }
     }
     tokio::spawn(Arc::clone(&daemon).keep_time());
+    tokio::spawn(clock::watch(Arc::clone(&daemon), clock));
     tokio::spawn(Arc::clone(&daemon).forget());
     tokio::spawn(queue::look(Arc::clone(&daemon)));
     if daemon.config.scheduler.simulate.is_none() {

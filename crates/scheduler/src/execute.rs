@@ -8,7 +8,7 @@ use ondeck_agent::fleet::{BuildError, NodeFault, NotCovered, Plan, Size};
 use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
-    Cover, Directory, RefusalCode, Release, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
+    Cover, Directory, LocalReport, RefusalCode, Release, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
 };
 use ondeck_core::allocation::JobTag;
 use ondeck_core::schedule::{
@@ -54,6 +54,9 @@ const CATCH_UP: &str = "catch-up";
 /// The time between two looks at a job that is being requeued.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
+/// How often it is asked again how much of a RAM disk is free.
+const ROOM_LOOKS: u32 = 3;
+
 /// How the names of tasks begin that bring results home.
 const HOME: &str = "home-";
 
@@ -85,8 +88,9 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
                     stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await
                 }
                 (Outcome::Done(text), _) => match too_tight(daemon, job, &id).await {
-                    Some(why) => Outcome::Tight(why),
-                    None => Outcome::Done(text),
+                    Ok(Some(why)) => Outcome::Tight(why),
+                    Ok(None) => Outcome::Done(text),
+                    Err(why) => failed(why, Fault::Again),
                 },
                 (other, _) => other,
             }
@@ -547,18 +551,48 @@ async fn end_earlier(daemon: &Arc<Daemon>, nodes: &[NodeName], id: &RamDiskId) -
 }
 
 /// Whether what a job is going to write does not fit beside its input, in words.
-async fn too_tight(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Option<String> {
-    let wanted = job.request.out_size.filter(|_| job.purpose == Purpose::Both)?;
-    let nodes = &job.allocation.as_ref()?.nodes;
+///
+/// # Errors
+/// If that can't be told: then it is not taken to fit.
+async fn too_tight(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Result<Option<String>, String> {
+    let wanted = job.request.out_size.filter(|_| job.purpose == Purpose::Both);
     // The node that has filled it sees all of it.
-    let reports = daemon.fleet.ramdisks_of(nodes.first()?).await.ok()?;
-    let (size, free) = reports.iter().find(|report| report.layout.id == *id)?.filesystem?;
-    (free < wanted).then(|| {
+    let node = job.allocation.as_ref().and_then(|found| found.nodes.first());
+    let (Some(wanted), Some(node)) = (wanted, node) else { return Ok(None) };
+    for attempt in 0.. {
+        let answer = match daemon.fleet.ramdisks_of(node).await {
+            Ok(reports) => is_tight(wanted, node, id, &reports),
+            Err(error) => Err(format!("whether RSA_OUT_SIZE fits beside the input: {error}")),
+        };
+        // A filesystem that has just been filled may be slow to say how full it is.
+        if answer.is_ok() || attempt == ROOM_LOOKS {
+            return answer;
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+    Ok(None)
+}
+
+fn is_tight(
+    wanted: Bytes,
+    node: &NodeName,
+    id: &RamDiskId,
+    reports: &[LocalReport],
+) -> Result<Option<String>, String> {
+    let report = reports.iter().find(|report| report.layout.id == *id);
+    let report = report.ok_or_else(|| format!("{node} has nothing of {id} any more"))?;
+    if report.layout.engine == EngineKind::Simulated {
+        return Ok(None);
+    }
+    let (size, free) = report.filesystem.ok_or_else(|| {
+        format!("{node} can't tell how much of {id} is free for RSA_OUT_SIZE: {}", report.faults.join("; "))
+    })?;
+    Ok((free < wanted).then(|| {
         format!(
             "RSA_OUT_SIZE asks for {wanted} beside the input, but of {size} only {free} are left; ask for more with \
              RSA_CAPACITY"
         )
-    })
+    }))
 }
 
 /// Stops filling: on all nodes, whatever part each of them has. What is left of it ends with the RAM disk.
@@ -701,14 +735,21 @@ pub(crate) async fn tell_of_cuts(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId
     for node in nodes {
         let (daemon, id, node) = (Arc::clone(daemon), id.clone(), node.clone());
         set.spawn(async move {
-            let reports = daemon.fleet.ramdisks_of(&node).await.unwrap_or_default();
+            let reports = daemon.fleet.ramdisks_of(&node).await.unwrap_or_else(|error| {
+                // Taking the RAM disk away asks the same node next, and fails in words if it still says nothing.
+                tracing::warn!(ramdisk = %id, %node, %error, "can't tell whether the job lost it there");
+                Vec::new()
+            });
             let report = reports.into_iter().find(|report| report.layout.id == id)?;
             (!report.faults.is_empty()).then(|| format!("on {node} {}", report.faults.join(", ")))
         });
     }
     let mut found: Vec<String> = Vec::new();
     while let Some(joined) = set.join_next().await {
-        found.extend(joined.ok().flatten());
+        match joined {
+            Ok(cut) => found.extend(cut),
+            Err(error) => tracing::error!(ramdisk = %id, %error, "a look at a node ended by a defect"),
+        }
     }
     if found.is_empty() {
         return;
@@ -913,5 +954,37 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
             seen(daemon).await.map(drop)
         }
         LockIn::Off => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_that_can_not_be_told_is_not_taken_for_enough() {
+        let (node, id) = ("r1".parse().unwrap(), "job-1-0@1".parse().unwrap());
+        let report = |engine: &str, filesystem: serde_json::Value| -> LocalReport {
+            serde_json::from_value(serde_json::json!({
+                "node": "r1", "complete": true, "server": true, "shown": [], "processes": [], "used": null, "view": null,
+                "faults": ["waited 1.0 s in vain for the filesystem to answer"], "filesystem": filesystem,
+                "layout": {
+                    "id": { "name": "job-1-0", "epoch": 1 }, "engine": engine, "owner": { "uid": 1000, "gid": 1000 }, "replicas": 1,
+                    "device": "ram", "servers": []
+                },
+            }))
+            .unwrap()
+        };
+        let judge = |reports: &[LocalReport]| is_tight(Bytes(100), &node, &id, reports);
+        let size = |free: u64| serde_json::json!([1000, free]);
+        assert_eq!(judge(&[report("gluster", size(100))]), Ok(None));
+        assert!(
+            judge(&[report("gluster", size(99))]).unwrap().is_some_and(|why| why.contains("RSA_CAPACITY"))
+        );
+        assert_eq!(judge(&[report("simulated", serde_json::Value::Null)]), Ok(None));
+        let silent = judge(&[report("gluster", serde_json::Value::Null)]).unwrap_err();
+        assert!(silent.contains("in vain for the filesystem"), "{silent}");
+        assert!(judge(&[]).unwrap_err().contains("r1 has nothing of job-1-0@1"));
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ondeck_api::wire::{LocalReport, NodeReport, Release};
 use ondeck_core::schedule::{Event, RsaState, Time};
 use ondeck_core::{Bytes, Incarnation, NodeName, RamDiskId};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{self, JoinHandle, JoinSet};
 
 use crate::daemon::{Daemon, now};
 use crate::store::job_of;
@@ -18,20 +18,78 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is tried to remove what is left on compute nodes.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// What one look at a node brought.
-struct Look {
-    node: NodeName,
-    found: Option<(NodeReport, Vec<LocalReport>)>,
+/// What a node said, if it answered.
+type Answer = Option<(NodeReport, Vec<LocalReport>)>;
+
+/// What the nodes that answered have of RAM disks, each with when it was asked.
+type Sights = BTreeMap<NodeName, (Time, Vec<LocalReport>)>;
+
+/// Looks at nodes that are under way. Each node is looked at by itself: one that hangs keeps none of the others waiting.
+struct Looks<T> {
+    set: JoinSet<T>,
+    of: BTreeMap<task::Id, (NodeName, Time)>,
 }
 
-/// What the nodes that answered have of RAM disks.
-type Sights = BTreeMap<NodeName, Vec<LocalReport>>;
+impl<T: Send + 'static> Looks<T> {
+    fn new() -> Looks<T> {
+        Looks { set: JoinSet::new(), of: BTreeMap::new() }
+    }
+
+    /// Begins a look at each node that is not being looked at.
+    fn begin<F: Future<Output = T> + Send + 'static>(
+        &mut self,
+        nodes: impl IntoIterator<Item = NodeName>,
+        look: impl Fn(NodeName) -> F,
+    ) {
+        for node in nodes {
+            if !self.of.values().any(|(known, _)| *known == node) {
+                let id = self.set.spawn(look(node.clone())).id();
+                self.of.insert(id, (node, now()));
+            }
+        }
+    }
+
+    /// The next node that was looked at, when it was asked, and what that brought: nothing if the look panicked. No node if
+    /// the time is over, or no look is under way.
+    async fn next(&mut self, until: Instant) -> Option<(NodeName, Time, Option<T>)> {
+        let joined = tokio::time::timeout_at(until.into(), self.set.join_next_with_id()).await.ok()??;
+        let (id, found) = match joined {
+            Ok((id, found)) => (id, Some(found)),
+            Err(error) => (error.id(), None),
+        };
+        self.of.remove(&id).map(|(node, asked)| (node, asked, found))
+    }
+}
+
+/// Removals that are under way on RSA nodes, which take as long as they take: nobody waits for them.
+#[derive(Default)]
+struct Removals(BTreeMap<(NodeName, RamDiskId), JoinHandle<()>>);
+
+impl Removals {
+    /// Begins one, unless the same is under way. Returns whether it did.
+    fn begin(
+        &mut self,
+        node: &NodeName,
+        ramdisk: &RamDiskId,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> bool {
+        self.0.retain(|_, removal| !removal.is_finished());
+        let key = (node.clone(), ramdisk.clone());
+        let is_new = !self.0.contains_key(&key);
+        if is_new {
+            self.0.insert(key, tokio::spawn(work));
+        }
+        is_new
+    }
+}
 
 /// Looks at the nodes for as long as the daemon lives.
 pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
     let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
+    let mut removals = Removals::default();
+    let mut looks: Looks<Answer> = Looks::new();
     let mut sweep = None;
     let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
     let devices: BTreeMap<&NodeName, &str> =
@@ -39,33 +97,31 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     loop {
         let (next, taken) = (Instant::now() + INTERVAL, now());
         let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
-        let mut set = JoinSet::new();
-        for node in names {
+        looks.begin(names, |node| {
             let daemon = Arc::clone(&daemon);
-            set.spawn(async move {
-                let found = match daemon.fleet.node(Some(&node)).await {
-                    Ok(report) => daemon.fleet.ramdisks_of(&node).await.ok().map(|found| (report, found)),
-                    Err(_) => None,
-                };
-                Look { node, found }
-            });
-        }
+            // No answer is no sign of anything until it has lasted for the node's timeout.
+            async move {
+                let report = daemon.fleet.node(Some(&node)).await.ok()?;
+                let ramdisks = daemon.fleet.ramdisks_of(&node).await.ok()?;
+                Some((report, ramdisks))
+            }
+        });
         let mut sights = Sights::new();
-        while let Some(Ok(look)) = set.join_next().await {
-            match look.found {
+        while let Some((node, asked, answer)) = looks.next(next).await {
+            match answer.flatten() {
                 Some((report, ramdisks)) => {
-                    heard.insert(look.node.clone(), Instant::now());
-                    let device = devices.get(&look.node).and_then(|device| report.devices.get(*device));
+                    heard.insert(node.clone(), Instant::now());
+                    let device = devices.get(&node).and_then(|device| report.devices.get(*device));
                     // What can be lent in all does not shrink because something is lent.
                     let capacity = device.map_or(Bytes::ZERO, |device| device.capacity);
-                    node_answers(&daemon, &look.node, capacity, &ramdisks, &mut strangers).await;
-                    sights.insert(look.node, ramdisks);
+                    node_answers(&daemon, &node, capacity, &ramdisks, &mut strangers, &mut removals).await;
+                    sights.insert(node, (asked, ramdisks));
                 }
                 None => {
-                    let since = heard.get(&look.node).unwrap_or(&began);
-                    let up = daemon.brain().schedule.nodes().get(&look.node).is_some_and(|node| node.up);
+                    let since = heard.get(&node).unwrap_or(&began);
+                    let up = daemon.brain().schedule.nodes().get(&node).is_some_and(|node| node.up);
                     if up && since.elapsed() > daemon.config.scheduler.node_timeout {
-                        let _ = daemon.event(Event::NodeLost(look.node)).await;
+                        let _ = daemon.event(Event::NodeLost(node)).await;
                     }
                 }
             }
@@ -88,13 +144,18 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 /// Removes what could not be removed from compute nodes when their jobs had ended.
 async fn sweep(daemon: Arc<Daemon>) {
     let strays = daemon.brain().schedule.strays().clone();
+    let mut set = JoinSet::new();
     for (node, left) in strays {
-        for ramdisk in left {
-            if daemon.fleet.demolish(&ramdisk, std::slice::from_ref(&node)).await.is_empty() {
-                let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
+        let daemon = Arc::clone(&daemon);
+        set.spawn(async move {
+            for ramdisk in left {
+                if daemon.fleet.demolish(&ramdisk, std::slice::from_ref(&node)).await.is_empty() {
+                    let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
+                }
             }
-        }
+        });
     }
+    set.join_all().await;
 }
 
 /// Which RAM disks have lost a server, or have all of them again. A node that was started anew answers, and has nothing.
@@ -111,8 +172,10 @@ fn judge(daemon: &Daemon, taken: Time, sights: &Sights) -> Vec<Event> {
         let faults: Vec<(&NodeName, Option<String>)> = parts
             .map(|(node, sight)| match sight {
                 // It may only be slow; in time it is taken for lost.
-                None => (node, Some(String::new())),
-                Some(found) => (node, fault_of(node, found.iter().find(|local| local.layout.id == ramdisk))),
+                Some((asked, found)) if job.since < *asked => {
+                    (node, fault_of(node, found.iter().find(|local| local.layout.id == ramdisk)))
+                }
+                _ => (node, Some(String::new())),
             })
             .collect();
         if job.broken && faults.iter().all(|(_, fault)| fault.is_none()) {
@@ -160,6 +223,7 @@ async fn node_answers(
     capacity: Bytes,
     ramdisks: &[LocalReport],
     strangers: &mut BTreeSet<RamDiskId>,
+    removals: &mut Removals,
 ) {
     let (news, residue) = {
         let brain = daemon.brain();
@@ -173,22 +237,27 @@ async fn node_answers(
         let _ = daemon.event(Event::NodeUp { node: node.clone(), capacity }).await;
     }
     for ramdisk in residue {
-        // It was to be destroyed when the node did not answer, which is ordered only once its results are home, or given up.
-        let release = Release::StagedOut { task: 0 };
-        for fault in daemon.fleet.release(&ramdisk, std::slice::from_ref(node), &release).await {
-            tracing::warn!(%ramdisk, %fault, "its results can't be released");
-        }
-        if !ramdisks.iter().any(|local| local.layout.id == ramdisk)
-            || daemon.fleet.demolish(&ramdisk, std::slice::from_ref(node)).await.is_empty()
-        {
+        if !ramdisks.iter().any(|local| local.layout.id == ramdisk) {
             let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
+            continue;
         }
+        let (daemon, of, id) = (Arc::clone(daemon), node.clone(), ramdisk.clone());
+        removals.begin(node, &ramdisk, async move {
+            // It was to be destroyed when the node did not answer, which is ordered only once its results are home, or given up.
+            let release = Release::StagedOut { task: 0 };
+            for fault in daemon.fleet.release(&id, std::slice::from_ref(&of), &release).await {
+                tracing::warn!(ramdisk = %id, %fault, "its results can't be released");
+            }
+            if daemon.fleet.demolish(&id, std::slice::from_ref(&of)).await.is_empty() {
+                let _ = daemon.event(Event::Cleaned { node: of, ramdisk: id }).await;
+            }
+        });
     }
     for job in vacated(daemon, node, ramdisks) {
         let _ = daemon.event(Event::Vacated { node: node.clone(), job }).await;
     }
     for local in ramdisks {
-        orphan(daemon, node, local, strangers).await;
+        orphan(daemon, node, local, strangers, removals);
     }
 }
 
@@ -203,11 +272,12 @@ fn vacated(daemon: &Daemon, node: &NodeName, ramdisks: &[LocalReport]) -> Vec<In
 
 /// Removes a job's RAM disk that this daemon has given up. One that it never ordered may hold somebody's results: it is
 /// named, and left alone.
-async fn orphan(
+fn orphan(
     daemon: &Arc<Daemon>,
     node: &NodeName,
     local: &LocalReport,
     strangers: &mut BTreeSet<RamDiskId>,
+    removals: &mut Removals,
 ) {
     let id = &local.layout.id;
     let Some(job) = job_of(id) else { return };
@@ -224,9 +294,14 @@ async fn orphan(
     };
     match known {
         Ok(true) => {
-            tracing::warn!(ramdisk = %id, %node, "removing what an ended job has left");
-            for fault in daemon.fleet.demolish(id, std::slice::from_ref(node)).await {
-                tracing::warn!(ramdisk = %id, %fault, "it can't be removed");
+            let (daemon, of, left) = (Arc::clone(daemon), node.clone(), id.clone());
+            let begun = removals.begin(node, id, async move {
+                for fault in daemon.fleet.demolish(&left, std::slice::from_ref(&of)).await {
+                    tracing::warn!(ramdisk = %left, %fault, "it can't be removed");
+                }
+            });
+            if begun {
+                tracing::warn!(ramdisk = %id, %node, "removing what an ended job has left");
             }
         }
         Ok(false) if strangers.insert(id.clone()) => {
@@ -238,5 +313,53 @@ async fn orphan(
         }
         Ok(false) => {}
         Err(error) => tracing::error!(%error, "can't tell whose {id} is"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn nodes() -> Vec<NodeName> {
+        ["hangs", "panics", "r1", "r2"].map(|name| name.parse().unwrap()).to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_node_that_hangs_keeps_no_other_from_being_looked_at() {
+        let mut looks: Looks<&str> = Looks::new();
+        for _ in 0..3 {
+            looks.begin(nodes(), |node| async move {
+                match node.as_str() {
+                    "hangs" => std::future::pending().await,
+                    "panics" => panic!("a look that has a defect"),
+                    _ => "here",
+                }
+            });
+            let until = Instant::now() + Duration::from_millis(200);
+            let mut seen = BTreeMap::new();
+            while let Some((node, _, found)) = looks.next(until).await {
+                seen.insert(node.to_string(), found);
+            }
+            let expected = [("panics", None), ("r1", Some("here")), ("r2", Some("here"))];
+            assert_eq!(seen, expected.map(|(name, found)| (name.to_owned(), found)).into());
+            assert_eq!(looks.of.len(), 1, "the one that hangs is looked at once");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_removal_that_hangs_keeps_no_other_from_being_begun() {
+        let mut removals = Removals::default();
+        let (node, ids) =
+            (&nodes()[2], ["job-1-0@1", "job-2-0@2"].map(|id| id.parse::<RamDiskId>().unwrap()));
+        let (ended, mut end) = tokio::sync::mpsc::channel(1);
+        assert!(removals.begin(node, &ids[0], std::future::pending()));
+        assert!(removals.begin(node, &ids[1], async move { ended.send(()).await.unwrap() }));
+        assert!(!removals.begin(node, &ids[0], async {}));
+        end.recv().await.unwrap();
+        while removals.0.values().filter(|removal| removal.is_finished()).count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(removals.begin(node, &ids[1], async {}));
     }
 }

@@ -10,6 +10,7 @@ use ondeck_core::schedule::{Event, Job, Part, RsaState, real_path};
 use ondeck_core::{EngineKind, Incarnation, NodeName, RamDiskId};
 use tokio::task::JoinSet;
 
+use crate::clock;
 use crate::daemon::{Daemon, now};
 use crate::execute;
 use crate::store::StoreError;
@@ -109,7 +110,7 @@ pub(crate) fn lost(daemon: &Daemon, job: &Job) -> Result<Vec<LostPart>, StoreErr
         let names = names.collect();
         lost.push(LostPart {
             node: node.clone(),
-            seen_ms: seen.0,
+            seen_ms: clock::shown(seen),
             files: found.files,
             bytes: found.bytes,
             names,

@@ -13,6 +13,7 @@ use ondeck_wlm::{WlmError, WorkloadManager};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::clock;
 use crate::daemon::{Daemon, now};
 
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
@@ -175,7 +176,12 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
 async fn look_once(daemon: &Arc<Daemon>) {
     let (taken, began) = (now(), Instant::now());
     let mut queue = match daemon.workload_manager.queue().await {
-        Ok(queue) => queue,
+        Ok(mut queue) => {
+            for start in queue.jobs.iter_mut().filter_map(|job| job.start.as_mut()) {
+                *start = clock::of_wall_clock(*start);
+            }
+            queue
+        }
         Err(error) => {
             let known = daemon.queue.sight();
             if known.fault.is_none() {
@@ -281,27 +287,16 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
     for (place, job, _) in known {
         seen.push((place, job.clone(), see(daemon, job).await));
     }
-    let (mut reading, begin) = (JoinSet::new(), Instant::now());
-    for (place, job, _) in new {
-        if begin.elapsed() > READING {
-            let later = Err(WlmError::Unavailable { message: "others were read first".into() });
-            seen.push((place, job.clone(), later));
+    let new = new.into_iter().map(|(place, job, _)| (place, job.clone())).collect();
+    let read = read_several(new, READING, |job| {
+        let daemon = Arc::clone(daemon);
+        async move { see(&daemon, &job).await }
+    });
+    for (place, job, read) in read.await {
+        if matches!(&read, Err(WlmError::Unavailable { message }) if message == LATER) {
             daemon.queue.hurry();
-            continue;
         }
-        if reading.len() == SCRIPTS
-            && let Some(Ok(read)) = reading.join_next().await
-        {
-            seen.push(read);
-        }
-        let (daemon, job) = (Arc::clone(daemon), job.clone());
-        reading.spawn(async move {
-            let read = see(&daemon, &job).await;
-            (place, job, read)
-        });
-    }
-    while let Some(Ok(read)) = reading.join_next().await {
-        seen.push(read);
+        seen.push((place, job, read));
     }
     seen.sort_unstable_by_key(|(place, _, _)| *place);
     let brain = daemon.brain();
@@ -316,6 +311,47 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
         }
     });
     found.collect()
+}
+
+/// Why a job was not read.
+const LATER: &str = "others were read first";
+
+/// Reads some jobs, several at a time, and those that can't be begun in time not at all. There is an answer for each of
+/// them, whatever becomes of the reading of others: a job without one would count as one that has left the queue.
+async fn read_several<T, F>(
+    jobs: Vec<(usize, QueuedJob)>,
+    time: Duration,
+    read: impl Fn(QueuedJob) -> F,
+) -> Vec<(usize, QueuedJob, Result<T, WlmError>)>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, WlmError>> + Send + 'static,
+{
+    let (mut reading, begin) = (JoinSet::new(), Instant::now());
+    let (mut under_way, mut done) = (BTreeMap::new(), Vec::new());
+    let mut jobs = jobs.into_iter().peekable();
+    loop {
+        while reading.len() < SCRIPTS
+            && let Some((place, job)) = jobs.next()
+        {
+            if begin.elapsed() > time {
+                done.push((place, job, Err(WlmError::Unavailable { message: LATER.into() })));
+            } else {
+                under_way.insert(reading.spawn(read(job.clone())).id(), (place, job));
+            }
+        }
+        let (id, read) = match reading.join_next_with_id().await {
+            None => return done,
+            Some(Ok((id, read))) => (id, read),
+            Some(Err(error)) => {
+                tracing::error!(%error, "reading a job's script ended by a defect");
+                (error.id(), Err(WlmError::Malformed { what: error.to_string() }))
+            }
+        };
+        if let Some((place, job)) = under_way.remove(&id) {
+            done.push((place, job, read));
+        }
+    }
 }
 
 /// A job with what its script asks for, which is read once.
@@ -394,7 +430,9 @@ async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
 }
 
 async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError> {
-    if daemon.brain().store.is_set_aside(job.id).unwrap_or(false) {
+    let aside = daemon.brain().store.is_set_aside(job.id);
+    // What can't be told is looked at again: a job that is set aside must not get a second RAM disk.
+    if aside.map_err(|error| WlmError::Unavailable { message: error.to_string() })? {
         return Ok(Script::Wrong("what the scheduler's journal has of it is not understood".into()));
     }
     let script = match daemon.workload_manager.script(job.id.job).await {
@@ -504,6 +542,43 @@ mod tests {
         // The first at once; one more, when all have asked for the last time.
         let (looks, seconds) = (*looks.lock().unwrap(), begin.elapsed().as_secs());
         assert!((2..=seconds + 2).contains(&looks), "{looks} looks in {seconds} s");
+    }
+
+    #[tokio::test]
+    async fn a_reading_that_panics_leaves_all_others_in_the_queue() {
+        let jobs: Vec<(usize, QueuedJob)> = (0..20).map(|number| (number, job(number as u32))).collect();
+        let read = read_several(jobs, Duration::from_secs(60), |job| async move {
+            assert_ne!(job.id.job, JobId(1), "a defect");
+            Ok(job.id.job)
+        });
+        let mut read = read.await;
+        read.sort_unstable_by_key(|(place, ..)| *place);
+        assert_eq!(read.len(), 20);
+        for (place, job, read) in read {
+            assert_eq!(place, job.id.job.0 as usize);
+            assert_eq!(read.ok(), (place != 1).then_some(job.id.job));
+        }
+        let late =
+            read_several(vec![(0, job(0))], Duration::ZERO, |_| std::future::pending::<Result<(), _>>());
+        assert!(matches!(late.await[..], [(0, _, Err(WlmError::Unavailable { .. }))]));
+    }
+
+    fn job(number: u32) -> QueuedJob {
+        QueuedJob {
+            id: number.to_string().parse().unwrap(),
+            owner: ondeck_core::Owner { uid: 1000, gid: 1000 },
+            account: String::new(),
+            standing: Standing::Next,
+            reason: String::new(),
+            node_count: 1,
+            nodes: Vec::new(),
+            start: None,
+            submitted: 0,
+            priority: 1,
+            qos: String::new(),
+            held_for_input: false,
+            dependent: false,
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{Event, Job, JobState, Prolog, Refused, RsaState, Time};
 use ondeck_core::{Incarnation, JobId, JobSelector, NodeName, Owner, QueuedJob, Standing};
 
+use crate::clock;
 use crate::daemon::{Daemon, now};
 use crate::store::StoreError;
 use crate::{execute, metrics, openapi, parts, queue, thesis};
@@ -217,7 +218,11 @@ impl Daemon {
         let daemon = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || daemon.brain().store.log(job, LOG_LINES));
         let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
-        read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
+        let mut lines = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        for line in &mut lines {
+            line.at_ms = clock::shown(Time(line.at_ms));
+        }
+        Ok(lines)
     }
 
     async fn usage(self: &Arc<Self>, days: u64, caller: Caller) -> Result<Vec<Usage>, Refusal> {
@@ -247,13 +252,13 @@ impl Daemon {
             .collect();
         let (job, done) = of_number[&id].clone();
         let log = self.log(Some(id)).await?;
-        let phases = phases(&log, if done { None } else { Some(now().0) });
+        let phases = phases(&log, if done { None } else { Some(clock::shown(now())) });
         let transfer = self.transfers().get(&id).cloned();
         let (daemon, of) = (Arc::clone(self), job.clone());
         let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
         let lost = tokio::task::spawn_blocking(move || parts::lost(&daemon, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-        Ok(JobStory { job, done, transfer, log, phases, lost, others })
+        Ok(JobStory { job: clock::shown_job(job), done, transfer, log, phases, lost, others })
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.

@@ -14,6 +14,8 @@ use ondeck_core::{Epoch, Incarnation, JobId, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
+use crate::clock::KeptClock;
+
 /// The version of the tables. A later daemon migrates an older one's; an older daemon refuses a later one's.
 const VERSION: i64 = 2;
 
@@ -308,6 +310,50 @@ impl Store {
         Ok(understood.collect())
     }
 
+    /// What was kept of the clock, if anything was, and the last time that was noted.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn clock(&self) -> Result<(Option<KeptClock>, Time), StoreError> {
+        let read = || -> rusqlite::Result<(Option<KeptClock>, Time)> {
+            let counter = |name: &str| -> rusqlite::Result<Option<i64>> {
+                let query = "SELECT value FROM counters WHERE name = ?1";
+                self.connection.query_row(query, [name], |row| row.get(0)).optional()
+            };
+            let kept = match (counter("clock shift")?, counter("clock ahead")?) {
+                (Some(shift_ms), Some(ahead_ms)) => {
+                    Some(KeptClock { boot: counter("clock boot")?, shift_ms, ahead_ms })
+                }
+                _ => None,
+            };
+            // A former version may have gone on with it since.
+            let query = "SELECT at_ms FROM journal ORDER BY number DESC LIMIT 1";
+            let noted: Option<i64> = self.connection.query_row(query, [], |row| row.get(0)).optional()?;
+            let last = counter("clock last")?.max(noted).unwrap_or(0);
+            Ok((kept, Time(last as u64)))
+        };
+        read().map_err(|source| self.sqlite(source))
+    }
+
+    /// Keeps what the next daemon needs to know of the clock.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_clock(&mut self, clock: KeptClock) -> Result<(), StoreError> {
+        let path = self.path.clone();
+        let boot = clock.boot.map(|boot| ("clock boot", boot));
+        let done = self.connection.transaction().and_then(|transaction| {
+            transaction.execute("DELETE FROM counters WHERE name = 'clock boot'", [])?;
+            let values = [("clock shift", clock.shift_ms), ("clock ahead", clock.ahead_ms)];
+            for (name, value) in values.into_iter().chain(boot) {
+                let statement = "INSERT OR REPLACE INTO counters (name, value) VALUES (?1, ?2)";
+                transaction.execute(statement, params![name, value])?;
+            }
+            transaction.commit()
+        });
+        done.map_err(|source| StoreError::Sqlite { path, source })
+    }
+
     /// Keeps what an event changed.
     ///
     /// # Errors
@@ -371,7 +417,7 @@ impl Store {
                 ])?;
             }
             let (task, epoch) = schedule.counters();
-            for (name, value) in [("task", task), ("epoch", epoch.0)] {
+            for (name, value) in [("task", task), ("epoch", epoch.0), ("clock last", now.0)] {
                 let statement = "INSERT OR REPLACE INTO counters (name, value) VALUES (?1, ?2)";
                 transaction.prepare_cached(statement)?.execute(params![name, value as i64])?;
             }
@@ -718,6 +764,20 @@ mod tests {
             let first = format!("job {}", id(1).key());
             let expected = [(&*first, ""), ("node r1", "torn {")];
             assert_eq!(aside, expected.map(|(what, row)| (what.to_owned(), row.to_owned())));
+        }
+    }
+
+    #[test]
+    fn the_clock_goes_on_from_the_last_time_that_was_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = kept(dir.path(), vec![waiting(1, b"/a")]);
+        // As a former version leaves it.
+        store.connection.execute("DELETE FROM counters WHERE name LIKE 'clock%'", []).unwrap();
+        assert_eq!(store.clock().unwrap(), (None, NOW));
+        for boot in [Some(7), None] {
+            let clock = KeptClock { boot, shift_ms: -5, ahead_ms: 3 };
+            store.keep_clock(clock).unwrap();
+            assert_eq!(store.clock().unwrap(), (Some(clock), NOW));
         }
     }
 

@@ -273,3 +273,68 @@ fn an_agent_that_starts_again_keeps_the_data() {
         site.assert_nothing_is_left();
     }
 }
+
+#[test]
+fn an_agent_that_can_not_read_what_it_kept_does_not_start_and_harms_nothing() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = Site::with(Setup::default());
+    let views = site.build(&GLUSTER, "kept", "64MiB", 2);
+    write_pattern(&views[0].outside.join("file"), 100_000, 1);
+    let host = GLUSTER.servers[0];
+    let running = || -> Vec<_> {
+        let mut all = site.host(host).processes();
+        all.retain(|process| process.command_line.get(1).is_none_or(|word| word != "agent"));
+        all.into_iter().map(|process| process.pid).collect()
+    };
+    let (before, place) = (running(), site.place(host, "kept"));
+    let places = site.places(host);
+    let state = places.parent().unwrap();
+    site.kill_agent(host);
+    // Root may read everything: what makes reading fail is a directory in place of a file, and a file in place of a
+    // directory.
+    let aside = state.join("aside");
+    for (file, remedy) in [
+        (place.join("secret"), "remove that directory's record.json"),
+        (place.join("record.json"), "remove that directory's record.json"),
+        (state.join("epochs.json"), "wait a day, and remove it"),
+        (places.clone(), "put it right"),
+    ] {
+        let was_file = file.is_file();
+        for unreadable in [true, false] {
+            fs::rename(&file, &aside).unwrap();
+            match (was_file, unreadable) {
+                (true, true) => fs::create_dir(&file).unwrap(),
+                (true, false) => fs::write(&file, "{ torn").unwrap(),
+                (false, _) => fs::write(&file, "").unwrap(),
+            }
+            let said = site.start_agent_in_vain(host);
+            assert!(said.contains(remedy) && said.contains(host_path(&file)), "{}: {said}", file.display());
+            assert_eq!(running(), before, "the same processes as before, without {}", file.display());
+            if was_file && unreadable {
+                fs::remove_dir(&file).unwrap()
+            } else {
+                fs::remove_file(&file).unwrap()
+            }
+            fs::rename(&aside, &file).unwrap();
+            assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+        }
+    }
+    // A secret that is gone, beside a record, is no sign that the RAM disk had hardly begun.
+    fs::rename(place.join("secret"), &aside).unwrap();
+    assert!(site.start_agent_in_vain(host).contains("secret"));
+    assert_eq!(running(), before);
+    fs::rename(&aside, place.join("secret")).unwrap();
+    site.start_agent(host);
+    assert_eq!(running(), before);
+    assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+    site.status("kept").assert_success();
+    site.destroy("kept");
+    site.assert_nothing_is_left();
+}
+
+/// The last part of a path, which has another beginning in the host.
+fn host_path(path: &std::path::Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap()
+}

@@ -267,6 +267,16 @@ impl Site {
         self.await_agent(name);
     }
 
+    /// Starts the agent of a host, which refuses to; returns what it said.
+    pub fn start_agent_in_vain(&self, name: &str) -> String {
+        let mut command = self.host(name).command("timeout");
+        command.args(["-k", "5", "20"]).arg(&self.ondeck).args(["agent", "--config"]);
+        let ran = command.arg(self.bed.dir().join(format!("{name}.toml"))).output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(1), "the agent of {name}: {said}");
+        said
+    }
+
     /// Kills the agent of a host with SIGKILL.
     pub fn kill_agent(&self, name: &str) {
         let mut agent = self.agents().remove(name).expect("an agent runs there");

@@ -501,8 +501,9 @@ impl RamDisk {
         let counts = |path: &Path| {
             !path.starts_with(self.place.dir()) && !shown.iter().any(|shown| path.starts_with(&shown.path))
         };
-        let mut named: Vec<String> =
-            holders(device, NAMED_HOLDERS, counts).iter().map(ToString::to_string).collect();
+        let held = holders(device, NAMED_HOLDERS, counts)
+            .map_err(|error| EngineError::io("read", Path::new("/proc"), error))?;
+        let mut named: Vec<String> = held.iter().map(ToString::to_string).collect();
         let ids: Vec<u64> = own.iter().map(|mount| mount.id).collect();
         let inner = all_mounts()?.into_iter().filter(|mount| ids.contains(&mount.parent));
         named.extend(
@@ -639,7 +640,10 @@ impl RamDisk {
         if covered.is_empty() {
             return Vec::new();
         }
-        let Ok(own) = self.cover_mounts() else { return Vec::new() };
+        let own = match self.cover_mounts() {
+            Ok(own) => own,
+            Err(error) => return vec![format!("it can't be told whether its covers are mounted: {error}")],
+        };
         let gone = covered.iter().filter(|covered| !own.iter().any(|mount| mount.at == covered.real));
         gone.map(|covered| format!("it is not mounted over {} any more", covered.real.display())).collect()
     }

@@ -157,7 +157,7 @@ impl Engine for Ceph {
                 // Its set-up has waited for it.
                 build.place.must_run("mds")?;
             }
-            return Ok(listens(server.address, server.ports[0]));
+            return listens(server.address, server.ports[0]);
         }
         Ok(true)
     }
@@ -187,11 +187,11 @@ impl Engine for Ceph {
         7
     }
 
-    fn view(&self, build: &Build) -> View {
+    fn view(&self, build: &Build) -> Result<View, EngineError> {
         // A client has no connection to a server that it did not need lately, so the servers are asked. Without the
         // monitor or one store everything that needs it waits for ever.
         let mut view = View::default();
-        let answers: Vec<bool> = std::thread::scope(|scope| {
+        let answers: Vec<Result<bool, EngineError>> = std::thread::scope(|scope| {
             let asked: Vec<_> = build
                 .layout
                 .servers
@@ -201,21 +201,24 @@ impl Engine for Ceph {
                     scope.spawn(move || {
                         let osd = if index == 0 { PORTS_OF_FIRST } else { 0 };
                         let first = if index == 0 { &server.ports[..1] } else { &[] };
-                        first
-                            .iter()
-                            .chain(&server.ports[osd..=osd])
-                            .all(|port| listens(server.address, *port))
+                        for port in first.iter().chain(&server.ports[osd..=osd]) {
+                            if !listens(server.address, *port)? {
+                                return Ok(false);
+                            }
+                        }
+                        Ok(true)
                     })
                 })
                 .collect();
-            asked.into_iter().map(|thread| thread.join().unwrap_or(false)).collect()
+            let panicked = || EngineError::Check("a look at the servers: its thread panicked".into());
+            asked.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
         });
         for (server, answers) in build.layout.servers.iter().zip(answers) {
-            if !answers {
+            if !answers? {
                 view.lost.push(server.node.clone());
             }
         }
-        view
+        Ok(view)
     }
 }
 

@@ -96,7 +96,7 @@ impl Engine for Gluster {
     fn serves(&self, _phase: usize, build: &Build) -> Result<bool, EngineError> {
         build.place.must_run("brick")?;
         let (_, server) = build.server()?;
-        Ok(listens(server.address, server.ports[0]))
+        listens(server.address, server.ports[0])
     }
 
     fn out_of_date(&self) -> Duration {
@@ -125,12 +125,12 @@ impl Engine for Gluster {
                 .iter()
                 .any(|mount| mount.at == at);
             // Without every brick it would mount too, and show a part of the files.
-            Ok((mounted && connections(build).iter().flatten().count() == servers.len()).then_some(()))
+            Ok((mounted && connections(build)?.iter().flatten().count() == servers.len()).then_some(()))
         })
     }
 
-    fn view(&self, build: &Build) -> View {
-        let connections = connections(build);
+    fn view(&self, build: &Build) -> Result<View, EngineError> {
+        let connections = connections(build)?;
         let copies = build.layout.replicas.max(1) as usize;
         let mut view = View::default();
         for (set, servers) in build.layout.servers.chunks(copies).enumerate() {
@@ -150,16 +150,19 @@ impl Engine for Gluster {
                 connections.iter().map(|inode| inode.map_or("-".into(), |inode| inode.to_string())).collect();
             view.connections = inodes.join(" ");
         }
-        view
+        Ok(view)
     }
 }
 
 /// For each server, the socket of the client's connection to its brick.
-fn connections(build: &Build) -> Vec<Option<u64>> {
+fn connections(build: &Build) -> Result<Vec<Option<u64>>, EngineError> {
     let servers = &build.layout.servers;
-    let Some(pid) = build.place.running("client") else { return vec![None; servers.len()] };
-    let established = tcp::established(pid);
-    servers.iter().map(|server| established.get(&(server.address, server.ports[0]).into()).copied()).collect()
+    let Some(pid) = build.place.running("client") else { return Ok(vec![None; servers.len()]) };
+    let established = tcp::established(pid).map_err(|error| {
+        EngineError::io("read the connections of", Path::new(&format!("/proc/{pid}")), error)
+    })?;
+    let of = |server: &Server| established.get(&(server.address, server.ports[0]).into()).copied();
+    Ok(servers.iter().map(of).collect())
 }
 
 fn volume_name(layout: &Layout) -> String {

@@ -78,7 +78,7 @@ impl Engine for Simulated {
         pretend("check", build)
     }
 
-    fn view(&self, _build: &Build) -> View {
-        View::default()
+    fn view(&self, _build: &Build) -> Result<View, EngineError> {
+        Ok(View::default())
     }
 }

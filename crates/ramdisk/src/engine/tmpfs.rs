@@ -64,9 +64,9 @@ impl Engine for Tmpfs {
             .map_err(|error| EngineError::io("mount on", at, error))
     }
 
-    fn view(&self, _build: &Build) -> View {
+    fn view(&self, _build: &Build) -> Result<View, EngineError> {
         // The kernel itself serves it.
-        View::default()
+        Ok(View::default())
     }
 }
 

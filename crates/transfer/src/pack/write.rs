@@ -126,7 +126,11 @@ pub(super) fn pack(
     let began = Instant::now();
     let root = fs::openat(source, c".", OPEN_DIRECTORY, Mode::empty()).map_err(source_error)?;
     let root_stat = fs::fstat(&root).map_err(source_error)?;
-    let old = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    let old = match fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(old) => Some(old),
+        Err(Errno::NOENT) => None,
+        Err(error) => return Err(write_error(error.into())),
+    };
     if old.as_ref().is_some_and(is_directory) {
         return Err(write_error(Errno::ISDIR.into()));
     }
@@ -173,15 +177,30 @@ pub(super) fn pack(
         }
         fs::renameat(directory, &*temporary, directory, name).map_err(|error| write_error(error.into()))?;
         if options.sync {
-            // Not every filesystem can sync a directory; those that can't need no telling.
-            let _ = fs::openat(directory, c".", OPEN_DIRECTORY, Mode::empty()).and_then(fs::fsync);
+            sync_name(directory)
+                .map_err(|error| PackError::Sync { path: path.clone(), source: error.into() })?;
         }
         Ok(summary(&counts, &sizes, packing, began.elapsed() - packing))
     })();
     if packed.is_err() {
+        // The error that made it useless is the one to tell of; the next packer removes what is left.
         let _ = fs::unlinkat(directory, &*temporary, AtFlags::empty());
     }
     packed
+}
+
+/// Brings the names in a directory to disk.
+fn sync_name(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let opened = match fs::openat(directory, c".", OPEN_DIRECTORY, Mode::empty()) {
+        // One that may be written to and not be read can't be synced by itself.
+        Err(Errno::ACCESS) => return fs::syncfs(directory),
+        opened => opened?,
+    };
+    match fs::fsync(opened) {
+        // Not every filesystem can sync a directory; those that can't need no telling.
+        Err(Errno::INVAL | Errno::NOTSUP | Errno::NOSYS) => Ok(()),
+        done => done,
+    }
 }
 
 fn summary(
@@ -212,6 +231,7 @@ fn create(directory: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Err
         // Filesystems without locks are used without.
         _ => Ok(()),
     };
+    // What can't be opened nobody packs into: then its removal says what is wrong.
     if let Ok(old) = fs::openat(directory, name, flags | OFlags::NONBLOCK, Mode::empty()) {
         lock(&old)?;
     }
