@@ -974,7 +974,7 @@ fn way_out(layout: &Layout) -> String {
     match &layout.job {
         Some(tag) => format!(
             "they are brought home by `ondeck job retry {0}` and given up by `ondeck job abandon {0}`; {by_hand}",
-            tag.job
+            tag.job.key()
         ),
         None => by_hand,
     }

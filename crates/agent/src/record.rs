@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ondeck_api::wire::Cover;
-use ondeck_core::{Bytes, Layout};
+use ondeck_core::{Bytes, Incarnation, Layout};
 use ondeck_ramdisk::{EngineError, Place, Secret, View};
 use serde::{Deserialize, Serialize};
 
@@ -95,8 +95,9 @@ impl Record {
                 value["version"] = VERSION.into();
                 value["guarded"] = false.into();
                 let mut record: Record = serde_json::from_value(value)?;
-                // Nobody can say whether the job has written to it.
-                record.guarded = record.server && record.complete && is_a_jobs(&record.layout);
+                // Only its name tells that it is a job's, and nobody can say whether the job has written to it.
+                let is_a_jobs = Incarnation::of_ramdisk(&record.layout.id.name).is_some();
+                record.guarded = record.server && record.complete && is_a_jobs;
                 Ok(record)
             }
             version => {
@@ -105,13 +106,6 @@ impl Record {
             }
         }
     }
-}
-
-/// Whether a RAM disk of the former version is a job's, which only its name tells: `job-NUMBER-RESTARTS`.
-pub fn is_a_jobs(layout: &Layout) -> bool {
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let numbers = layout.id.name.as_str().strip_prefix("job-").and_then(|rest| rest.split_once('-'));
-    numbers.is_some_and(|(job, restarts)| digits(job) && digits(restarts))
 }
 
 /// Keeps the secret.

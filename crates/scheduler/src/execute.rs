@@ -796,7 +796,7 @@ async fn destroy(
     // A job that still has results is never destroyed; if it were, the agents would refuse.
     if !job.results {
         let release = if job.abandoned {
-            Release::Abandoned { by: format!("`ondeck job abandon {}`", job.id) }
+            Release::Abandoned { by: format!("`ondeck job abandon {}`", job.id.key()) }
         } else {
             Release::StagedOut { task: task.number }
         };

@@ -9,14 +9,14 @@ use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
 use ondeck_api::Config;
 use ondeck_api::wire::LocalReport;
-use ondeck_core::{JobId, Layout};
+use ondeck_core::{Incarnation, JobId, Layout};
 
 /// The number of the job that a RAM disk is of; nothing for one that was built by hand.
 fn job_of(layout: &Layout) -> Option<JobId> {
     match &layout.job {
         Some(tag) => Some(tag.job.job),
         // The former version wrote it into the name only.
-        None => layout.id.name.as_str().strip_prefix("job-")?.split('-').next()?.parse().ok().map(JobId),
+        None => Incarnation::of_ramdisk(&layout.id.name).map(|life| life.job),
     }
 }
 
