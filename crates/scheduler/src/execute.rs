@@ -8,7 +8,8 @@ use ondeck_agent::fleet::{BuildError, NodeFault, NotCovered, Plan, Size};
 use ondeck_api::CallError;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::wire::{
-    Cover, Directory, LocalReport, RefusalCode, Release, Share, TaskReport, TaskRequest, TaskState, Work as TaskWork,
+    Cover, Directory, LocalReport, RefusalCode, Release, Share, TaskReport, TaskRequest, TaskState,
+    Work as TaskWork,
 };
 use ondeck_core::allocation::JobTag;
 use ondeck_core::schedule::{
