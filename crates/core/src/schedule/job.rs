@@ -224,6 +224,15 @@ pub struct Job {
     /// Whether somebody else released it: it is not held again.
     #[serde(default)]
     pub released: bool,
+    /// Whether it had started before the journal began: an RSA node that has not answered yet may have its RAM disk.
+    #[serde(default)]
+    pub older: bool,
+    /// Whether its RAM disk was found without the journal knowing of it, and may be shown somewhere still.
+    #[serde(default)]
+    pub unsure: bool,
+    /// Whether the queue shows then that something of the job may run.
+    #[serde(default)]
+    pub still_runs: bool,
     /// When it was first staged again, because another job wrote where its input is.
     #[serde(default)]
     pub again_since: Option<Time>,

@@ -13,7 +13,8 @@ use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
-    Bytes, EngineKind, Epoch, Incarnation, NodeName, QueuedJob, RamDiskId, Request, Standing, WaitPolicy,
+    Bytes, EngineKind, Epoch, Incarnation, NodeName, Owner, QueuedJob, RamDiskId, Request, Standing,
+    WaitPolicy,
 };
 
 /// How the message begins while results wait in RAM.
@@ -33,6 +34,36 @@ pub struct Seen {
     pub work_dir: PathBuf,
     /// Where its RAM disk would be shown: its compute nodes, or what the site's mapping makes of them.
     pub io_nodes: Vec<NodeName>,
+}
+
+/// A job's RAM disk on RSA nodes that no allocation here knows of: the journal was lost, or an older copy of it came back.
+/// What it is for stands in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Which.
+    pub ramdisk: RamDiskId,
+    /// The life of the job that it was built for.
+    pub job: Incarnation,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The account that the job is charged to.
+    pub account: String,
+    /// What the job asked for.
+    pub request: Request,
+    /// The directory that the job was submitted from.
+    pub work_dir: PathBuf,
+    /// What it was built for.
+    pub purpose: Purpose,
+    /// Its RSA nodes.
+    pub nodes: Vec<NodeName>,
+    /// What each of them has promised.
+    pub promise: Bytes,
+    /// Whether it may hold results.
+    pub guarded: bool,
+    /// Whether the queue shows that something of the job may run.
+    pub runs: bool,
+    /// Why it is not whole; nothing if all of its nodes have answered, and have the same one.
+    pub fault: Option<String>,
 }
 
 /// Something happened.
@@ -66,6 +97,12 @@ pub enum Event {
         /// How.
         outcome: Outcome,
     },
+    /// A job's RAM disk is there that is not known of. Comes before [`Event::NodeUp`] of its nodes, and after the queue was
+    /// seen.
+    Found(Box<Found>),
+    /// An RSA node that does not answer is given up, by name: nothing of a job that was there before the journal is waited
+    /// for on it. What it has nevertheless is found when it comes back.
+    GiveUp(NodeName),
     /// The agent of an RSA node answers.
     NodeUp {
         /// Which.
@@ -270,7 +307,7 @@ pub struct Schedule {
     pub(super) jobs: BTreeMap<Incarnation, Job>,
     nodes: Nodes,
     /// Who the jobs are, those that are gone included.
-    identities: Identities,
+    pub(super) identities: Identities,
     /// Jobs that are next since then, but not yet for long enough to be believed.
     candidates: BTreeMap<Incarnation, Time>,
     /// Jobs that are next and have asked for nothing, as the thesis's log has them; and since when they are no longer
@@ -283,6 +320,8 @@ pub struct Schedule {
     ordered: BTreeMap<Incarnation, Time>,
     last_task: u64,
     last_epoch: Epoch,
+    /// When the journal began.
+    began: Time,
 }
 
 impl Schedule {
@@ -308,12 +347,27 @@ impl Schedule {
             ordered: BTreeMap::new(),
             last_task,
             last_epoch,
+            began: Time(0),
         }
     }
 
     /// What the site decides.
     pub fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// The same with the time when the journal began: of what was there before, it may not know.
+    #[must_use]
+    pub fn with_beginning(mut self, began: Time) -> Schedule {
+        self.began = began;
+        self
+    }
+
+    /// No epoch that is given from now on is as small as this one, which somebody else may have given.
+    #[must_use]
+    pub fn after_epoch(mut self, epoch: Epoch) -> Schedule {
+        self.last_epoch = self.last_epoch.max(epoch);
+        self
     }
 
     /// The same with what was left on nodes that lend nothing.
@@ -489,11 +543,23 @@ impl Step<'_> {
             Event::Ended { job, number, outcome } => self.ended(job, number, outcome),
             Event::NodeUp { node, capacity } => {
                 let Some(known) = self.schedule.nodes.get_mut(&node) else { return Ok(()) };
-                if !known.up || known.capacity != capacity {
-                    (known.up, known.capacity) = (true, capacity);
+                if !known.up || known.capacity != capacity || !known.heard {
+                    (known.up, known.capacity, known.heard) = (true, capacity, true);
                     self.effects.nodes.push(node.clone());
                     self.note(None, format!("RSA node {node} lends {capacity}"));
                 }
+            }
+            Event::Found(found) => self.found(*found),
+            Event::GiveUp(node) => {
+                let known = self.schedule.nodes.get_mut(&node).ok_or(Refused::NoNode(node.clone()))?;
+                if known.heard {
+                    return Err(Refused::NotNow(format!(
+                        "RSA node {node} has answered since the journal began: nothing waits for it"
+                    )));
+                }
+                known.heard = true;
+                self.effects.nodes.push(node.clone());
+                self.note(None, format!("RSA node {node} is given up"));
             }
             Event::NodeLost(node) => self.node_lost(&node),
             Event::Broken { ramdisk, node, why } => self.broken(&ramdisk, &node, &why),
@@ -551,8 +617,12 @@ impl Step<'_> {
                     self.tell(id, text);
                 }
             }
-            Event::Retry { job: id, salvage: true } => self.salvage(id)?,
+            Event::Retry { job: id, salvage: true } => {
+                self.must_not_run(id)?;
+                self.salvage(id)?;
+            }
             Event::Retry { job: id, salvage: false } => {
+                self.must_not_run(id)?;
                 let job = self.known(id)?;
                 job.salvage = false;
                 match (job.rsa_state, job.job_state) {
@@ -594,6 +664,16 @@ impl Step<'_> {
         }
         self.pass_time();
         Ok(())
+    }
+
+    /// Refuses what would take a RAM disk from processes that use it, as far as the queue shows them.
+    fn must_not_run(&self, id: Incarnation) -> Result<(), Refused> {
+        match self.schedule.jobs.get(&id) {
+            Some(job) if job.unsure && job.still_runs => Err(Refused::NotNow(format!(
+                "job {id} still runs, and may write to its RAM disk; wait for its end, or cancel it first"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn known(&mut self, id: Incarnation) -> Result<&mut Job, Refused> {
@@ -661,6 +741,9 @@ impl Step<'_> {
         let known = &self.schedule.jobs;
         self.schedule.ordered.retain(|id, _| known.contains_key(id));
         for id in missing {
+            if self.schedule.jobs[&id].still_runs {
+                self.job(id).still_runs = false;
+            }
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
             if job.since < taken && job.started.is_none_or(|started| started < taken) {
@@ -723,6 +806,10 @@ impl Step<'_> {
             self.job(id).noted.insert(seen.job.submitted);
             let identity = Identity::of(&self.schedule.jobs[&id]);
             self.schedule.identities.note(id, &identity);
+        }
+        let runs = matches!(seen.job.standing, Standing::Running | Standing::Ending | Standing::Configuring);
+        if self.schedule.jobs[&id].unsure && self.schedule.jobs[&id].still_runs != runs {
+            self.job(id).still_runs = runs;
         }
         let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
@@ -840,10 +927,10 @@ impl Step<'_> {
         }
     }
 
-    /// A job that was not known.
-    fn begin(&mut self, seen: &Seen, request: Request, state: JobState) {
+    /// A job of which nothing was done yet.
+    fn new_job(&self, seen: &Seen, request: Request) -> Job {
         let (id, now) = (seen.job.id, self.now);
-        let job = Job {
+        Job {
             id,
             owner: seen.job.owner,
             account: seen.job.account.clone(),
@@ -893,10 +980,21 @@ impl Step<'_> {
             hold_seen: is_held_by_us(&seen.job),
             let_go: false,
             released: false,
+            older: false,
+            unsure: false,
+            still_runs: false,
             again_since: None,
             message: String::new(),
             waits_for: String::new(),
-        };
+        }
+    }
+
+    /// A job that was not known.
+    fn begin(&mut self, seen: &Seen, request: Request, state: JobState) {
+        let id = seen.job.id;
+        let mut job = self.new_job(seen, request);
+        let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
+        job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
         let hold = wait_policy(&job.request) == WaitPolicy::Hold;
         let hold_now = hold && seen.job.standing.waits() && state == JobState::Ondeck;
         self.schedule.identities.note(id, &Identity::of(&job));
@@ -910,6 +1008,88 @@ impl Step<'_> {
         if state == JobState::Running {
             self.runs(seen, Prolog::Expected);
         }
+    }
+
+    /// A RAM disk that is not known of. Whoever runs goes on with it, if all says that it is theirs; all else that may hold
+    /// results waits for somebody to decide.
+    fn found(&mut self, found: Found) {
+        let (id, now) = (found.job, self.now);
+        self.schedule.last_epoch = self.schedule.last_epoch.max(found.ramdisk.epoch);
+        let identity = Identity { uid: found.owner.uid, noted: [id.submitted].into(), restarts: id.restarts };
+        self.schedule.identities.note(id, &identity);
+        let known = self.schedule.jobs.get(&id);
+        if known.is_some_and(|job| job.allocation.is_some() || id.ramdisk() != found.ramdisk.name) {
+            // It has another one, which is seen to first. The agents keep this one.
+            return;
+        }
+        let agrees = |job: &Job| {
+            job.job_state == JobState::Running
+                && job.owner.uid == found.owner.uid
+                && (&job.request.data_in, &job.request.data_out)
+                    == (&found.request.data_in, &found.request.data_out)
+        };
+        let in_use = found.fault.is_none() && known.is_some_and(agrees);
+        if !in_use && !found.guarded {
+            // It holds nothing that is not on disk. Whoever looks at the nodes removes it once nobody can use it.
+            return;
+        }
+        if known.is_none() {
+            let job = QueuedJob {
+                id,
+                owner: found.owner,
+                account: found.account.clone(),
+                standing: Standing::Ended,
+                reason: String::new(),
+                node_count: 0,
+                nodes: Vec::new(),
+                start: None,
+                submitted: id.submitted,
+                priority: 0,
+                qos: String::new(),
+                held_for_input: false,
+                dependent: false,
+            };
+            let seen = Seen { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };
+            let job = self.new_job(&seen, found.request.clone());
+            self.schedule.jobs.insert(id, job);
+        }
+        for name in &found.nodes {
+            if let Some(node) = self.schedule.nodes.get_mut(name) {
+                node.promised.insert(id, found.promise);
+                self.effects.nodes.push(name.clone());
+            }
+        }
+        let job = self.job(id);
+        let (nodes, promise, epoch) = (found.nodes, found.promise, found.ramdisk.epoch);
+        job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
+        (job.purpose, job.results, job.prolog) = (found.purpose, found.guarded, Prolog::Over);
+        (job.prolog_until, job.not_before) = (None, None);
+        if in_use {
+            let state = match found.purpose {
+                Purpose::Input => RsaState::InuseIn,
+                Purpose::Both => RsaState::InuseBoth,
+                Purpose::Output => RsaState::InuseOut,
+            };
+            self.become_state(id, state, "");
+            self.tell(id, "its RAM disk was found though the journal did not know it; it goes on".into());
+            return;
+        }
+        // The life that it was built for may run, or not be over for the workload manager: nothing is done for it.
+        (job.job_state, job.held, job.unsure, job.still_runs) = (JobState::Finished, false, true, found.runs);
+        self.undo_lock_in(id);
+        self.become_state(id, RsaState::Held, "");
+        let job = self.job(id);
+        let outputs = job.outputs();
+        let why = found.fault.map(|fault| format!(" ({fault})")).unwrap_or_default();
+        self.tell(
+            id,
+            format!(
+                "{NOT_HOME}a RAM disk with results for {outputs} was found that the journal did not know{why}; when nothing of \
+                 the job runs any more, `ondeck job retry {}` brings them home, and `ondeck job abandon {}` gives them up",
+                id.key(),
+                id.key()
+            ),
+        );
     }
 
     /// The quality of service that a job was submitted with, also if a former life of it is still locked in.
@@ -1074,6 +1254,7 @@ impl Step<'_> {
     // ---- orders
 
     fn abandon(&mut self, id: Incarnation, by: &str) -> Result<(), Refused> {
+        self.must_not_run(id)?;
         let job = self.known(id)?;
         match job.rsa_state {
             RsaState::Held | RsaState::Lost => {}
@@ -1595,6 +1776,7 @@ impl Step<'_> {
             Move::NeedUnmount => {
                 let text =
                     if self.job(id).broken { "it is taken away, because a server of it is lost" } else { "" };
+                self.job(id).unsure = false;
                 self.become_state(id, RsaState::UnmountNeeded, text);
                 true
             }
@@ -1710,6 +1892,22 @@ impl Step<'_> {
             return false;
         }
         let job = &self.schedule.jobs[&id];
+        if job.older {
+            let silent: Vec<&str> = self
+                .schedule
+                .nodes
+                .iter()
+                .filter_map(|(name, node)| (!node.heard).then_some(name.as_str()))
+                .collect();
+            if !silent.is_empty() {
+                let why = format!(
+                    "it had started before the scheduler's journal began, and its RAM disk may be on {}, whose agents have not \
+                     answered since; an administrator gives a node up with `ondeck node give-up NODE`",
+                    silent.join(", ")
+                );
+                return self.waits(id, &why);
+            }
+        }
         match policy::place(&self.schedule.site, usage, job) {
             Placement::Later(why) => self.waits(id, &why),
             Placement::Never(why) => {

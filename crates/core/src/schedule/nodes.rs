@@ -38,6 +38,15 @@ pub struct Node {
     pub residue: BTreeSet<RamDiskId>,
     /// Failures in a row.
     pub failures: u32,
+    /// Whether its agent has answered since the journal began, or was given up by name: until then it may have the RAM
+    /// disk of a job that was there before.
+    #[serde(default = "heard")]
+    pub heard: bool,
+}
+
+/// A journal of a former version knows all that its nodes have.
+fn heard() -> bool {
+    true
 }
 
 impl Node {
@@ -51,6 +60,7 @@ impl Node {
             promised: BTreeMap::new(),
             residue: BTreeSet::new(),
             failures: 0,
+            heard: false,
         }
     }
 

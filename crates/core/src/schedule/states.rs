@@ -144,7 +144,7 @@ pub enum Move {
 /// | UNMOUNT_NEEDED | - | - | unmount unless files are open | unmount by force |
 /// | UNMOUNTED | - | - | results: stage out; else destroy | the same |
 /// | DONE_STAGING_OUT | - | - | destroy | destroy |
-/// | HELD | - | - | broken: LOST; else wait for time, `retry` or `abandon` | the same |
+/// | HELD | - | - | broken: LOST; else wait for time, `retry` (found without a journal: unmount first) or `abandon` | the same |
 /// | LOST | - | - | whole again: stage out; else wait for `retry`, `retry --salvage` or `abandon` | the same |
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
@@ -206,6 +206,8 @@ pub fn decide(job: &Job) -> Move {
         (S::Unmounted, _) if !job.results => Move::Destroy,
         (S::Unmounted, _) if job.broken => Move::Lose,
         (S::Unmounted, _) => Move::StageOut,
+        // Somebody has decided, though it is not known who may still see it.
+        (S::Held | S::Lost, _) if job.unsure && (!job.results || job.retry_now) => Move::NeedUnmount,
         (S::Held | S::Lost, _) if !job.results => Move::Destroy,
         (S::Held, _) if job.broken => Move::Lose,
         (S::Held, _) if job.retry_now => Move::StageOut,
