@@ -235,6 +235,18 @@ impl Fleet {
         Fleet { client: self.client.with_authority(provider), ..self }
     }
 
+    /// The same fleet, which tells of each agent that does not obey an order because it is not of the scheduler that it
+    /// obeys. What is told must not block.
+    #[must_use]
+    pub fn with_doubts(self, doubted: impl Fn(&NodeName) + Send + Sync + 'static) -> Fleet {
+        let own_name = self.own_name.clone();
+        let doubted = move |endpoint: &Endpoint| match endpoint {
+            Endpoint::Node { name, .. } => doubted(name),
+            Endpoint::Socket(_) => own_name.iter().for_each(&doubted),
+        };
+        Fleet { client: self.client.with_doubts(std::sync::Arc::new(doubted)), ..self }
+    }
+
     /// Asks the agent of a node to obey a scheduler.
     ///
     /// # Errors

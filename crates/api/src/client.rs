@@ -113,16 +113,20 @@ fn unreachable_hint(endpoint: &Endpoint) -> &'static str {
 /// In whose name a scheduler gives its next order. It is asked before each of them.
 pub type Provider = Arc<dyn Fn() -> Authority + Send + Sync>;
 
+/// Is told of each agent that does not obey an order, because it is not of the scheduler that it obeys.
+pub type Doubted = Arc<dyn Fn(&Endpoint) + Send + Sync>;
+
 /// Makes calls. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     munge: Munge,
     authority: Option<Provider>,
+    not_in_charge: Option<Doubted>,
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Client { munge, authority } = self;
+        let Client { munge, authority, .. } = self;
         f.debug_struct("Client").field("munge", munge).field("orders", &authority.is_some()).finish()
     }
 }
@@ -130,13 +134,20 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client that proves itself by the munged at this socket.
     pub fn new(munge_socket: &Path) -> Client {
-        Client { munge: Munge::new(munge_socket), authority: None }
+        Client { munge: Munge::new(munge_socket), authority: None, not_in_charge: None }
     }
 
     /// A client whose orders, which is all but `GET`, are given in a scheduler's name. The provider must not block.
     #[must_use]
     pub fn with_authority(mut self, provider: Provider) -> Client {
         self.authority = Some(provider);
+        self
+    }
+
+    /// A client that tells of orders which are not obeyed. What is told must not block.
+    #[must_use]
+    pub fn with_doubts(mut self, doubted: Doubted) -> Client {
+        self.not_in_charge = Some(doubted);
         self
     }
 
@@ -166,6 +177,11 @@ impl Client {
         }
         let refusal: Refusal =
             serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error))?;
+        if refusal.code == RefusalCode::NotInCharge
+            && let Some(doubted) = &self.not_in_charge
+        {
+            doubted(endpoint);
+        }
         Err(CallError::Refused { endpoint: endpoint.clone(), refusal })
     }
 

@@ -11,6 +11,8 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// `ondeck stage`: the copy could not begin or could not go on; running it again resumes.
 pub const STAGE_FAILED: u8 = 3;
+/// `ondeck serve`: another scheduler has taken its place. It must not be started again by itself.
+pub const DISPLACED: u8 = 4;
 /// `ondeck run`: the results are not (all) on disk. They are held in RAM and the message says how to finish.
 /// It outranks the program's own code, which stands in the report: a lost result never looks like success.
 pub const RESULTS_NOT_STAGED: u8 = 122;

@@ -44,12 +44,17 @@ struct Reading {
     wall_ms: i64,
 }
 
+/// The wall clock, with which the time of a new journal begins.
+pub(crate) fn wall_clock() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Time(since.map_or(0, |since| since.as_millis() as u64))
+}
+
 impl Reading {
     fn now() -> Reading {
         let since_boot_ms = ondeck_agent::node::since_boot_ms() as i64;
         // A wall clock before 1970 is one of 1970.
-        let wall_ms =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
+        let wall_ms = wall_clock().0 as i64;
         Reading { boot: *BOOT.get_or_init(boot), since_boot_ms, wall_ms }
     }
 }

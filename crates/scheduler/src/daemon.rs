@@ -1,7 +1,7 @@
 //! The middle of the daemon: one event after the other, kept before anything is done about it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::Fleet;
@@ -11,12 +11,13 @@ use ondeck_api::auth::Administrators;
 use ondeck_api::munge::Munge;
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::server::{ListenError, Listening, Server};
-use ondeck_core::schedule::{Action, Effects, Event, Job, Node, Nodes, Refused, Schedule, Time};
+use ondeck_core::schedule::{Action, Effects, Event, Identity, Job, Node, Nodes, Refused, Schedule, Time};
 use ondeck_core::text::{MESSAGE, plain};
-use ondeck_core::{Incarnation, JobId, NodeName};
+use ondeck_core::{Epoch, Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
 use tokio::sync::{Notify, RwLock, watch};
 
+use crate::charge::{self, Charge, Conflict};
 pub(crate) use crate::clock::now;
 use crate::clock::{self, KeptClock};
 use crate::queue::Queue;
@@ -44,6 +45,12 @@ pub enum ServeError {
     /// This host.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The agents obey somebody else, or have seen a later state of the journal.
+    #[error("{0}")]
+    NotInCharge(Box<Conflict>),
+    /// Nobody has confirmed the take-over.
+    #[error("nothing was changed")]
+    NotConfirmed,
     /// A socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -63,6 +70,11 @@ pub(crate) struct Daemon {
     pub config: Config,
     pub name: NodeName,
     pub fleet: Fleet,
+    pub charge: Arc<Charge>,
+    /// The RSA nodes whose agents do not obey, and why.
+    refusing: Mutex<BTreeMap<NodeName, String>>,
+    /// The cluster whose jobs these are, as the workload manager calls it, once it has said so.
+    pub cluster: OnceLock<String>,
     pub workload_manager: Slurm,
     pub queue: Queue,
     pub transfers: Mutex<BTreeMap<Incarnation, Transfer>>,
@@ -78,6 +90,26 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
+    /// Has the agents of some nodes obey, unless they do; nothing may be ordered before. Returns those that do not.
+    pub async fn take_charge(
+        &self,
+        nodes: impl IntoIterator<Item = &NodeName>,
+    ) -> BTreeMap<NodeName, String> {
+        if self.config.scheduler.simulate.is_some() {
+            return BTreeMap::new();
+        }
+        let refused = self.charge.take(&self.fleet, nodes).await;
+        for (node, why) in &refused {
+            tracing::debug!(%node, why, "its agent does not obey");
+        }
+        refused
+    }
+
+    /// The RSA nodes whose agents do not obey, and why.
+    pub fn refusing(&self) -> MutexGuard<'_, BTreeMap<NodeName, String>> {
+        self.refusing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// The schedule and the journal. Held for moments only.
     pub fn brain(&self) -> MutexGuard<'_, Brain> {
         // An event that panicked half-way must not be followed by others.
@@ -271,17 +303,20 @@ impl Daemon {
 
 /// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up.
 ///
+/// If the agents obey another journal's scheduler, or have seen a later state of this journal, `take_over` is asked whether
+/// that is replaced.
+///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(config: &Config) -> Result<(), ServeError> {
+pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> Result<(), ServeError> {
     let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
     let name = host_name().map_err(StartError::from)?;
     let mut store = Store::open(&config.scheduler.state)?;
     let (kept_clock, last) = store.clock()?;
     let clock = clock::begin(kept_clock, last);
     store.keep_clock(clock)?;
-    let kept = store.load()?;
-    let mut nodes: Nodes = kept.nodes.into_iter().collect();
+    let mut kept = store.load()?;
+    let mut nodes: Nodes = std::mem::take(&mut kept.nodes).into_iter().collect();
     let mut configured: BTreeSet<NodeName> = BTreeSet::new();
     for (pool, members) in config.scheduler.pools(&config.nodes) {
         for node in members.nodes {
@@ -305,25 +340,63 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
             node.drained.clear();
         }
     }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut identity = store.identity()?;
+    let said = if config.scheduler.simulate.is_some() {
+        BTreeMap::new()
+    } else {
+        runtime.block_on(charge::ask_all(&Fleet::new(config), nodes.keys()))
+    };
+    if let Some(conflict) = Conflict::of(&identity, &said) {
+        match take_over {
+            None => return Err(ServeError::NotInCharge(Box::new(conflict))),
+            Some(confirm) if !confirm(&conflict) => return Err(ServeError::NotConfirmed),
+            Some(_) => {
+                charge::take_over(&mut store, &conflict, &said, &mut kept.jobs, &mut nodes)?;
+                identity = store.identity()?;
+                tracing::warn!("took over; what the agents have counts");
+            }
+        }
+    } else if take_over.is_some() {
+        tracing::info!("nobody else commands the agents: there is nothing to take over");
+    }
+    let reports = || said.values().filter_map(|answer| answer.as_ref().ok());
+    // Of a requeued job the queue shows another time of submission than its RAM disk.
+    let tagged = reports().flat_map(|(_, ramdisks)| ramdisks).filter_map(|local| {
+        let tag = local.layout.job.as_ref()?;
+        let noted = [tag.job.submitted].into();
+        Some((tag.job, Identity { uid: local.layout.owner.uid, noted, restarts: tag.job.restarts }))
+    });
+    let tagged: Vec<(Incarnation, Identity)> = tagged.collect();
+    let newest = reports().map(|(report, _)| Epoch(report.newest_epoch)).max().unwrap_or(Epoch(0));
     let (jobs, held) = (kept.jobs.len(), kept.jobs.iter().filter(|job| job.results).count());
     tracing::info!(jobs, with_results = held, nodes = nodes.len(), "the journal was read");
     let schedule = Schedule::new(site, kept.jobs, nodes, kept.last_task, kept.last_epoch);
-    let schedule = schedule.with_strays(kept.strays).with_former(kept.former);
+    let schedule = schedule.with_strays(kept.strays).with_former(kept.former).with_former(tagged);
+    let schedule = schedule.with_beginning(identity.began).after_epoch(newest);
     let resume = schedule.resume();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let charge = Arc::new(Charge::new(identity)?);
     let tcp = match config.scheduler.listen {
         None => None,
         listen => Some((own_address(&name, listen)?, config.scheduler.port).into()),
     };
+    let (provider, doubter) = (Arc::clone(&charge), Arc::clone(&charge));
+    let fleet = Fleet::new(config)
+        .with_authority(Arc::new(move || provider.authority()))
+        .with_doubts(move |node| doubter.doubt(node));
+    let workload_manager = Slurm::new(SlurmSettings {
+        bin_dir: config.slurm.bin_dir.clone(),
+        conf: config.slurm.conf.clone(),
+        timeout: config.slurm.timeout,
+    });
     let daemon = Arc::new(Daemon {
         config: config.clone(),
         name,
-        fleet: Fleet::new(config),
-        workload_manager: Slurm::new(SlurmSettings {
-            bin_dir: config.slurm.bin_dir.clone(),
-            conf: config.slurm.conf.clone(),
-            timeout: config.slurm.timeout,
-        }),
+        fleet,
+        charge,
+        refusing: Mutex::default(),
+        cluster: OnceLock::new(),
+        workload_manager,
         queue: Queue::new(),
         transfers: Mutex::default(),
         orders: Mutex::default(),
@@ -365,6 +438,7 @@ async fn run(
     tokio::spawn(Arc::clone(&daemon).forget());
     tokio::spawn(queue::look(Arc::clone(&daemon)));
     if daemon.config.scheduler.simulate.is_none() {
+        tokio::spawn(Charge::watch(Arc::clone(&daemon)));
         tokio::spawn(fleet::look(Arc::clone(&daemon)));
         tokio::spawn(parts::look(Arc::clone(&daemon)));
     }
@@ -376,7 +450,13 @@ async fn run(
         }
     };
     let began = Instant::now();
+    let closing = Arc::clone(&daemon);
     server.serve(stop).await?;
+    // One file is left, which can be copied. What is still under way writes nothing into it.
+    let closed = tokio::task::spawn_blocking(move || closing.brain().store.close()).await;
+    if let Ok(Err(error)) = closed {
+        tracing::warn!(%error, "the files beside the journal belong to it");
+    }
     tracing::info!(seconds = began.elapsed().as_secs(), "ends; RAM disks and transfers go on");
     Ok(())
 }

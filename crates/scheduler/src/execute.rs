@@ -75,6 +75,8 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         return Outcome::Done(format!("{} (simulated)", said(job, task.work)));
     }
     let until = Instant::now() + task.until.since(now());
+    // Who does not obey refuses what is ordered, and says why.
+    daemon.take_charge(allocation.nodes.iter().chain(&job.io_nodes)).await;
     match task.work {
         Work::Construct => construct(daemon, job, &id, until).await,
         Work::StageIn => {
@@ -206,7 +208,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
         deadline: until.saturating_duration_since(Instant::now()),
         identity: Some((id.epoch, secret.clone())),
         job: Some(JobTag {
-            cluster: String::new(),
+            cluster: daemon.cluster.get().cloned().unwrap_or_default(),
             job: job.id,
             purpose: job.purpose,
             account: job.account.clone(),

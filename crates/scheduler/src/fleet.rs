@@ -1,14 +1,15 @@
 //! Looking at the RSA nodes: what they lend, whether they answer, what is on them that should not be.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport, Release};
-use ondeck_core::schedule::{Event, RsaState, Time};
+use ondeck_core::schedule::{Event, Node, RsaState, Time};
 use ondeck_core::{Bytes, Incarnation, NodeName, RamDiskId};
 use tokio::task::{self, JoinHandle, JoinSet};
 
+use crate::adopt::{Adoption, Known};
 use crate::daemon::{Daemon, now};
 use crate::store::job_of;
 
@@ -87,7 +88,7 @@ impl Removals {
 pub(crate) async fn look(daemon: Arc<Daemon>) {
     let began = Instant::now();
     let mut heard: BTreeMap<NodeName, Instant> = BTreeMap::new();
-    let mut strangers: BTreeSet<RamDiskId> = BTreeSet::new();
+    let (mut known, mut adoption) = (Known::new(), Adoption::default());
     let mut removals = Removals::default();
     let mut looks: Looks<Answer> = Looks::new();
     let mut sweep = None;
@@ -106,15 +107,17 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 Some((report, ramdisks))
             }
         });
-        let mut sights = Sights::new();
+        let (mut sights, mut answered) = (Sights::new(), Vec::new());
         while let Some((node, asked, answer)) = looks.next(next).await {
             match answer.flatten() {
                 Some((report, ramdisks)) => {
                     heard.insert(node.clone(), Instant::now());
+                    daemon.charge.note(&node, report.authority.as_ref());
                     let device = devices.get(&node).and_then(|device| report.devices.get(*device));
                     // What can be lent in all does not shrink because something is lent.
                     let capacity = device.map_or(Bytes::ZERO, |device| device.capacity);
-                    node_answers(&daemon, &node, capacity, &ramdisks, &mut strangers, &mut removals).await;
+                    known.insert(node.clone(), ramdisks.clone());
+                    answered.push((node.clone(), capacity));
                     sights.insert(node, (asked, ramdisks));
                 }
                 None => {
@@ -124,6 +127,22 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                         let _ = daemon.event(Event::NodeLost(node)).await;
                     }
                 }
+            }
+        }
+        let (left, untold) = adoption.look(&daemon, &known, began).await;
+        for (node, capacity) in answered {
+            if let Some(why) = daemon.take_charge([&node]).await.remove(&node) {
+                // It lends nothing, and is shown with the reason.
+                daemon.refusing().insert(node, why);
+                continue;
+            }
+            daemon.refusing().remove(&node);
+            let is_told = !untold.contains(&node);
+            node_answers(&daemon, &node, capacity, is_told, &sights[&node].1, &mut removals).await;
+        }
+        for (id, on) in left {
+            for node in on.into_iter().filter(|node| sights.contains_key(node)) {
+                remove(&daemon, &mut removals, &node, &id);
             }
         }
         for event in judge(&daemon, taken, &sights) {
@@ -148,6 +167,7 @@ async fn sweep(daemon: Arc<Daemon>) {
     for (node, left) in strays {
         let daemon = Arc::clone(&daemon);
         set.spawn(async move {
+            daemon.take_charge([&node]).await;
             for ramdisk in left {
                 if daemon.fleet.demolish(&ramdisk, std::slice::from_ref(&node)).await.is_empty() {
                     let _ = daemon.event(Event::Cleaned { node: node.clone(), ramdisk }).await;
@@ -217,21 +237,24 @@ fn is_built(state: RsaState) -> bool {
     )
 }
 
+/// A node has answered. It counts as heard of once all that it has was told of: `is_told`.
 async fn node_answers(
     daemon: &Arc<Daemon>,
     node: &NodeName,
     capacity: Bytes,
+    is_told: bool,
     ramdisks: &[LocalReport],
-    strangers: &mut BTreeSet<RamDiskId>,
     removals: &mut Removals,
 ) {
     let (news, residue) = {
         let brain = daemon.brain();
         let known = brain.schedule.nodes().get(node);
-        let news = known.is_none_or(|known| !known.up || known.capacity != capacity);
+        let is_as_known = |known: &Node| known.up && known.capacity == capacity && known.heard;
+        let news = !known.is_some_and(is_as_known);
+        let may_be_heard = is_told || known.is_some_and(|known| known.heard);
         let residue: Vec<RamDiskId> =
             known.map(|known| known.residue.iter().cloned().collect()).unwrap_or_default();
-        (news, residue)
+        (news && may_be_heard, residue)
     };
     if news {
         let _ = daemon.event(Event::NodeUp { node: node.clone(), capacity }).await;
@@ -256,9 +279,6 @@ async fn node_answers(
     for job in vacated(daemon, node, ramdisks) {
         let _ = daemon.event(Event::Vacated { node: node.clone(), job }).await;
     }
-    for local in ramdisks {
-        orphan(daemon, node, local, strangers, removals);
-    }
 }
 
 /// The jobs that are not known, because what the journal has of them was set aside, and of which a node has nothing.
@@ -270,49 +290,16 @@ fn vacated(daemon: &Daemon, node: &NodeName, ramdisks: &[LocalReport]) -> Vec<In
     unknown.copied().filter(|job| !is_there(*job)).collect()
 }
 
-/// Removes a job's RAM disk that this daemon has given up. One that it never ordered may hold somebody's results: it is
-/// named, and left alone.
-fn orphan(
-    daemon: &Arc<Daemon>,
-    node: &NodeName,
-    local: &LocalReport,
-    strangers: &mut BTreeSet<RamDiskId>,
-    removals: &mut Removals,
-) {
-    let id = &local.layout.id;
-    let Some(job) = job_of(id) else { return };
-    let known = {
-        let brain = daemon.brain();
-        match brain.schedule.jobs().get(&job) {
-            // Its own, or one that is being built or removed.
-            Some(known) => match known.ramdisk() {
-                Some(current) if current.epoch <= id.epoch => return,
-                _ => Ok(true),
-            },
-            None => brain.store.knows(id),
+/// Removes a RAM disk of a job that holds nothing and that nobody uses. If it does, the node's agent refuses.
+fn remove(daemon: &Arc<Daemon>, removals: &mut Removals, node: &NodeName, id: &RamDiskId) {
+    let (of, left, on) = (Arc::clone(daemon), id.clone(), node.clone());
+    let begun = removals.begin(node, id, async move {
+        for fault in of.fleet.demolish(&left, std::slice::from_ref(&on)).await {
+            tracing::warn!(ramdisk = %left, %fault, "it can't be removed");
         }
-    };
-    match known {
-        Ok(true) => {
-            let (daemon, of, left) = (Arc::clone(daemon), node.clone(), id.clone());
-            let begun = removals.begin(node, id, async move {
-                for fault in daemon.fleet.demolish(&left, std::slice::from_ref(&of)).await {
-                    tracing::warn!(ramdisk = %left, %fault, "it can't be removed");
-                }
-            });
-            if begun {
-                tracing::warn!(ramdisk = %id, %node, "removing what an ended job has left");
-            }
-        }
-        Ok(false) if strangers.insert(id.clone()) => {
-            tracing::warn!(
-                ramdisk = %id, %node,
-                "a job's RAM disk that is not in this scheduler's journal; it is left alone: `ondeck ramdisk destroy {}`",
-                id.name
-            );
-        }
-        Ok(false) => {}
-        Err(error) => tracing::error!(%error, "can't tell whose {id} is"),
+    });
+    if begun {
+        tracing::warn!(ramdisk = %id, %node, "removing what an ended job has left");
     }
 }
 

@@ -8,11 +8,14 @@
 //! - [`daemon`]: the middle: one event after the other, kept before anything is done about it
 //! - [`store`]: the journal; `clock`: the time that the schedule goes by
 //! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
+//! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided
 //! - `parts`: what each RSA node has of the results, in case that it is lost; saving what the others have
 //! - `serve`: the API, and [`openapi`], its description
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
 
+mod adopt;
+pub mod charge;
 mod clock;
 pub mod daemon;
 mod execute;

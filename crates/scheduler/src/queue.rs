@@ -193,6 +193,13 @@ async fn look_once(daemon: &Arc<Daemon>) {
         }
     };
     let took = began.elapsed();
+    if daemon.cluster.get().is_none() {
+        match daemon.workload_manager.cluster().await {
+            // Nobody else sets it.
+            Ok(name) => drop(daemon.cluster.set(name)),
+            Err(error) => tracing::warn!(%error, "can't tell what the cluster is called"),
+        }
+    }
     let simulated = daemon.config.scheduler.simulate.is_some();
     queue.jobs = identified(daemon, queue.jobs);
     if !simulated {

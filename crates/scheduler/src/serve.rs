@@ -75,6 +75,11 @@ impl Service for Daemon {
                 self.event(Event::Drain { node: parse_node(node)?, why }).await.map_err(refused)?;
                 Reply::json(&self.status(caller))
             }
+            ("POST", ["nodes", node, "give-up"]) => {
+                caller.must_be_administrator()?;
+                self.event(Event::GiveUp(parse_node(node)?)).await.map_err(refused)?;
+                Reply::json(&self.status(caller))
+            }
             ("POST", ["nodes", node, "resume"]) => {
                 caller.must_be_administrator()?;
                 self.event(Event::Resume(parse_node(node)?)).await.map_err(refused)?;
@@ -175,6 +180,7 @@ impl Daemon {
 
     fn status(&self, caller: Caller) -> Status {
         let (transfers, sight) = (self.transfers().clone(), self.queue.sight());
+        let refusing = self.refusing().clone();
         let brain = self.brain();
         let at = now();
         let jobs = brain.schedule.jobs().values().filter(|job| may_see(caller, job.owner));
@@ -192,9 +198,10 @@ impl Daemon {
             node: name.clone(),
             pool: node.pool.clone(),
             state: node.state(),
-            why: match node.residue.first() {
-                Some(left) => format!("{left} is still there"),
-                None => node.drained.clone(),
+            why: match (node.residue.first(), refusing.get(name)) {
+                (_, Some(why)) => why.clone(),
+                (Some(left), None) => format!("{left} is still there"),
+                (None, None) => node.drained.clone(),
             },
             capacity: node.capacity,
             free: node.free(),
@@ -477,6 +484,7 @@ impl Daemon {
                 }
                 let Some(ramdisk) = job.ramdisk() else { return Ok(unmounted(job.message)) };
                 let here = std::slice::from_ref(&hook.node);
+                self.take_charge(here).await;
                 execute::tell_of_cuts(self, &job, &ramdisk, here).await;
                 let mut faults = self.fleet.uncover(&ramdisk, here, true, until).await;
                 faults.extend(self.fleet.leave(&ramdisk, here, until).await);

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ondeck_api::scheduler::{LogLine, Usage};
 use ondeck_api::wire::Names;
@@ -12,12 +14,16 @@ use ondeck_core::queue::JobNameError;
 use ondeck_core::schedule::{Effects, Identity, Job, JobState, Node, RsaState, Schedule, Time};
 use ondeck_core::{Epoch, Incarnation, JobId, Layout, NodeName, RamDiskId};
 use ondeck_ramdisk::Secret;
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
 
 use crate::clock::KeptClock;
 
+mod identity;
+
+pub use identity::Identity as JournalIdentity;
+
 /// The version of the tables. A later daemon migrates an older one's; an older daemon refuses a later one's.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 const TABLES: &str = "
     CREATE TABLE jobs (id TEXT PRIMARY KEY, job TEXT NOT NULL);
@@ -67,6 +73,19 @@ pub enum StoreError {
         /// Why.
         source: rusqlite::Error,
     },
+    /// It is damaged, or no journal.
+    #[error(
+        "the journal {} can't be read: {why}; put back the newest copy that you have, with the files beside it. If there is \
+         none, move it away and start `ondeck serve --take-over`: the RAM disks that the agents have are found, and no \
+         results are lost",
+        .path.display()
+    )]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// It was written by a later version.
     #[error(
         "the journal {} was written by a later version (its tables are of version {found}, this daemon knows {VERSION}); \
@@ -101,6 +120,8 @@ pub enum StoreError {
 pub struct Store {
     path: PathBuf,
     connection: Connection,
+    /// How many times it was written.
+    commits: Arc<AtomicU64>,
     _only: std::fs::File,
 }
 
@@ -143,7 +164,12 @@ impl Store {
             Err(error) => return Err(unusable(error.into())),
         }
         let path = directory.join("journal.sqlite");
-        let sqlite = |source| StoreError::Sqlite { path: path.clone(), source };
+        let sqlite = |source: rusqlite::Error| match source.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                StoreError::Damaged { path: path.clone(), why: source.to_string() }
+            }
+            _ => StoreError::Sqlite { path: path.clone(), source },
+        };
         let mut connection = Connection::open(&path).map_err(sqlite)?;
         // A transaction is on disk when it is said to be; readers do not wait for writers.
         let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
@@ -156,6 +182,7 @@ impl Store {
                 transaction.pragma_update(None, "user_version", VERSION).map_err(sqlite)?;
                 transaction.commit().map_err(sqlite)?;
             }
+            2 => connection.pragma_update(None, "user_version", VERSION).map_err(sqlite)?,
             1 => {
                 let transaction = connection.transaction().map_err(sqlite)?;
                 transaction.execute_batch(STRAYS).map_err(sqlite)?;
@@ -167,7 +194,17 @@ impl Store {
         }
         connection.execute_batch(SET_ASIDE).map_err(sqlite)?;
         connection.execute_batch(PARTS).map_err(sqlite)?;
-        Ok(Store { path, connection, _only: only })
+        let check: String =
+            connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(sqlite)?;
+        if check != "ok" {
+            return Err(StoreError::Damaged { path, why: check });
+        }
+        let mut store = Store { path, connection, commits: Arc::default(), _only: only };
+        // A journal of a former version knows all that there was before it had a name.
+        let began = if found == 0 { crate::clock::wall_clock() } else { Time(0) };
+        let name = store.new_name()?;
+        identity::begin(&mut store.connection, began, &name).map_err(|source| store.sqlite(source))?;
+        Ok(store)
     }
 
     fn rows(&self, query: &str) -> Result<Vec<(String, String)>, StoreError> {
@@ -360,6 +397,7 @@ impl Store {
     /// [`StoreError`]; then nothing of it is kept, and nothing may be done.
     pub fn keep(&mut self, now: Time, schedule: &Schedule, effects: &Effects) -> Result<(), StoreError> {
         let path = self.path.clone();
+        let commits = self.commits.load(Ordering::SeqCst) + 1;
         let keep = |transaction: &Transaction<'_>| -> rusqlite::Result<()> {
             for id in &effects.jobs {
                 match schedule.jobs().get(id) {
@@ -421,13 +459,15 @@ impl Store {
                 let statement = "INSERT OR REPLACE INTO counters (name, value) VALUES (?1, ?2)";
                 transaction.prepare_cached(statement)?.execute(params![name, value as i64])?;
             }
-            Ok(())
+            identity::count(transaction, commits)
         };
         let done = self.connection.transaction().and_then(|transaction| {
             keep(&transaction)?;
             transaction.commit()
         });
-        done.map_err(|source| StoreError::Sqlite { path, source })
+        done.map_err(|source| StoreError::Sqlite { path, source })?;
+        self.commits.store(commits, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Keeps the secret of a RAM disk before anybody is told, and its layout once it is built.

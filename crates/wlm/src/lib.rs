@@ -128,6 +128,9 @@ pub trait WorkloadManager: Send + Sync {
     /// Gives a job another quality of service.
     fn set_qos(&self, job: JobId, qos: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
 
+    /// What the cluster is called whose jobs it has.
+    fn cluster(&self) -> impl Future<Output = Result<String, WlmError>> + Send;
+
     /// Whether it answers.
     ///
     /// # Errors

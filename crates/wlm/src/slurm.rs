@@ -187,6 +187,19 @@ impl WorkloadManager for Slurm {
         self.update(job, &format!("QOS={qos}")).await
     }
 
+    /// `scontrol show config`, whose lines are `Key = value`.
+    async fn cluster(&self) -> Result<String, WlmError> {
+        let output = self.run("scontrol", &["show", "config"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let named =
+            text.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == "ClusterName");
+        let malformed = || WlmError::Malformed { what: "scontrol show config: it has no ClusterName".into() };
+        named.map(|(_, name)| name.trim().to_owned()).ok_or_else(malformed)
+    }
+
     /// `scontrol ping`: at once if the controller is down, after Slurm's MessageTimeout if it hangs. One controller of
     /// several is enough.
     async fn ping(&self) -> Result<(), WlmError> {

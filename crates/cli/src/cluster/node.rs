@@ -26,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   ondeck node list
   ondeck node drain r3 --reason 'memory is replaced on Monday'
   ondeck node resume r3
+  ondeck node give-up r3        it is gone for good; jobs that started before the scheduler's journal began wait for it
 
 A node that is drained lends nothing new; the jobs that have it keep it until they are done.";
 
@@ -44,6 +45,14 @@ enum NodeCommand {
         /// Why, for whoever looks at it
         #[arg(long, default_value = "by hand")]
         reason: String,
+    },
+    /// Wait no longer for a node that has not answered since the scheduler's journal began (administrators)
+    ///
+    /// It may have the RAM disk of a job that had started before, so such jobs get no new one until it has answered, or is
+    /// given up. What it has is kept, and found if it comes back.
+    GiveUp {
+        /// Which
+        node: NodeName,
     },
     /// Let a node lend again (administrators)
     Resume {
@@ -71,6 +80,10 @@ fn try_node(args: &NodeArgs) -> Result<u8> {
             let body = Drain { why: reason.clone() };
             let _: Status = scheduler.ask("POST", &format!("nodes/{node}/drain"), Some(&body), None)?;
             println!("{node} lends nothing new; `ondeck node resume {node}` undoes it");
+        }
+        NodeCommand::GiveUp { node } => {
+            let _: Status = scheduler.ask("POST", &format!("nodes/{node}/give-up"), None::<&()>, None)?;
+            println!("{node} is given up; what it has is kept, and found if it comes back");
         }
         NodeCommand::Resume { node } => {
             let _: Status = scheduler.ask("POST", &format!("nodes/{node}/resume"), None::<&()>, None)?;

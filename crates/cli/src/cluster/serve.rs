@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use ondeck_api::Config;
 use ondeck_core::exit;
+use ondeck_scheduler::charge::Conflict;
 
 use crate::agent::{LogFormat, log_to_stderr};
 
@@ -28,6 +29,18 @@ pub struct ServeArgs {
     #[arg(long)]
     check: bool,
 
+    /// Take the place of another journal's scheduler, or go on with an older copy of the journal, if the agents refuse
+    ///
+    /// For a journal that is lost for good. The agents are claimed, also those that come back later; the other scheduler's
+    /// orders are refused from then on. RAM disks that the journal does not know are found: a job that runs goes on with its
+    /// own, all other results are HELD until `ondeck job retry` or `ondeck job abandon`. It asks before.
+    #[arg(long)]
+    take_over: bool,
+
+    /// With --take-over: do not ask
+    #[arg(long, requires = "take_over")]
+    yes: bool,
+
     /// Print the description of its API (OpenAPI 3.1, JSON), and end
     #[arg(long)]
     openapi: bool,
@@ -37,6 +50,7 @@ const EXAMPLES: &str = "Examples:
   ondeck serve                     with /etc/ondeck/ondeck.toml
   ondeck serve --check             is the configuration right?
   ondeck serve --openapi           what programs can ask it
+  ondeck serve --take-over         the journal is lost, or an older copy of it was put back
 
 With simulate = \"2s\" in the part [scheduler] it decides and logs, but lends nothing.
 docs/admin.md sets a site up.";
@@ -49,6 +63,20 @@ fn share_memory() {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);
     }
+}
+
+/// Asks a person whether another scheduler is replaced.
+fn confirmed(conflict: &Conflict) -> bool {
+    use std::io::{BufRead, IsTerminal, Write};
+    eprint!("{}", conflict.in_words());
+    if !std::io::stdin().is_terminal() {
+        eprintln!("ondeck serve: this takes the other scheduler's place for good; say so with --yes");
+        return false;
+    }
+    eprint!("This takes the other scheduler's place for good. Write `take over` to go on: ");
+    let mut line = String::new();
+    let asked = std::io::stderr().flush().and_then(|()| std::io::stdin().lock().read_line(&mut line));
+    asked.is_ok() && line.trim() == "take over"
 }
 
 pub fn serve(args: &ServeArgs) -> ExitCode {
@@ -92,7 +120,9 @@ pub fn serve(args: &ServeArgs) -> ExitCode {
     }
     log_to_stderr(args.log);
     share_memory();
-    match ondeck_scheduler::serve(&config) {
+    let confirm = |conflict: &Conflict| args.yes || confirmed(conflict);
+    let take_over: Option<&dyn Fn(&Conflict) -> bool> = if args.take_over { Some(&confirm) } else { None };
+    match ondeck_scheduler::serve(&config, take_over) {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             eprintln!("ondeck serve: {error}");
