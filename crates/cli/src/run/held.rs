@@ -23,12 +23,20 @@ pub fn list() -> Result<u8> {
         }
         any = true;
         let text = std::fs::read_to_string(entry.path().join("state")).unwrap_or_default();
-        let alive = UnixStream::connect(entry.path().join("control")).is_ok();
-        // A run that is just beginning does not answer yet.
+        let alive = match UnixStream::connect(entry.path().join("control")) {
+            Ok(_) => true,
+            Err(error) if is_nobody(&error) => false,
+            // Its results may be held: nothing of it is removed because it can't be asked.
+            Err(error) => {
+                println!("{id}  can't be asked: {error}");
+                continue;
+            }
+        };
+        // A run that is just beginning does not answer yet. One that was made later than now was made by another clock.
         let young = entry
             .metadata()
             .and_then(|m| m.modified())
-            .is_ok_and(|made| made.elapsed().is_ok_and(|age| age < std::time::Duration::from_secs(60)));
+            .is_ok_and(|made| made.elapsed().map_or(true, |age| age < std::time::Duration::from_secs(60)));
         if !alive && young {
             println!("{id}  starting, or just ended");
             continue;
@@ -44,6 +52,11 @@ pub fn list() -> Result<u8> {
         println!("no runs");
     }
     Ok(exit::OK)
+}
+
+/// Whether nobody listens on a run's socket any more, or not yet.
+fn is_nobody(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
 /// Removes the directory of a run whose keeper is gone (killed with the whole machine or cgroup).

@@ -492,10 +492,12 @@ impl Keeper {
         let mut switched_outputs = Vec::new();
         let shared = &self.shared;
         let watchers = &mut self.watchers;
+        let (tell, told) = std::sync::mpsc::channel::<String>();
+        let mut interim_notes = Vec::new();
         let status = std::thread::scope(|scope| {
             if let Some(interval) = shared.plan.copy_out_interval {
                 let (ticker, interim) = (&ticker, &interim);
-                scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim));
+                scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim, &tell));
             }
             if deadline.is_set() {
                 scope.spawn(|| measure_rate(shared));
@@ -514,6 +516,10 @@ impl Keeper {
                     }
                 }
                 program::reap_orphans(pid as i32);
+                for text in told.try_iter() {
+                    watchers.warning(&text);
+                    interim_notes.push(text);
+                }
                 if let Ok(usage) = rustix::fs::fstatvfs(&namespaces.ram_disk) {
                     peak = peak.max((usage.f_blocks - usage.f_bfree) * usage.f_frsize);
                     full |= usage.f_bfree * usage.f_frsize < 64 << 10;
@@ -533,6 +539,7 @@ impl Keeper {
             ticker.stop();
             status
         });
+        self.report.notes.extend(interim_notes);
         for (index, mechanism) in switched_outputs {
             let path = self.shared.plan.directories[index].path.to_string_lossy().into_owned();
             self.watchers.note(&format!(
@@ -985,16 +992,62 @@ impl Shared {
         })
     }
 
-    /// Until the program ends: every `interval`, copies closed files to disk.
-    fn copy_out_regularly(&self, interval: Duration, ticker: &Ticker, progress: &Progress) {
+    /// Until the program ends: every `interval`, copies closed files to disk. A failure is no loss yet: the stage-out at
+    /// the end meets it again. But whoever asked for these copies relies on them, so it is told when they begin to fail,
+    /// and when they succeed again.
+    fn copy_out_regularly(
+        &self,
+        interval: Duration,
+        ticker: &Ticker,
+        progress: &Progress,
+        tell: &std::sync::mpsc::Sender<String>,
+    ) {
+        /// A file that changes while it is copied is copied by the next round.
+        const ROUNDS: u32 = 2;
+        let mut failed: std::collections::BTreeMap<usize, u32> = std::collections::BTreeMap::new();
         while ticker.wait(interval) {
             let outputs: Vec<_> = lock(&self.outputs).clone();
             for output in &outputs {
+                let before = lock(&self.findings).error_count;
+                // Of this round alone.
+                progress.errors.store(0, Relaxed);
                 output.homecoming.interim.store(true, Relaxed);
-                // A failure here is no loss yet: the final stage-out will meet it again, and tell.
-                let _ = self.copy_out(output, progress);
+                let copied = self.copy_out(output, progress);
                 output.homecoming.interim.store(false, Relaxed);
-                lock(&self.findings).errors.clear();
+                let errors = {
+                    let mut findings = lock(&self.findings);
+                    findings.error_count = before;
+                    std::mem::take(&mut findings.errors)
+                };
+                if progress.is_cancelled() {
+                    return;
+                }
+                let why = match copied {
+                    Ok(summary) if summary.errors == 0 => None,
+                    Ok(_) => Some(errors.first().cloned().unwrap_or_else(|| "an entry failed".to_owned())),
+                    Err(error) => Some(format!("{error:#}")),
+                };
+                let path = self.plan.directories[output.directory].path.display();
+                let rounds = failed.entry(output.directory).or_default();
+                let text = match why {
+                    Some(why) => {
+                        *rounds = rounds.saturating_add(1);
+                        (*rounds == ROUNDS).then(|| {
+                            format!(
+                                "{path}: the copies of --copy-out-interval fail ({why}); what the program has written since \
+                                 is in RAM alone until it can be copied"
+                            )
+                        })
+                    }
+                    None => {
+                        let had_failed = std::mem::take(rounds) >= ROUNDS;
+                        had_failed.then(|| format!("{path}: the copies of --copy-out-interval succeed again"))
+                    }
+                };
+                if let Some(text) = text {
+                    // Nobody hears it once the program has ended.
+                    let _ = tell.send(text);
+                }
             }
         }
     }

@@ -268,7 +268,7 @@ fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
 
 /// A filesystem mounted inside an output directory would be hidden by what is mounted over that, or synced by nobody.
 fn refuse_mounts_below(directories: &[Directory]) -> Result<()> {
-    let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
+    let mounts = std::fs::read("/proc/self/mountinfo").context("can't read /proc/self/mountinfo")?;
     for line in mounts.split(|b| *b == b'\n') {
         let Some(point) = line.split(|b| *b == b' ').nth(4) else { continue };
         let point = PathBuf::from(OsString::from_vec(unescape_octal(point)));
