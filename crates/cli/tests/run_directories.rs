@@ -436,3 +436,36 @@ fn attributes_that_are_called_like_an_overlays_own_come_home_under_their_names()
         scene.assert_clean();
     });
 }
+
+#[test]
+fn an_archive_of_results_holds_nothing_of_an_overlays_own() {
+    for who in everyone() {
+        let root = who == Who::Me && is_root();
+        let scene = Scene::new(who);
+        scene.dir("out");
+        scene.dir("out/sub");
+        for name in ["gone", "sub/file", "sub/gone"] {
+            scene.file(&format!("out/{name}"), "before");
+        }
+        let own = if root { "trusted.overlay.foo" } else { "user.overlay.foo" };
+        scene.script(
+            "job.sh",
+            &format!(
+                "#!/bin/sh\n#RSA_DATA_OUT={}\n#RSA_PACK=tar\nset -e\nrm out/gone out/sub/gone; echo more >> out/sub/file\n\
+                 setfattr -n {own} -v y out/sub; setfattr -n {own} -v y out/sub/file; setfattr -n user.plain -v y out/sub\n",
+                scene.path("out").display()
+            ),
+        );
+        scene.run(&["run", "--existing", "overlay", "--report", "report", "job.sh"]).assert_code(0);
+        let archive = format!("out/results-{}.tar", scene.report("report")["id"].as_str().unwrap());
+        let listed = tool("tar", &["-tf", at(&scene.path(&archive))]);
+        assert!(!listed.contains("gone") && listed.contains("sub/file"), "{who:?} {listed}");
+        scene.run(&["stage", "--unpack", &archive, "unpacked"]).assert_code(0);
+        let mut wanted = vec![format!("{own}=\"y\""), "user.plain=\"y\"".to_owned()];
+        wanted.sort();
+        assert_eq!(xattrs(&scene.path("unpacked/sub")), wanted, "{who:?}");
+        assert_eq!(xattrs(&scene.path("unpacked/sub/file")), [format!("{own}=\"y\"")], "{who:?}");
+        assert_eq!(xattrs(&scene.path("unpacked")), Vec::<String>::new(), "{who:?}");
+        scene.assert_clean();
+    }
+}

@@ -205,7 +205,7 @@ fn overlay_prefix() -> &'static [u8] {
 /// The name that an extended attribute in an overlay's layer has for the program; none if it is the overlay's own.
 ///
 /// What a program calls like that is escaped by the kernel (Linux 6.7; before, it is refused with EOPNOTSUPP).
-fn seen_through_overlay(name: &CStr) -> Option<CString> {
+pub fn seen_through_overlay(name: &CStr) -> Option<CString> {
     let prefix = overlay_prefix();
     match name.to_bytes().strip_prefix(prefix) {
         None => Some(name.to_owned()),
@@ -913,7 +913,8 @@ impl MergePolicy for Homecoming {
     }
 }
 
-fn is_whiteout(stat: &Stat) -> bool {
+/// Whether it is an overlay's mark for an entry that was deleted.
+pub fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 

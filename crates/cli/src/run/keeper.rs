@@ -31,7 +31,9 @@ use ondeck_transfer::{
 use rustix::fs::{FileType, Mode, OFlags, Timespec};
 
 use super::deadline::{Deadline, measure_rate};
-use super::homecoming::{Baseline, Homecoming, Loosened, Mechanism, remove_marks};
+use super::homecoming::{
+    Baseline, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
+};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
 use super::program::{self, Surroundings};
@@ -965,9 +967,13 @@ impl Shared {
     /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
     fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
-        // An archive can't hold sockets, and nobody listens on them any more.
+        let overlay = output.homecoming.mechanism == Mechanism::Overlay;
+        // An archive can't hold sockets, and nobody listens on them any more. An overlay's marks for deletions mean
+        // nothing outside of it.
         survey(output.ram.as_fd(), &mut |visit| {
-            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
+            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket
+                || overlay && is_whiteout(visit.stat)
+            {
                 rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
             }
             Ok(Descend::Yes)
@@ -976,7 +982,11 @@ impl Shared {
         let events = |event: Event<'_>| self.record(directory, Some(output), &event);
         let monitor = Monitor { progress, event: &events };
         let name = CString::new(format!("results-{}.{format}", self.id))?;
-        let options = PackOptions { threads: self.options.threads, ..PackOptions::default() };
+        let options = PackOptions {
+            threads: self.options.threads,
+            xattr_name: overlay.then_some(seen_through_overlay),
+            ..PackOptions::default()
+        };
         let packed =
             pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)
                 .map_err(|error| anyhow!("{error}"))?;
