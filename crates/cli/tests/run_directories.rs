@@ -469,3 +469,57 @@ fn an_archive_of_results_holds_nothing_of_an_overlays_own() {
         scene.assert_clean();
     }
 }
+
+#[test]
+fn an_acl_that_names_others_is_no_obstacle_and_stays() {
+    for who in everyone() {
+        for how in ["auto", "copy"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            tool("setfacl", &["-m", "u:20003:rwx", at(&scene.path("out"))]);
+            tool("setfacl", &["-d", "-m", "u:20003:rwx", at(&scene.path("out"))]);
+            scene.file("out/file", "before");
+            let ran = scene.run_shell(
+                &["--data-out", "out", "--existing", how],
+                "set -e; echo more >> out/file; echo new > out/new; mkdir out/dir; echo x > out/dir/x",
+            );
+            ran.assert_code(0);
+            assert_eq!(scene.read("out/file"), "beforemore\n", "{who:?} {how}");
+            let found = acl(&scene.path("out"));
+            for entry in ["user:20003:rwx", "default:user:20003:rwx"] {
+                assert!(found.contains(&entry.to_owned()), "{who:?} {how} {found:?}");
+            }
+            if who == Who::User && is_root() {
+                let ran = scene.run_shell(&["--data-out", "out", "--existing", "overlay"], "true");
+                ran.assert_code(125).assert_says("has an ACL that names others");
+            }
+            scene.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn after_a_switch_the_attributes_of_directories_that_were_made_before_it_come_home() {
+    for who in everyone() {
+        let scene = Scene::new(who);
+        scene.dir("in");
+        scene.file("in/a", "input");
+        scene.dir("out");
+        scene.dir("out/old");
+        let script = format!(
+            "set -e
+             mkdir out/early; echo x > out/early/x; setfattr -n user.gone -v y out/early
+             while test $(stat -f -c %T out) != overlayfs; do sleep 0.05; done
+             for d in out/early out/old; do echo y > $d/y; setfattr -n user.late -v y $d; touch -d {OLD} $d; done
+             setfattr -x user.gone out/early"
+        );
+        scene.run_shell(&["--data-in", "in", "--data-out", "out", "--delay", "1"], &script).assert_code(0);
+        for name in ["out/early", "out/old"] {
+            let path = scene.path(name);
+            assert_eq!(scene.read(&format!("{name}/y")), "y\n");
+            assert_eq!(modified(&path), OLD_SECONDS, "{who:?} {name}");
+            assert_eq!(xattrs(&path), ["user.late=\"y\""], "{who:?} {name}");
+        }
+        scene.assert_clean();
+    }
+}

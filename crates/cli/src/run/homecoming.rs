@@ -232,6 +232,23 @@ pub struct Before {
     directories: HashMap<u128, Appearance>,
     /// Whether an overlay would take something in it for its own.
     pub has_marks: bool,
+    /// The first directory with an ACL that names users or groups other than the caller's own.
+    pub acl_of_others: Option<Vec<u8>>,
+}
+
+/// Whether an ACL, as the kernel gives it (acl(5), linux/posix_acl_xattr.h), names another user or group than the caller's.
+fn names_others(acl: &[u8]) -> bool {
+    const USER: u16 = 0x02;
+    const GROUP: u16 = 0x08;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    acl.get(4..).unwrap_or_default().as_chunks::<8>().0.iter().any(|[tag, more, _, _, id @ ..]| {
+        let id = u32::from_le_bytes(*id);
+        match u16::from_le_bytes([*tag, *more]) {
+            USER => id != uid,
+            GROUP => id != gid,
+            _ => false,
+        }
+    })
 }
 
 impl Before {
@@ -243,6 +260,7 @@ impl Before {
         self.has_marks |= is_whiteout(visit.stat);
         if is_directory(visit.stat) {
             let xattrs = xattrs_if_readable(visit.dir, visit.name)?;
+            self.note_acls(visit.path, &xattrs);
             let mut seen = Vec::new();
             for (name, value) in &xattrs {
                 match seen_through_overlay(name) {
@@ -254,6 +272,33 @@ impl Before {
             self.directories.insert(key(visit.path), Appearance::of(visit.stat, seen));
         }
         Ok(())
+    }
+
+    fn note_acls(&mut self, path: &[u8], xattrs: &Xattrs) {
+        let others = |(name, value): &(CString, Vec<u8>)| {
+            name.to_bytes().starts_with(b"system.posix_acl_") && names_others(value)
+        };
+        if self.acl_of_others.is_none() && xattrs.iter().any(others) {
+            self.acl_of_others = Some(path.to_vec());
+        }
+    }
+
+    /// Notes the directory itself.
+    pub fn note_top(&mut self, directory: BorrowedFd<'_>) -> io::Result<()> {
+        self.note_acls(b"", &ondeck_transfer::xattrs_of(directory)?);
+        Ok(())
+    }
+
+    /// What is to be remembered of all that a directory holds, without what is `nested`.
+    pub fn of(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
+        let mut before = Before::default();
+        survey(directory, &mut |visit| {
+            if nested.iter().any(|nested| nested == visit.path) {
+                return Ok(Descend::No);
+            }
+            before.note(visit).map(|()| Descend::Yes)
+        })?;
+        Ok(before)
     }
 
     /// The files with several names below a directory, as far as it can be read. Without what is `nested`.
@@ -953,6 +998,24 @@ fn is_open_for_writing(place: &Place<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_acl_names_others_if_it_has_an_entry_of_a_user_or_group_that_is_not_the_callers() {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let acl = |entries: &[(u16, u32)]| {
+            let mut value = 2_u32.to_le_bytes().to_vec();
+            for (tag, id) in entries {
+                value.extend([tag.to_le_bytes(), 7_u16.to_le_bytes()].concat());
+                value.extend(id.to_le_bytes());
+            }
+            value
+        };
+        let none = u32::MAX;
+        assert!(!names_others(&acl(&[(1, none), (2, uid), (4, none), (8, gid), (16, none), (32, none)])));
+        assert!(names_others(&acl(&[(1, none), (2, uid + 1), (4, none)])));
+        assert!(names_others(&acl(&[(1, none), (8, gid + 1)])));
+        assert!(!names_others(b""));
+    }
 
     #[test]
     fn a_baseline_is_read_as_it_was_written() {

@@ -32,7 +32,7 @@ use rustix::fs::{FileType, Mode, OFlags, Timespec};
 
 use super::deadline::{Deadline, measure_rate};
 use super::homecoming::{
-    Baseline, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
+    Baseline, Before, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
 };
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
@@ -396,8 +396,14 @@ impl Keeper {
         for index in 0..self.shared.plan.directories.len() {
             let directory = &self.shared.plan.directories[index];
             if directory.output {
-                let output =
-                    self.shared.prepare_output(namespaces, index, directory.mechanism, directory.since)?;
+                let before = directory.before.clone();
+                let output = self.shared.prepare_output(
+                    namespaces,
+                    index,
+                    directory.mechanism,
+                    directory.since,
+                    before,
+                )?;
                 lock(&self.shared.outputs).push(std::sync::Arc::new(output));
             }
         }
@@ -840,6 +846,7 @@ impl Shared {
         index: usize,
         mechanism: Mechanism,
         since: (i64, i64),
+        before: Arc<Before>,
     ) -> Result<Output> {
         let directory = &self.plan.directories[index];
         let slot = slot_name(index);
@@ -860,7 +867,7 @@ impl Shared {
         };
         let baseline = match (mechanism, &staged) {
             (Mechanism::Mirror, None) => Baseline::default(),
-            _ => Baseline::of(ram.as_fd(), staged.as_deref(), directory.before.clone())?,
+            _ => Baseline::of(ram.as_fd(), staged.as_deref(), before)?,
         };
         Ok(Output {
             directory: index,

@@ -584,6 +584,15 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
     .map_err(|(path, error)| {
         anyhow::anyhow!("{} in it can't be read: {error}", OsStr::from_bytes(&path).display())
     })?;
+    // Changing anything that has one copies it into RAM with its ACL, for which a user namespace has no names.
+    if own.is_some() && foreign.is_none() {
+        before.note_top(directory.disk.as_fd())?;
+        foreign =
+            before.acl_of_others.as_deref().map(|path| match OsStr::from_bytes(path).display().to_string() {
+                name if name.is_empty() => "it has an ACL that names others".to_owned(),
+                name => format!("`{name}` in it has an ACL that names others"),
+            });
+    }
     let outside = missing.values().filter(|missing| **missing > 0).count();
     Ok(Seen { content, foreign, before, outside })
 }
