@@ -174,6 +174,8 @@ fn xattrs_if_readable(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Xatt
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Xattrs::new()),
         // It was removed meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Xattrs::new()),
+        // Some filesystems list what they don't give.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Xattrs::new()),
         other => other,
     }
 }
@@ -283,6 +285,12 @@ impl Before {
         }
     }
 
+    /// Forgets the directories, which are known from RAM where all of them are copied there.
+    pub fn without_directories(mut self) -> Before {
+        self.directories = HashMap::new();
+        self
+    }
+
     /// Notes the directory itself.
     pub fn note_top(&mut self, directory: BorrowedFd<'_>) -> io::Result<()> {
         self.note_acls(b"", &ondeck_transfer::xattrs_of(directory)?);
@@ -389,12 +397,30 @@ pub struct Baseline {
     directories: HashMap<u128, Appearance>,
     /// What is remembered of the disk.
     before: Arc<Before>,
+    /// Of what kinds extended attributes can be in RAM: the beginnings of their names.
+    held: Vec<&'static [u8]>,
+}
+
+/// Of what kinds the extended attributes of a directory in RAM can be: tmpfs has no `user.*` before Linux 6.6.
+fn held_in(ram: BorrowedFd<'_>) -> Vec<&'static [u8]> {
+    let mut held: Vec<&[u8]> = vec![b"trusted."];
+    let probe = c"user.ondeck-probe";
+    if fs::fsetxattr(ram, probe, b"", fs::XattrFlags::empty()).is_ok() && fs::fremovexattr(ram, probe).is_ok()
+    {
+        held.push(b"user.");
+    }
+    if fs::fgetxattr(ram, c"system.posix_acl_access", &mut [0_u8; 0]) != Err(Errno::OPNOTSUPP) {
+        held.push(b"system.posix_acl_");
+    }
+    held
 }
 
 impl Baseline {
     /// Remembers `ram` itself, and with the manifest of its stage-in every entry below it.
     pub fn of(ram: BorrowedFd<'_>, staged: Option<&Path>, before: Arc<Before>) -> io::Result<Baseline> {
         let (mut entries, mut directories) = (HashMap::new(), HashMap::new());
+        // First, because it changes when the directory was changed last.
+        let held = held_in(ram);
         let root = fs::fstat(ram)?;
         entries.insert(key(b""), Staged::of(&root));
         let xattrs = xattrs_of(ram)?;
@@ -423,7 +449,7 @@ impl Baseline {
                 entry.digest = entry.digest.or_else(|| by_inode.get(&entry.inode).copied());
             }
         }
-        Ok(Baseline { entries, directories, before })
+        Ok(Baseline { entries, directories, before, held })
     }
 }
 
@@ -488,7 +514,8 @@ impl Baseline {
             }
             Some(())
         })?;
-        Ok(Baseline { entries, directories, before: Arc::new(before) })
+        // Nothing that is kept in a file is of an overlay.
+        Ok(Baseline { entries, directories, before: Arc::new(before), held: Vec::new() })
     }
 
     /// Whether nothing was done to the top since, or it is not known.
@@ -746,6 +773,15 @@ impl Homecoming {
         (set && left != shown.accessed && left != accessed_at(merged.target)).then_some(left)
     }
 
+    /// Whether an extended attribute that a directory in RAM does not have any more was removed by the program. An overlay
+    /// leaves out what RAM can't hold when it copies a directory there, such as a filesystem's own.
+    fn can_be_removed(&self, name: &CStr) -> bool {
+        let name = name.to_bytes();
+        let held = self.mechanism != Mechanism::Overlay
+            || self.baseline.held.iter().any(|kind| name.starts_with(kind));
+        held && !name.starts_with(b"security.")
+    }
+
     /// What the program changed of a directory's extended attributes.
     fn changed_xattrs(&self, merged: &Merged<'_>) -> io::Result<Vec<(CString, Option<Vec<u8>>)>> {
         let shown = self.shown(merged.path);
@@ -763,9 +799,9 @@ impl Homecoming {
             return Ok(Vec::new());
         }
         let theirs = xattrs_of(merged.target_dir)?;
-        let removed = theirs
-            .iter()
-            .filter(|(name, _)| before(name).is_some() && !left.iter().any(|(kept, _)| kept == name));
+        let removed = theirs.iter().filter(|(name, _)| {
+            before(name).is_some() && self.can_be_removed(name) && !left.iter().any(|(kept, _)| kept == name)
+        });
         let mut changes: Vec<_> = removed.map(|(name, _)| (name.clone(), None)).collect();
         for (name, value) in left {
             let same = theirs.iter().any(|(theirs, found)| *theirs == name && *found == value);
@@ -1045,7 +1081,9 @@ mod tests {
         let content = Content { size: 7, modified: (-1, 999_999_999), mode: 0o100_600, owner: (5, 6) };
         let linked = HashMap::from([(key(b"l"), Linked { inode: u64::MAX, names: 3, content })]);
         let before = Arc::new(Before { linked: linked.clone(), ..Before::default() });
-        Baseline { entries, directories: directories.clone(), before }.write(&path).unwrap();
+        Baseline { entries, directories: directories.clone(), before, held: Vec::new() }
+            .write(&path)
+            .unwrap();
         let found = Baseline::read(&path).unwrap();
         assert_eq!((&found.directories, &found.before.linked), (&directories, &linked));
         let found = found.entries;

@@ -406,6 +406,7 @@ fn decide(
             seen.remember(directory, notes);
         }
         directory.mechanism = if directory.output { Mechanism::Mirror } else { Mechanism::Disk };
+        forget_directories(directory);
         return Ok(());
     }
     let empty = is_empty(&directory.disk)?;
@@ -464,7 +465,15 @@ fn decide(
             Mechanism::Overlay
         }
     };
+    if directory.mechanism == Mechanism::Mirror {
+        forget_directories(directory);
+    }
     Ok(())
+}
+
+fn forget_directories(directory: &mut Directory) {
+    let before = std::mem::take(&mut directory.before);
+    directory.before = Arc::new(Arc::unwrap_or_clone(before).without_directories());
 }
 
 /// An output directory of somebody else is the caller's own in RAM: the program can do to it what it can't on disk.
