@@ -21,7 +21,7 @@ use crate::error::{During, Fault, StageError};
 use crate::file::{LargeFile, TRIES, kept_changing};
 use crate::links::{Links, Role, Waiting};
 use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
-use crate::merge::{Action, DirectoryAction, MergePolicy, Place};
+use crate::merge::{Action, DirectoryAction, MergePolicy, Merged, Place};
 use crate::progress::{Event, Monitor};
 use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
@@ -836,7 +836,11 @@ impl Engine<'_> {
         let mut hands_down_acl = false;
         let mut target_stat = None;
         if let Some(target) = &entered.target {
-            target_stat = Some(fs::fstat(target).during("opening it in the target")?);
+            let mut stat = fs::fstat(target).during("opening it in the target")?;
+            if let Some(mode) = entered.restore_mode {
+                stat.st_mode = stat.st_mode & libc::S_IFMT | mode;
+            }
+            target_stat = Some(stat);
             if self.options.ownership == Ownership::Preserve {
                 match entered.kind {
                     Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
@@ -906,10 +910,16 @@ impl Engine<'_> {
             return Ok(());
         }
         let fds = node.fds(&self.budget)?;
-        let path = node.path();
+        let completed = self.complete_target(node, &fds);
+        // Not before: reading the extended attributes of a directory needs the right to read it.
         if let Some(mode) = node.restore_source {
             fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
         }
+        completed
+    }
+
+    fn complete_target(&self, node: &Arc<DirNode>, fds: &DirFds) -> Result<(), Fault> {
+        let path = node.path();
         let Some(target) = &fds.target else { return Ok(()) };
         if node.delete && !node.incomplete.load(Ordering::Relaxed) {
             self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd(), node.kind == Kind::Resumed)?;
@@ -928,14 +938,32 @@ impl Engine<'_> {
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
         }
-        if let (Some(mode), false) = (node.restore_mode, node.attributes) {
+        let mut changed = false;
+        if let (Kind::Existing, false, Some(policy), Some(entered)) =
+            (node.kind, node.attributes, self.policy, &node.entered)
+        {
+            let have = fs::fstat(target).during("reading its attributes")?;
+            let changes = policy.changes(&Merged {
+                path: &path,
+                source_dir: fds.source.as_fd(),
+                source: &node.source,
+                target_dir: target.as_fd(),
+                entered,
+                target: &have,
+            });
+            let mut changes =
+                changes.map_err(|source| Fault { action: "reading its extended attributes", source })?;
+            changed = !changes.is_empty();
+            changes.mode = changes.mode.or(node.restore_mode);
+            lost = attributes::change(target.as_fd(), &have, &changes, &self.privilege);
+        } else if let (Some(mode), false) = (node.restore_mode, node.attributes) {
             fs::fchmod(target, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
         }
         if let Some(temporary) = &node.partial {
             self.show_directory(node, temporary)?;
         }
         self.counts.directories.fetch_add(1, Ordering::Relaxed);
-        if node.kind != Kind::Existing || node.attributes {
+        if node.kind != Kind::Existing || node.attributes || changed {
             self.counts.made_directories.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(policy) = self.policy {

@@ -46,7 +46,7 @@ pub mod survey;
 mod throttle;
 pub mod verify;
 
-pub use attributes::copy_directory_attributes;
+pub use attributes::{copy_directory_attributes, xattrs_at, xattrs_of};
 pub use checksum::Checksum;
 pub use engine::{Roots, Summary, TargetRoot, stage, stage_roots};
 pub use error::{EntryError, StageError};

@@ -101,6 +101,7 @@ use self::restore::Restorer;
 use self::stream::{Source, Stream};
 use self::unpack::{Selection, Unpacker};
 use crate::Options;
+use crate::attributes::Xattr;
 use crate::dir::OPEN_DIRECTORY;
 use crate::error::Fault;
 use crate::progress::Monitor;
@@ -114,15 +115,25 @@ pub struct PackOptions {
     pub level: i32,
     /// Flush the archive to stable storage before it gets its name.
     pub sync: bool,
+    /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
+    pub xattr_name: Option<fn(&CStr) -> Option<CString>>,
 }
 
 impl Default for PackOptions {
     fn default() -> Self {
-        PackOptions { threads: 0, level: 3, sync: true }
+        PackOptions { threads: 0, level: 3, sync: true, xattr_name: None }
     }
 }
 
 impl PackOptions {
+    /// The extended attributes that are packed, by their names in the archive.
+    fn packed(&self, mut xattrs: Vec<Xattr>) -> Vec<Xattr> {
+        if let Some(packed) = self.xattr_name {
+            xattrs.retain_mut(|xattr| packed(&xattr.name).map(|name| xattr.name = name).is_some());
+        }
+        xattrs
+    }
+
     fn worker_count(&self) -> usize {
         workers(self.threads)
     }

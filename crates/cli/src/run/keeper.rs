@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -28,10 +28,12 @@ use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
     stage_roots,
 };
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Timespec};
 
 use super::deadline::{Deadline, measure_rate};
-use super::homecoming::{Baseline, Homecoming, Mechanism};
+use super::homecoming::{
+    Baseline, Before, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
+};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
 use super::program::{self, Surroundings};
@@ -66,6 +68,8 @@ pub struct Shared {
     pub dir: PathBuf,
     /// The output directories that are in RAM, by index into the plan.
     pub outputs: Mutex<Vec<std::sync::Arc<Output>>>,
+    /// What was done to names of files that have several, which may be in several output directories.
+    loosened: Arc<Loosened>,
     /// Events of single entries, for the report.
     findings: Mutex<Findings>,
 }
@@ -159,6 +163,7 @@ impl Keeper {
                 id,
                 dir,
                 outputs: Mutex::default(),
+                loosened: Arc::default(),
                 findings: Mutex::default(),
             },
             watchers,
@@ -391,8 +396,14 @@ impl Keeper {
         for index in 0..self.shared.plan.directories.len() {
             let directory = &self.shared.plan.directories[index];
             if directory.output {
-                let output =
-                    self.shared.prepare_output(namespaces, index, directory.mechanism, directory.since)?;
+                let before = directory.before.clone();
+                let output = self.shared.prepare_output(
+                    namespaces,
+                    index,
+                    directory.mechanism,
+                    directory.since,
+                    before,
+                )?;
                 lock(&self.shared.outputs).push(std::sync::Arc::new(output));
             }
         }
@@ -628,7 +639,10 @@ impl Keeper {
         let shared = &self.shared;
         let untouched =
             output.homecoming.mechanism == Mechanism::Bind && lock(&output.homecoming.ours).is_empty();
-        if untouched && is_empty(&output.ram).is_ok_and(|empty| empty) {
+        if untouched
+            && is_empty(&output.ram).is_ok_and(|empty| empty)
+            && output.homecoming.is_top_as_shown(output.ram.as_fd()).is_ok_and(|same| same)
+        {
             return Ok((0, 0));
         }
         let progress = Progress::new();
@@ -839,6 +853,7 @@ impl Shared {
         index: usize,
         mechanism: Mechanism,
         since: (i64, i64),
+        before: Arc<Before>,
     ) -> Result<Output> {
         let directory = &self.plan.directories[index];
         let slot = slot_name(index);
@@ -851,13 +866,15 @@ impl Shared {
             }
             Mechanism::Overlay => {
                 rustix::fs::mkdirat(&namespaces.ram_disk, work_name(index), Mode::RWXU)?;
-                self.make_slot(namespaces, index)?
+                let ram = self.make_slot(namespaces, index)?;
+                remove_marks(ram.as_fd())?;
+                ram
             }
             Mechanism::Bind | Mechanism::Disk => self.make_slot(namespaces, index)?,
         };
         let baseline = match (mechanism, &staged) {
             (Mechanism::Mirror, None) => Baseline::default(),
-            _ => Baseline::of(ram.as_fd(), staged.as_deref())?,
+            _ => Baseline::of(ram.as_fd(), staged.as_deref(), before)?,
         };
         Ok(Output {
             directory: index,
@@ -873,7 +890,7 @@ impl Shared {
                 ours: Mutex::default(),
                 made: Mutex::default(),
                 salvage: false,
-                loosened: Mutex::default(),
+                loosened: self.loosened.clone(),
             },
             home: AtomicBool::new(false),
             detached: AtomicBool::new(false),
@@ -964,9 +981,13 @@ impl Shared {
     /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
     fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
-        // An archive can't hold sockets, and nobody listens on them any more.
+        let overlay = output.homecoming.mechanism == Mechanism::Overlay;
+        // An archive can't hold sockets, and nobody listens on them any more. An overlay's marks for deletions mean
+        // nothing outside of it.
         survey(output.ram.as_fd(), &mut |visit| {
-            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
+            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket
+                || overlay && is_whiteout(visit.stat)
+            {
                 rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
             }
             Ok(Descend::Yes)
@@ -975,7 +996,11 @@ impl Shared {
         let events = |event: Event<'_>| self.record(directory, Some(output), &event);
         let monitor = Monitor { progress, event: &events };
         let name = CString::new(format!("results-{}.{format}", self.id))?;
-        let options = PackOptions { threads: self.options.threads, ..PackOptions::default() };
+        let options = PackOptions {
+            threads: self.options.threads,
+            xattr_name: overlay.then_some(seen_through_overlay),
+            ..PackOptions::default()
+        };
         let packed =
             pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)
                 .map_err(|error| anyhow!("{error}"))?;
@@ -1133,7 +1158,8 @@ pub fn make_mount_point(copy: &OwnedFd, path: &[u8]) -> io::Result<()> {
     let mut dir = rustix::io::fcntl_dupfd_cloexec(copy, 0)?;
     for name in path.split(|b| *b == b'/') {
         let name = CString::new(name)?;
-        let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;
+        let before = rustix::fs::fstat(&dir)?;
+        let mode = before.st_mode & 0o7777;
         let made = match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
             // A copy of a directory that its owner may not write to.
             Err(rustix::io::Errno::ACCESS) => {
@@ -1145,13 +1171,23 @@ pub fn make_mount_point(copy: &OwnedFd, path: &[u8]) -> io::Result<()> {
             other => other,
         };
         match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) => keep_times(&dir, &before)?,
+            Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         dir = rustix::fs::openat(&dir, &*name, flags, Mode::empty())?;
     }
     Ok(())
+}
+
+/// Nothing was written to a directory as far as the program is concerned.
+fn keep_times(dir: &OwnedFd, stat: &rustix::fs::Stat) -> io::Result<()> {
+    let times = rustix::fs::Timestamps {
+        last_access: Timespec { tv_sec: stat.st_atime as _, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ },
+    };
+    Ok(rustix::fs::futimens(dir, &times)?)
 }
 
 fn used_of(ram_disk: &OwnedFd) -> Option<Bytes> {

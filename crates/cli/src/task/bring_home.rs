@@ -119,7 +119,11 @@ impl Worker<'_> {
         let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
-        if filled.mechanism == Mechanism::Bind && filled.ours.is_empty() && is_empty(&slot) {
+        if filled.mechanism == Mechanism::Bind
+            && filled.ours.is_empty()
+            && is_empty(&slot)
+            && filled.baseline.is_top_as_shown(slot.as_fd()).is_ok_and(|same| same)
+        {
             return Ok(());
         }
         let homecoming = Homecoming {
@@ -132,7 +136,7 @@ impl Worker<'_> {
             ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
             salvage,
-            loosened: Mutex::default(),
+            loosened: self.loosened.clone(),
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
