@@ -126,10 +126,7 @@ impl SlurmSetup {
             ("AuthInfo", &format!("socket={}", munge_socket.display())),
             ("CredType", "cred/munge"),
             // Each host has control groups of its own.
-            (
-                "ProctrackType",
-                if control::available() { "proctrack/cgroup" } else { "proctrack/linuxproc" },
-            ),
+            ("ProctrackType", if control::available() { "proctrack/cgroup" } else { "proctrack/linuxproc" }),
             ("TaskPlugin", "task/none"),
             ("JobAcctGatherType", "jobacct_gather/none"),
             ("AccountingStorageType", "accounting_storage/none"),

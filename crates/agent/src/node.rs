@@ -497,7 +497,9 @@ impl Node {
         }
         let allocated = matches!(request.step, Step::Allocate)
             .then(|| Allocated { address: self.storage_address, ports: found.record().ports });
-        Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated })
+        let stopped_ms = matches!(request.step, Step::Thaw)
+            .then(|| found.stopped_for().map_or(0, |stopped| stopped.as_millis() as u64));
+        Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated, stopped_ms })
     }
 
     /// Forgets a RAM disk of which this node had the client alone, so that it may come back: a later step may mount it

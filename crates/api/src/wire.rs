@@ -171,6 +171,19 @@ pub enum Step {
     },
     /// Mount the RAM disk over all directories that were aimed at, by the descriptors that are held: all or none.
     Cover,
+    /// Stop all processes of a job of the RAM disk's owner on this node, for at most a second; refused if one of them holds
+    /// something of what is aimed at, or if not all can be stopped. They go on if nothing more is said.
+    Freeze {
+        /// The job's number.
+        job: u32,
+    },
+    /// Mount the RAM disk over all that is aimed at, while the job is stopped; refused if not all of its processes see it.
+    /// It is taken away when the job goes on, unless it was said to be kept.
+    CoverFrozen,
+    /// From now on what was mounted stays when the job goes on.
+    Keep,
+    /// Let the job go on.
+    Thaw,
     /// Ask whether files are open in what is covered: then it is refused with [`RefusalCode::Busy`]. Nothing changes.
     Busy,
     /// Take the RAM disk away from all directories that it covers, the innermost first: all or none.
@@ -215,6 +228,9 @@ pub struct StepDone {
     pub seconds: f64,
     /// After `Allocate`: where the server will listen.
     pub allocated: Option<Allocated>,
+    /// After `Thaw`: for how many milliseconds the job was stopped here.
+    #[serde(default)]
+    pub stopped_ms: Option<u64>,
 }
 
 /// What was reserved.

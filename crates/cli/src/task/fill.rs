@@ -25,7 +25,7 @@ impl Worker<'_> {
         if self.has_a_part() {
             // What is output, too, needs notes of every file, and is filled by one task.
             for directory in opened.iter().filter(|directory| !directory.wanted.output) {
-                self.copy_in(&opened, directory)?;
+                self.copy_in(&opened, directory, None)?;
             }
             self.check_gate()?;
             return Ok(None);
@@ -33,14 +33,16 @@ impl Worker<'_> {
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
-        let mut before = Vec::new();
+        let (mut before, mut again) = (Vec::new(), Vec::new());
         for directory in &opened {
+            // It may have been filled before: what changed at that very moment is not known to be copied.
+            again.push(kept::since(&directory.wanted.name).map(a_tick_before));
             kept::forget(&directory.wanted.name).map_err(no_notes)?;
             before.push(if directory.wanted.output { Some(self.before(directory)?) } else { None });
         }
         for (index, directory) in opened.iter().enumerate() {
             if Some(index) != scripted {
-                self.copy_in(&opened, directory)?;
+                self.copy_in(&opened, directory, again[index])?;
             }
         }
         // Last, because its processes live until the end of the task.
@@ -95,7 +97,12 @@ impl Worker<'_> {
         Ok((since, before))
     }
 
-    fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
+    fn copy_in(
+        &self,
+        all: &[Opened<'_>],
+        directory: &Opened<'_>,
+        again_from: Option<(i64, i64)>,
+    ) -> Result<(), Failure> {
         let name = &directory.wanted.name;
         let slot = if self.has_a_part() {
             kept::open_slot(&self.ram, name)
@@ -111,6 +118,7 @@ impl Worker<'_> {
             delete: !self.has_a_part(),
             // The job is shown it when it is done.
             unseen: true,
+            again_from,
             // The copies in RAM are the user's alone.
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.
@@ -216,6 +224,12 @@ impl Worker<'_> {
             self.capacity()
         ))
     }
+}
+
+/// So much earlier that no tick of a filesystem's clock is in between. Where it counts seconds, so does the time.
+fn a_tick_before((seconds, rest): (i64, i64)) -> (i64, i64) {
+    const TICK: i64 = 20_000_000;
+    if rest >= TICK { (seconds, rest - TICK) } else { (seconds - 1, rest + 1_000_000_000 - TICK) }
 }
 
 /// A number of entries in words.

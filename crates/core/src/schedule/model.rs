@@ -292,6 +292,9 @@ impl World {
                     Work::Mount => {
                         let refused = Outcome::Refused { why: String::new(), fault: Fault::User };
                         all.push(Happening::Ends(index, refused));
+                        if job.prolog == Prolog::Over {
+                            all.push(Happening::Ends(index, Outcome::Later { why: String::new() }));
+                        }
                     }
                     _ => {}
                 }
@@ -551,7 +554,7 @@ impl World {
             self.schedule.jobs()[&self.id(index)].salvage && !self.schedule.jobs()[&self.id(index)].broken;
         let physical = &mut self.physical[index];
         let done = matches!(outcome, Outcome::Done(_));
-        if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. })) {
+        if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. } | Outcome::Later { .. })) {
             (physical.mounted, physical.unsaved) = (false, false);
         }
         match work {
