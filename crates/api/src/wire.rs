@@ -392,6 +392,9 @@ pub enum Work {
         directories: Vec<Directory>,
         /// The user's script that fills the first input directory instead: `SCRIPT RAM_DISK_DIRECTORY DISK_DIRECTORY`.
         script: Option<PathBuf>,
+        /// The job runs and goes on to change them: what can't be copied now is left to the next time.
+        #[serde(default)]
+        moving: bool,
     },
     /// Puts into the RAM disk what a job that runs already has written to its output directories on disk since the fill,
     /// and what the RAM disk hides since it was mounted over them. Only what the RAM disk does not have is copied, nothing

@@ -40,7 +40,7 @@ const COUNTING: Duration = Duration::from_secs(10);
 /// The name of the task that fills a RAM disk.
 const FILL: &str = "fill";
 
-/// The name of the task that adds what was written meanwhile.
+/// The name of the task that fills it when the job has started meanwhile.
 const FILL_AGAIN: &str = "fill-again";
 
 /// How long a job that has started is compared with the disk.
@@ -82,14 +82,28 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StageIn => {
             // It makes input; without any there is nothing to make.
             let script = job.request.stage_in.clone().filter(|_| job.purpose != Purpose::Output);
-            let work = TaskWork::Fill { directories: directories(job), script };
+            let work =
+                |moving| TaskWork::Fill { directories: directories(job), script: script.clone(), moving };
             let nodes = allocation.nodes.clone();
-            let filled = stage(daemon, job, nodes.clone(), &id, FILL, work.clone(), until).await;
+            // A program that runs changes its output while it is copied. It is looked at once more before it is covered.
+            let moving = |job: &Job| {
+                let runs = job.job_state == JobState::Running && job.prolog == Prolog::Over;
+                runs && job.purpose == Purpose::Output
+            };
+            let filled = stage(daemon, job, nodes.clone(), &id, FILL, work(moving(job)), until).await;
+            let now = daemon.job(job.id);
             match (filled, job.job_state) {
-                (Outcome::Done(_), JobState::Running) => {
-                    // The job has gone on writing to disk meanwhile; what it wrote must be there when the RAM disk comes.
-                    stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await
+                (Outcome::Failed { .. }, _) if !moving(job) && now.as_ref().is_some_and(moving) => {
+                    stage(daemon, job, nodes, &id, FILL_AGAIN, work(true), until).await
                 }
+                (Outcome::Failed { why, blame, .. }, _)
+                    if job.purpose == Purpose::Output
+                        && now.is_some_and(|now| now.job_state == JobState::Running) =>
+                {
+                    // It may be the job itself that was in the way.
+                    Outcome::Failed { why, blame, fault: Fault::Again }
+                }
+                (Outcome::Done(text), JobState::Running) => Outcome::Done(text),
                 (Outcome::Done(text), _) => match too_tight(daemon, job, &id).await {
                     Ok(Some(why)) => Outcome::Tight(why),
                     Ok(None) => Outcome::Done(text),
@@ -395,7 +409,7 @@ impl Staging {
     /// What of the copy is whose; nothing if one task is to do it all.
     async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
         let (directories, home) = match work {
-            TaskWork::Fill { directories, script: None } => (directories.clone(), false),
+            TaskWork::Fill { directories, script: None, .. } => (directories.clone(), false),
             TaskWork::BringHome { directories, script: None, pack: None, .. } => (directories.clone(), true),
             _ => return Ok(Vec::new()),
         };

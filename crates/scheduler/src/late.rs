@@ -30,7 +30,10 @@ const SHORT: Duration = Duration::from_millis(300);
 const ROUNDS: usize = 6;
 
 /// How often it is tried to stop the job in one attempt, when what was in the way is over at once.
-const TRIES: usize = 3;
+const TRIES: usize = 4;
+
+/// Before it is.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// From the order to stop: when the last round must be done, when all must have mounted, and when all must have been told
 /// to keep it. A node takes everything away 850 ms after it has stopped.
@@ -50,6 +53,8 @@ enum Not {
     Now(String),
     /// It is as before.
     Yet(String),
+    /// It is as before, and so is what the user has to change.
+    Ever(String),
     /// It is not known what some nodes show.
     Known(String),
 }
@@ -78,18 +83,21 @@ pub(crate) async fn mount(
         }
         Err(faults) => return later(words(&faults)),
     }
-    if let Err(why) = late.prepare().await {
-        return later(why);
-    }
     let mut tries = 0;
     loop {
         tries += 1;
-        match late.once(tries).await {
+        let done = match late.prepare().await {
+            Ok(()) => late.once(tries).await,
+            Err(not) => Err(not),
+        };
+        match done {
             Ok(text) => return Outcome::Done(text),
             Err(Not::Now(why)) if tries < TRIES && Instant::now() + NEEDED < until => {
                 tracing::info!(job = %job.id, why, "its output was not covered; it is tried again at once");
+                tokio::time::sleep(PAUSE).await;
             }
             Err(Not::Now(why) | Not::Yet(why)) => return later(why),
+            Err(Not::Ever(why)) => return Outcome::Refused { why, fault: Fault::User },
             Err(Not::Known(why)) => return execute::failed(why, Fault::Again),
         }
     }
@@ -115,26 +123,44 @@ impl Late<'_> {
     }
 
     /// All that can be done before anything is copied.
-    async fn prepare(&self) -> Result<(), String> {
+    async fn prepare(&self) -> Result<(), Not> {
         let stray = self.daemon.fleet.take_away(self.layout, self.nodes(), self.until).await;
         if !stray.is_empty() {
-            return Err(words(&stray));
+            return Err(Not::Now(words(&stray)));
         }
         let servers = self.job.allocation.iter().flat_map(|found| found.nodes.clone()).collect::<Vec<_>>();
         let running = self.daemon.fleet.stop_tasks(&servers, self.id, ROUND).await;
         if !running.is_empty() {
-            return Err(words(&running));
+            return Err(Not::Now(words(&running)));
         }
         let faults = self.daemon.fleet.ready(self.layout, self.secret, self.nodes(), self.until).await;
-        if faults.is_empty() { Ok(()) } else { Err(words(&faults)) }
+        if !faults.is_empty() {
+            return Err(Not::Now(words(&faults)));
+        }
+        self.aim().await
+    }
+
+    /// Has all nodes open what will be covered.
+    async fn aim(&self) -> Result<(), Not> {
+        let aim = Step::Aim { covers: execute::covers(self.job) };
+        let faults = self.daemon.fleet.each_must(self.layout, self.nodes(), &aim, self.until).await;
+        if faults.is_empty() {
+            return Ok(());
+        }
+        let why = words(&faults);
+        if faults.iter().any(|fault| is_held(&fault.error)) {
+            Err(Not::Ever(why))
+        } else {
+            Err(Not::Now(why))
+        }
     }
 
     /// Copies what has changed on disk since it was last copied, removals included; tells how long it took.
-    async fn round(&self, name: &str) -> Result<Duration, String> {
+    async fn round(&self, name: &str, moving: bool) -> Result<Duration, String> {
         let nodes: Vec<NodeName> = self.job.allocation.iter().flat_map(|found| found.nodes.clone()).collect();
         let node = nodes.first().cloned().ok_or("it has no RSA nodes")?;
         let staging = Staging::new(self.daemon, self.job, self.id, nodes, self.until);
-        let work = TaskWork::Fill { directories: execute::directories(self.job), script: None };
+        let work = TaskWork::Fill { directories: execute::directories(self.job), script: None, moving };
         let began = Instant::now();
         match staging.task(&node, name, work, None).await {
             Ok(_) => Ok(began.elapsed()),
@@ -162,7 +188,7 @@ impl Late<'_> {
             if rounds == ROUNDS || began + last > end {
                 return Err(long(last));
             }
-            last = match tokio::time::timeout_at(end.into(), self.round(&name(rounds))).await {
+            last = match tokio::time::timeout_at(end.into(), self.round(&name(rounds), true)).await {
                 Ok(took) => took.map_err(Not::Yet)?,
                 Err(_) => return Err(long(began.elapsed())),
             };
@@ -171,11 +197,7 @@ impl Late<'_> {
                 break;
             }
         }
-        let aim = Step::Aim { covers: execute::covers(self.job) };
-        let faults = self.daemon.fleet.each_must(self.layout, self.nodes(), &aim, self.until).await;
-        if !faults.is_empty() {
-            return Err(Not::Yet(words(&faults)));
-        }
+        self.aim().await?;
         match self.daemon.workload_manager.details(self.job.id.job).await {
             Ok(details) if details.state == "RUNNING" => {}
             Ok(details) => return Err(Not::Yet(format!("the job is {}", details.state))),
@@ -195,7 +217,7 @@ impl Late<'_> {
         let job = self.job.id.job.0;
         self.must(&Step::Freeze { job }, began + COPIED).await?;
         let stopped = began.elapsed();
-        let copied = tokio::time::timeout_at((began + COPIED).into(), self.round(last_round)).await;
+        let copied = tokio::time::timeout_at((began + COPIED).into(), self.round(last_round, false)).await;
         let copied = match copied {
             Ok(Ok(took)) => took,
             Ok(Err(why)) => return Err(Not::Yet(why)),

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use ondeck_api::wire::Directory;
+use ondeck_api::wire::{Directory, Work};
 use ondeck_core::Bytes;
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{Event, Exclude, Monitor, Options, Roots, StageError, TargetRoot, stage_roots};
@@ -17,6 +17,9 @@ use super::work::{Opened, Worker, failed_for_room, is_no_room};
 use super::{Failure, kept};
 use crate::run::homecoming::{Before, clock_of};
 use crate::run::make_mount_point;
+
+/// Threads that copy what has changed since the last time.
+const ROUND_THREADS: usize = 8;
 
 impl Worker<'_> {
     /// Puts every directory's content into the RAM disk.
@@ -119,6 +122,8 @@ impl Worker<'_> {
             // The job is shown it when it is done.
             unseen: true,
             again_from,
+            // Small files over a network are waited for, not computed.
+            threads: if again_from.is_some() { ROUND_THREADS } else { 0 },
             // The copies in RAM are the user's alone.
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.
@@ -151,7 +156,7 @@ impl Worker<'_> {
         }
         let path = directory.path.display();
         match copied {
-            Ok(_) if self.failures().0 == 0 => Ok(()),
+            Ok(_) if self.failures().0 == 0 || self.is_moving() => Ok(()),
             Ok(_) => {
                 // If it is the RAM disk that fails, nothing is wrong with the files.
                 self.check_gate()?;
@@ -167,6 +172,11 @@ impl Worker<'_> {
             }
             Err(error) => Err(Failure::passing(format!("staging in {path}: {error}"))),
         }
+    }
+
+    /// Whether the job changes the directories meanwhile: it is filled once more before it is shown.
+    fn is_moving(&self) -> bool {
+        matches!(self.order.request.work, Work::Fill { moving: true, .. })
     }
 
     fn fill_by_script(
