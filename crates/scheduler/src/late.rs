@@ -27,7 +27,7 @@ use crate::execute::{self, Staging};
 const SHORT: Duration = Duration::from_millis(300);
 
 /// The most rounds of one attempt.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 12;
 
 /// How often it is tried to stop the job in one attempt, when what was in the way is over at once.
 const TRIES: usize = 4;
