@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ondeck_agent::fleet::NodeFault;
 use ondeck_agent::fleet::late::{Covered, has_refused, is_held};
 use ondeck_api::wire::{Step, Work as TaskWork};
-use ondeck_core::schedule::{Event, Fault, Job, Outcome, Purpose, Work};
+use ondeck_core::schedule::{Event, Fault, Job, JobState, Outcome, Purpose, Work};
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Layout, NodeName, RamDiskId, WaitPolicy};
 use ondeck_ramdisk::Secret;
@@ -25,6 +25,9 @@ use crate::execute::{self, Staging};
 
 /// A round that takes no longer is the last one before the job is stopped.
 const SHORT: Duration = Duration::from_millis(300);
+
+/// How often it is looked whether the job still runs.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The most rounds of one attempt.
 const ROUNDS: usize = 12;
@@ -72,7 +75,8 @@ pub(crate) async fn mount(
     let later = |why: String| Outcome::Later { why: plain(&why, MESSAGE) };
     if job.purpose != Purpose::Output {
         // Its Prolog has given up meanwhile.
-        return later("it has started without its input in RAM".into());
+        let why = "the job has started before its RAM disk was mounted".to_owned();
+        return Outcome::Refused { why, fault: Fault::Again };
     }
     match daemon.fleet.covered(id, &job.io_nodes, until).await {
         Ok(Covered::Nowhere) => {}
@@ -96,7 +100,10 @@ pub(crate) async fn mount(
                 tracing::info!(job = %job.id, why, "its output was not covered; it is tried again at once");
                 tokio::time::sleep(PAUSE).await;
             }
-            Err(Not::Now(why) | Not::Yet(why)) => return later(why),
+            Err(Not::Now(why) | Not::Yet(why)) => {
+                let running = late.stop_rounds().await;
+                return later(if running.is_empty() { why } else { format!("{why}; {}", words(&running)) });
+            }
             Err(Not::Ever(why)) => return Outcome::Refused { why, fault: Fault::User },
             Err(Not::Known(why)) => return execute::failed(why, Fault::Again),
         }
@@ -128,8 +135,7 @@ impl Late<'_> {
         if !stray.is_empty() {
             return Err(Not::Now(words(&stray)));
         }
-        let servers = self.job.allocation.iter().flat_map(|found| found.nodes.clone()).collect::<Vec<_>>();
-        let running = self.daemon.fleet.stop_tasks(&servers, self.id, ROUND).await;
+        let running = self.stop_rounds().await;
         if !running.is_empty() {
             return Err(Not::Now(words(&running)));
         }
@@ -162,11 +168,29 @@ impl Late<'_> {
         let staging = Staging::new(self.daemon, self.job, self.id, nodes, self.until);
         let work = TaskWork::Fill { directories: execute::directories(self.job), script: None, moving };
         let began = Instant::now();
-        match staging.task(&node, name, work, None).await {
-            Ok(_) => Ok(began.elapsed()),
-            Err(Outcome::Failed { why, .. }) => Err(why),
-            Err(_) => Err("it could not be copied".to_owned()),
+        let mut task = std::pin::pin!(staging.task(&node, name, work, None));
+        loop {
+            match tokio::time::timeout(LOOK, &mut task).await {
+                Ok(Ok(_)) => return Ok(began.elapsed()),
+                Ok(Err(Outcome::Failed { why, .. })) => return Err(why),
+                Ok(Err(_)) => return Err("it could not be copied".to_owned()),
+                // Its Epilogs wait for this to end.
+                Err(_) if !self.runs() => return Err("the job has ended".to_owned()),
+                Err(_) => {}
+            }
         }
+    }
+
+    fn runs(&self) -> bool {
+        let job = self.daemon.job(self.job.id);
+        job.is_some_and(|job| job.job_state == JobState::Running && job.ending.is_none())
+    }
+
+    /// Ends what still copies.
+    async fn stop_rounds(&self) -> Vec<NodeFault> {
+        let servers: Vec<NodeName> =
+            self.job.allocation.iter().flat_map(|found| found.nodes.clone()).collect();
+        self.daemon.fleet.stop_tasks(&servers, self.id, ROUND).await
     }
 
     /// One attempt.
@@ -230,12 +254,14 @@ impl Late<'_> {
         let kept = fleet.each_must(self.layout, self.nodes(), &Step::Keep, began + KEPT).await;
         if !kept.is_empty() {
             // Those who keep it don't, while nothing of the job runs.
-            let doubtful = kept.iter().any(|fault| !has_refused(&fault.error));
             let deadline = began + KEPT + Duration::from_millis(100);
             let left = fleet.take_away(self.layout, self.nodes(), deadline).await;
             let why = words(&kept);
-            let others = left.iter().any(|left| !kept.iter().any(|fault| fault.node == left.node));
-            return Err(if doubtful || others { Not::Known(why) } else { Not::Now(why) });
+            // One that has refused to keep it takes it away by itself.
+            let refused =
+                |node: &NodeName| kept.iter().any(|fault| fault.node == *node && has_refused(&fault.error));
+            let doubtful = left.iter().any(|fault| !refused(&fault.node));
+            return Err(if doubtful { Not::Known(why) } else { Not::Now(why) });
         }
         let said = fleet.each(self.layout, self.nodes(), &Step::Thaw, Instant::now() + NEEDED).await;
         let longest = said.iter().filter_map(|(_, said)| said.as_ref().ok()?.stopped_ms).max();
@@ -266,8 +292,7 @@ impl Late<'_> {
         let fleet = &self.daemon.fleet;
         // A node where the job is not stopped any more has nothing to undo.
         let _ = fleet.each(self.layout, self.nodes(), &Step::Thaw, began + NEEDED).await;
-        let servers = self.job.allocation.iter().flat_map(|found| found.nodes.clone()).collect::<Vec<_>>();
-        let running = fleet.stop_tasks(&servers, self.id, ROUND).await;
+        let running = self.stop_rounds().await;
         let left = fleet.take_away(self.layout, self.nodes(), Instant::now() + NEEDED).await;
         if !running.is_empty() || !left.is_empty() {
             // The next attempt begins with the same.

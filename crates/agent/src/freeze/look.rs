@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use ondeck_ramdisk::mounts::{Mount, mounted_of};
@@ -22,12 +23,14 @@ pub struct Place {
 }
 
 impl Place {
-    /// A directory at its real path, on a mount.
+    /// A directory that is open, at its real path and on a mount.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn of(real: &Path, mount: &Mount) -> io::Result<Place> {
-        let stat = statx(CWD, real, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    pub fn of(directory: impl AsFd, real: &Path, mount: &Mount) -> io::Result<Place> {
+        // By the descriptor: root can't reach every path.
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+        let stat = statx(directory, c"", flags, StatxFlags::TYPE)?;
         Ok(Place {
             real: real.to_owned(),
             device: (stat.stx_dev_major, stat.stx_dev_minor),

@@ -127,7 +127,7 @@ fn name_of(cover: &Cover, real: &Path) -> String {
 pub(super) struct Aimed {
     cover: Cover,
     pub(super) real: PathBuf,
-    directory: Arc<OwnedFd>,
+    pub(super) directory: Arc<OwnedFd>,
     /// The mount that it is on.
     pub(super) mount: u64,
 }

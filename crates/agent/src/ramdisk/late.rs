@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ondeck_ramdisk::{Build, EngineError};
 
+use super::covers::Aimed;
 use super::{RamDisk, all_mounts, lock, needs_mount};
 use crate::freeze::groups::{JobGroups, State};
 use crate::freeze::holder::Holder;
@@ -47,12 +48,13 @@ impl RamDisk {
             let aimed = aimed.as_ref().ok_or_else(|| {
                 EngineError::Refused(format!("nothing is aimed at for {} on this node; aim first", self.id()))
             })?;
-            let place = |real: &PathBuf, id: u64| {
-                let mount = mounts.iter().find(|mount| mount.id == id);
+            let place = |aimed: &Aimed| {
+                let mount = mounts.iter().find(|mount| mount.id == aimed.mount);
                 let mount = mount.ok_or_else(|| failed(io::Error::other("it is on no mount any more")))?;
-                Place::of(real, mount).map_err(|error| EngineError::io("look at", real, error))
+                Place::of(&aimed.directory, &aimed.real, mount)
+                    .map_err(|error| EngineError::io("look at", &aimed.real, error))
             };
-            aimed.iter().map(|aimed| place(&aimed.real, aimed.mount)).collect::<Result<_, _>>()?
+            aimed.iter().map(place).collect::<Result<_, _>>()?
         };
         if !needs_mount(build.layout) {
             return Err(EngineError::Refused("a simulated RAM disk covers nothing".into()));

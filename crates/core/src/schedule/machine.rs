@@ -472,6 +472,9 @@ impl Schedule {
     }
 }
 
+/// How many times as long it may take to cover the output of a job that runs.
+const LATE_MOUNTS: u32 = 3;
+
 /// After which times covering the output of a job that runs is tried again.
 const LATE_PAUSES: [Duration; 3] =
     [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(300)];
@@ -2004,7 +2007,13 @@ impl Step<'_> {
     fn work(&mut self, id: Incarnation, work: Work, state: RsaState) -> bool {
         self.schedule.last_task += 1;
         let number = self.schedule.last_task;
-        let task = Task { number, work, until: self.now.plus(self.limit(work)) };
+        let mut limit = self.limit(work);
+        let job = &self.schedule.jobs[&id];
+        if work == Work::Mount && job.prolog == Prolog::Over {
+            // What the job has written meanwhile is copied first.
+            limit *= LATE_MOUNTS;
+        }
+        let task = Task { number, work, until: self.now.plus(limit) };
         let job = self.job(id);
         job.task = Some(task);
         let prepares = work == Work::StageIn && job.purpose == Purpose::Output;
