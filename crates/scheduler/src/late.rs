@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::NodeFault;
 use ondeck_agent::fleet::late::{Covered, has_refused, is_held};
-use ondeck_api::wire::{Step, Work as TaskWork};
+use ondeck_api::wire::{RefusalCode, Step, Work as TaskWork};
 use ondeck_core::schedule::{Event, Fault, Job, JobState, Outcome, Purpose, Work};
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Layout, NodeName, RamDiskId, WaitPolicy};
@@ -58,6 +58,8 @@ enum Not {
     Yet(String),
     /// It is as before, and so is what the user has to change.
     Ever(String),
+    /// It is as before, and this RAM disk will never be shown: a node has forgotten it.
+    Here(String),
     /// It is not known what some nodes show.
     Known(String),
 }
@@ -105,6 +107,7 @@ pub(crate) async fn mount(
                 return later(if running.is_empty() { why } else { format!("{why}; {}", words(&running)) });
             }
             Err(Not::Ever(why)) => return Outcome::Refused { why, fault: Fault::User },
+            Err(Not::Here(why)) => return Outcome::Refused { why, fault: Fault::Again },
             Err(Not::Known(why)) => return execute::failed(why, Fault::Again),
         }
     }
@@ -125,13 +128,13 @@ struct Late<'a> {
 }
 
 impl Late<'_> {
-    fn nodes(&self) -> &[NodeName] {
+    fn shown_on(&self) -> &[NodeName] {
         &self.job.io_nodes
     }
 
     /// All that can be done before anything is copied.
     async fn prepare(&self) -> Result<(), Not> {
-        let stray = self.daemon.fleet.take_away(self.layout, self.nodes(), self.until).await;
+        let stray = self.daemon.fleet.take_away(self.layout, self.shown_on(), self.until).await;
         if !stray.is_empty() {
             return Err(Not::Now(words(&stray)));
         }
@@ -139,9 +142,11 @@ impl Late<'_> {
         if !running.is_empty() {
             return Err(Not::Now(words(&running)));
         }
-        let faults = self.daemon.fleet.ready(self.layout, self.secret, self.nodes(), self.until).await;
+        let faults = self.daemon.fleet.ready(self.layout, self.secret, self.shown_on(), self.until).await;
         if !faults.is_empty() {
-            return Err(Not::Now(words(&faults)));
+            let forgotten = |fault: &NodeFault| fault.error.code() == Some(RefusalCode::Fenced);
+            let why = words(&faults);
+            return Err(if faults.iter().any(forgotten) { Not::Here(why) } else { Not::Now(why) });
         }
         self.aim().await
     }
@@ -149,7 +154,7 @@ impl Late<'_> {
     /// Has all nodes open what will be covered.
     async fn aim(&self) -> Result<(), Not> {
         let aim = Step::Aim { covers: execute::covers(self.job) };
-        let faults = self.daemon.fleet.each_must(self.layout, self.nodes(), &aim, self.until).await;
+        let faults = self.daemon.fleet.each_must(self.layout, self.shown_on(), &aim, self.until).await;
         if faults.is_empty() {
             return Ok(());
         }
@@ -251,11 +256,11 @@ impl Late<'_> {
         };
         self.must(&Step::CoverFrozen, began + MOUNTED).await?;
         let mounted = began.elapsed();
-        let kept = fleet.each_must(self.layout, self.nodes(), &Step::Keep, began + KEPT).await;
+        let kept = fleet.each_must(self.layout, self.shown_on(), &Step::Keep, began + KEPT).await;
         if !kept.is_empty() {
             // Those who keep it don't, while nothing of the job runs.
             let deadline = began + KEPT + Duration::from_millis(100);
-            let left = fleet.take_away(self.layout, self.nodes(), deadline).await;
+            let left = fleet.take_away(self.layout, self.shown_on(), deadline).await;
             let why = words(&kept);
             // One that has refused to keep it takes it away by itself.
             let refused =
@@ -263,7 +268,7 @@ impl Late<'_> {
             let doubtful = left.iter().any(|fault| !refused(&fault.node));
             return Err(if doubtful { Not::Known(why) } else { Not::Now(why) });
         }
-        let said = fleet.each(self.layout, self.nodes(), &Step::Thaw, Instant::now() + NEEDED).await;
+        let said = fleet.each(self.layout, self.shown_on(), &Step::Thaw, Instant::now() + NEEDED).await;
         let longest = said.iter().filter_map(|(_, said)| said.as_ref().ok()?.stopped_ms).max();
         tracing::info!(
             job = %self.job.id,
@@ -279,7 +284,7 @@ impl Late<'_> {
     }
 
     async fn must(&self, step: &Step, deadline: Instant) -> Result<(), Not> {
-        let faults = self.daemon.fleet.each_must(self.layout, self.nodes(), step, deadline).await;
+        let faults = self.daemon.fleet.each_must(self.layout, self.shown_on(), step, deadline).await;
         if faults.is_empty() {
             return Ok(());
         }
@@ -291,9 +296,9 @@ impl Late<'_> {
     async fn undo(&self, began: Instant) {
         let fleet = &self.daemon.fleet;
         // A node where the job is not stopped any more has nothing to undo.
-        let _ = fleet.each(self.layout, self.nodes(), &Step::Thaw, began + NEEDED).await;
+        let _ = fleet.each(self.layout, self.shown_on(), &Step::Thaw, began + NEEDED).await;
         let running = self.stop_rounds().await;
-        let left = fleet.take_away(self.layout, self.nodes(), Instant::now() + NEEDED).await;
+        let left = fleet.take_away(self.layout, self.shown_on(), Instant::now() + NEEDED).await;
         if !running.is_empty() || !left.is_empty() {
             // The next attempt begins with the same.
             tracing::warn!(job = %self.job.id, "{}; {}", words(&running), words(&left));

@@ -125,7 +125,9 @@ fn a_job_that_writes_all_the_time_sees_the_disk_and_then_its_ram_disk_and_never_
         // It goes on to write.
         std::thread::sleep(Duration::from_millis(200));
         writers.stop();
-        cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+        let ended =
+            |job: &BTreeMap<String, String>| ["COMPLETED", "FAILED"].contains(&job["JobState"].as_str());
+        cluster.slurm.wait_job(job, "has ended", DEADLINE, ended);
         cluster.wait_done(job);
         writers.assert_unmixed(&text(&cluster, job));
     }
