@@ -87,6 +87,10 @@ impl Worker<'_> {
     /// What has to be known of an output directory as it was before it is copied.
     fn before(&self, directory: &Opened<'_>) -> Result<((i64, i64), Before), Failure> {
         let since = self.clock(directory)?;
+        if self.is_moving() {
+            // Names come and go; it is looked at when they don't.
+            return Ok((since, Before::default()));
+        }
         let before =
             Before::linked_in(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
                 let path = directory.path.join(std::ffi::OsStr::from_bytes(&path));
