@@ -36,17 +36,16 @@ impl Worker<'_> {
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
-        let mut again_from = Vec::new();
-        let mut before = Vec::new();
+        let (mut before, mut again) = (Vec::new(), Vec::new());
         for directory in &opened {
             // It may have been filled before: what changed at that very moment is not known to be copied.
-            again_from.push(kept::since(&directory.wanted.name).map(a_tick_before));
+            again.push(kept::since(&directory.wanted.name).map(a_tick_before));
             kept::forget(&directory.wanted.name).map_err(no_notes)?;
             before.push(if directory.wanted.output { Some(self.before(directory)?) } else { None });
         }
         for (index, directory) in opened.iter().enumerate() {
             if Some(index) != scripted {
-                self.copy_in(&opened, directory, again_from[index])?;
+                self.copy_in(&opened, directory, again[index])?;
             }
         }
         // Last, because its processes live until the end of the task.
@@ -88,6 +87,10 @@ impl Worker<'_> {
     /// What has to be known of an output directory as it was before it is copied.
     fn before(&self, directory: &Opened<'_>) -> Result<((i64, i64), Before), Failure> {
         let since = self.clock(directory)?;
+        if self.is_moving() {
+            // Names come and go; it is looked at when they don't.
+            return Ok((since, Before::default()));
+        }
         let before =
             Before::linked_in(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
                 let path = directory.path.join(std::ffi::OsStr::from_bytes(&path));
