@@ -874,8 +874,10 @@ impl Node {
     /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here; what could not be taken away.
     pub fn hide_everywhere(&self, id: &RamDiskId) -> Result<(), Refusal> {
         let found = self.find(id)?;
+        // That its job lost it here, the scheduler tells the job's user: until it has asked, that must be known.
+        let was_lost = !found.report(&self.name).faults.is_empty();
         found.hide_everywhere().map_err(|error| failed(&error))?;
-        if found.record().server { Ok(()) } else { self.leave(&found) }
+        if found.record().server || was_lost { Ok(()) } else { self.leave(&found) }
     }
 
     /// A scheduler asks to be obeyed.

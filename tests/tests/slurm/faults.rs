@@ -237,7 +237,7 @@ fn results_on_an_rsa_node_that_crashes_are_reported_as_lost_until_they_are_aband
     told(cluster.note(job));
     let waited = cluster.ondeck(&["wait", &number]);
     waited.assert_code(1).assert_says(&dead);
-    assert_eq!(cluster.node(&alive)["jobs"][0], number);
+    assert_eq!(cluster.node(&alive)["jobs"][0], cluster.key(job));
     // Its owner asks for it again, first while the node is away, then when it is back without its memory.
     let user = cluster.host("ctl").log_in(alice);
     cluster.ondeck_on(&user, &["job", "retry", &number]).assert_success();
