@@ -200,6 +200,7 @@ impl RamDisk {
             Step::Hide { path } => self.hide(path),
             Step::Aim { covers } => self.aim(&build, covers, policy),
             Step::Cover => self.cover(&build),
+            Step::CouldFreeze { job } => self.could_freeze(&build, *job),
             Step::Freeze { job } => self.freeze(&build, *job),
             Step::CoverFrozen => self.cover_frozen(&build),
             Step::Keep => self.keep(),

@@ -171,6 +171,11 @@ pub enum Step {
     },
     /// Mount the RAM disk over all directories that were aimed at, by the descriptors that are held: all or none.
     Cover,
+    /// Refuse if the processes of a job could not be stopped on this node, whatever they do.
+    CouldFreeze {
+        /// The job's number.
+        job: u32,
+    },
     /// Stop all processes of a job of the RAM disk's owner on this node, for at most a second; refused if one of them holds
     /// something of what is aimed at, or if not all can be stopped. They go on if nothing more is said.
     Freeze {

@@ -148,6 +148,12 @@ impl Late<'_> {
             let why = words(&faults);
             return Err(if faults.iter().any(forgotten) { Not::Here(why) } else { Not::Now(why) });
         }
+        let could = Step::CouldFreeze { job: self.job.id.job.0 };
+        let faults = self.daemon.fleet.each_must(self.layout, self.shown_on(), &could, self.until).await;
+        if !faults.is_empty() {
+            // Its first step may not have begun.
+            return Err(Not::Now(words(&faults)));
+        }
         self.aim().await
     }
 

@@ -30,6 +30,12 @@ fn failed(error: io::Error) -> EngineError {
 }
 
 impl RamDisk {
+    /// Refuses if the processes of a job could not be stopped here whatever they do: nothing needs to be copied then.
+    pub(super) fn could_freeze(&self, build: &Build, job: u32) -> Result<(), EngineError> {
+        let uid = build.layout.owner.uid;
+        outside(&JobGroups::find(job, uid).map_err(failed)?, uid)
+    }
+
     /// Stops all processes of a job of the RAM disk's owner, and refuses if one of them holds something of what was aimed
     /// at, or if the owner has other processes on this node. After an error they go on.
     pub(super) fn freeze(&self, build: &Build, job: u32) -> Result<(), EngineError> {
