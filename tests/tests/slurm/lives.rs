@@ -4,6 +4,7 @@ use std::fs;
 
 use ondeck_testbed::{available, wait_until};
 
+use crate::aids::LONG;
 use crate::cluster::{Cluster, DEADLINE, Setup, life, tree};
 use crate::jobs::{Blocker, Gate, assert_passed, directives, note_source, wait_file, was_ram};
 use crate::life::directory;
@@ -94,7 +95,8 @@ fn tasks_of_an_array_have_ram_disks_of_their_own() {
         o = output.display(),
     );
     let array = cluster.slurm.submit(alice, &script, &["--array=0-2", "--nodes=1", "--exclusive"]);
-    let ids = wait_until(DEADLINE, "each task has a RAM disk over its directory", || {
+    // They are covered while they run, which is tried again after 10 s and a minute if the machine is busy.
+    let ids = wait_until(LONG, "each task has a RAM disk over its directory", || {
         let status = cluster.status();
         let jobs = status["jobs"].as_array().unwrap();
         let shown = jobs.iter().filter(|job| job["rsa_state"] == "INUSE_OUT");
