@@ -26,6 +26,7 @@ use crate::progress::{Event, Monitor};
 use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
 use crate::verify::{self, Verified};
+use crate::whereabouts::{Whereabouts, whereabouts};
 use crate::{Options, Ownership};
 
 /// What a copy did.
@@ -228,7 +229,14 @@ pub fn stage(
             }
         }
         refuse_nesting(&source_path, &target_path)?;
-        return stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor);
+        let place = match &target {
+            TargetRoot::Existing(target) => InPlace::of(target, &target_path),
+            TargetRoot::New(parent, _) => InPlace::of_parent(parent, &target_path),
+        };
+        let place = place.map_err(target_error)?;
+        let summary =
+            stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor)?;
+        return place.confirm().map(|()| summary);
     }
     if existing.as_ref().is_some_and(|(stat, _)| is_directory(stat)) {
         return Err(StageError::Mismatch(format!(
@@ -242,9 +250,36 @@ pub fn stage(
     let (source_dir, name) = open_parent(&source_path).map_err(source_error)?;
     let (target_dir, target_name) =
         open_parent(if existing.is_some() { &target_path } else { target }).map_err(target_error)?;
+    let place = InPlace::of_parent(&target_dir, &target_path).map_err(target_error)?;
     let roots =
         Roots { source: source_dir, target: TargetRoot::Existing(target_dir), source_path, target_path };
-    run(roots, Some((name, target_name)), options, None, monitor)
+    let summary = run(roots, Some((name, target_name)), options, None, monitor)?;
+    place.confirm().map(|()| summary)
+}
+
+/// A directory that is written to, and the path that must lead to it when success is claimed.
+struct InPlace {
+    directory: OwnedFd,
+    path: PathBuf,
+}
+
+impl InPlace {
+    fn of(directory: &OwnedFd, path: &Path) -> Result<InPlace, Errno> {
+        Ok(InPlace { directory: rustix::io::fcntl_dupfd_cloexec(directory, 0)?, path: path.to_owned() })
+    }
+
+    /// The same of the directory that a new target is made in.
+    fn of_parent(parent: &OwnedFd, path: &Path) -> Result<InPlace, Errno> {
+        InPlace::of(parent, path.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn confirm(self) -> Result<(), StageError> {
+        match whereabouts(&self.path, self.directory.as_fd()) {
+            Ok(Whereabouts::InPlace) => Ok(()),
+            Ok(now) => Err(StageError::Moved { path: self.path, now }),
+            Err(source) => Err(StageError::Target { path: self.path, source }),
+        }
+    }
 }
 
 /// The same between open directories, steered by a policy.

@@ -72,16 +72,18 @@ pub struct Shared {
 
 /// An output directory in RAM.
 pub struct Output {
-    directory: usize,
+    /// The index of its directory in the plan.
+    pub directory: usize,
     /// Its results: the directory in RAM that the program writes to, or the overlay's upper layer.
-    ram: OwnedFd,
+    pub ram: OwnedFd,
     /// The name of that directory on the RAM disk.
-    slot: String,
-    homecoming: Homecoming,
+    pub slot: String,
+    /// How its results come home.
+    pub homecoming: Homecoming,
     /// Whether everything of it is on disk.
-    home: AtomicBool,
+    pub home: AtomicBool,
     /// Whether our mount over it was taken away, for the user's script.
-    detached: AtomicBool,
+    pub detached: AtomicBool,
 }
 
 #[derive(Default)]
@@ -201,7 +203,7 @@ impl Keeper {
         }
         let code = self.run_program(&namespaces);
         let began = Instant::now();
-        let mut ending = self.bring_home(&namespaces, code);
+        let mut ending = self.bring_home(&namespaces, code, false);
         self.report.waited_seconds += began.elapsed().as_secs_f64();
         loop {
             match ending {
@@ -215,7 +217,7 @@ impl Keeper {
                         self.finish(exit::ABANDONED);
                         return Ok(exit::ABANDONED);
                     }
-                    _ => ending = self.bring_home(&namespaces, code),
+                    _ => ending = self.bring_home(&namespaces, code, true),
                 },
             }
         }
@@ -580,8 +582,9 @@ impl Keeper {
         ));
     }
 
-    /// Stages every output out.
-    fn bring_home(&mut self, namespaces: &Namespaces, code: u8) -> Ending {
+    /// Stages every output out. When it is done `again`, directories that are gone are opened anew by their paths.
+    fn bring_home(&mut self, namespaces: &Namespaces, code: u8, again: bool) -> Ending {
+        let mut problems = if again { self.open_targets_anew() } else { Vec::new() };
         let outputs: Vec<_> = lock(&self.shared.outputs).clone();
         *lock(&self.shared.findings) = Findings::default();
         let total = outputs
@@ -591,9 +594,8 @@ impl Keeper {
             .sum();
         self.watchers.phase("stage_out", Some(total));
         self.watchers.state("staging out");
-        let mut problems = Vec::new();
         for output in &outputs {
-            if output.home.load(Relaxed) {
+            if output.home.load(Relaxed) || problems.iter().any(|(index, _)| *index == output.directory) {
                 continue;
             }
             let began = Instant::now();
@@ -609,12 +611,42 @@ impl Keeper {
                     self.report.phase("stage_out", began.elapsed(), bytes, files);
                 }
                 Err(Abort::Abandoned) => return Ending::Done(exit::ABANDONED),
-                Err(Abort::Failed(error)) => problems.push(format!("{path}: {error:#}")),
+                Err(Abort::Failed(error)) => problems.push((output.directory, format!("{path}: {error:#}"))),
             }
         }
         self.take_findings();
         self.report.results_on_disk = problems.is_empty();
-        if problems.is_empty() { Ending::Done(code) } else { Ending::Held(problems.join("\n")) }
+        if !problems.is_empty() {
+            let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
+            return Ending::Held(problems.join("\n"));
+        }
+        Ending::Done(if self.report.moved.is_empty() { code } else { exit::RESULTS_ELSEWHERE })
+    }
+
+    /// Opens the directories that are gone anew, by their paths. Returns which can't be, and why.
+    fn open_targets_anew(&mut self) -> Vec<(usize, String)> {
+        let outputs: Vec<_> = lock(&self.shared.outputs).clone();
+        let mut problems = Vec::new();
+        for output in outputs.iter().filter(|output| !output.home.load(Relaxed)) {
+            let path = self.shared.plan.directories[output.directory].path.display().to_string();
+            match self.shared.open_target_anew(output) {
+                Ok(false) => {}
+                Ok(true) => self.note(format!(
+                    "{path}: the directory was removed while the program ran; its results go to the one that is there now"
+                )),
+                Err(error) => problems.push((output.directory, format!("{path}: {error:#}"))),
+            }
+        }
+        problems
+    }
+
+    /// Tells of a directory whose results are not under its path.
+    fn tell_moved(&mut self, path: &str, now: &Path) {
+        let now = now.display().to_string();
+        self.watchers.warning(&format!(
+            "{path}: the directory was renamed while the program ran; its results are in {now}"
+        ));
+        self.report.moved.push(report::Moved { path: path.to_owned(), now });
     }
 
     fn copy_out(&mut self, output: &Output) -> Result<(u64, u64), Abort> {
@@ -643,6 +675,9 @@ impl Keeper {
             return Err(Abort::Abandoned);
         }
         let summary = summary.map_err(Abort::Failed)?;
+        let directory = &shared.plan.directories[output.directory];
+        // Only now, because it may have happened while they were copied.
+        let moved = directory.moved_to().map_err(Abort::Failed)?;
         let unverified = summary.verified.map_or(0, |verified| verified.failed);
         if summary.errors + unverified > 0 {
             let findings = lock(&shared.findings);
@@ -651,6 +686,10 @@ impl Keeper {
                 crate::display::count(summary.errors.max(unverified), "entry").replace("entrys", "entries"),
                 findings.errors.join("\n  ")
             )));
+        }
+        if let Some(now) = moved {
+            let path = directory.path.display().to_string();
+            self.tell_moved(&path, &now);
         }
         Ok((summary.bytes, summary.files))
     }
@@ -661,6 +700,13 @@ impl Keeper {
         let directory = &self.shared.plan.directories[output.directory];
         // The script must see the directory on disk under its path.
         let path = directory.path.clone();
+        // And it knows the directory by nothing else.
+        if let Some(now) = directory.moved_to().map_err(failed)? {
+            return Err(failed(anyhow!(
+                "the directory was renamed while the program ran and is {} now; move it back, for the stage-out script",
+                now.display()
+            )));
+        }
         // Once: a second time it would be the user's own mount.
         if !output.detached.swap(true, Relaxed) {
             namespaces.inside(|| mounts::detach(&path)).map_err(|error| failed(error.into()))?;
@@ -929,6 +975,7 @@ impl Shared {
     /// Copies one output's results to disk.
     fn copy_out(&self, output: &Output, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
+        directory.moved_to()?;
         let options = Options {
             // What the policy allows is removed, and nothing else.
             delete: true,
@@ -957,6 +1004,7 @@ impl Shared {
     /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
     fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
+        directory.moved_to()?;
         // An archive can't hold sockets, and nobody listens on them any more.
         survey(output.ram.as_fd(), &mut |visit| {
             if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
@@ -1066,7 +1114,8 @@ fn staged_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("in{index}.manifest"))
 }
 
-fn manifest_path(dir: &Path, index: usize) -> PathBuf {
+/// The manifest of an output's stage-out.
+pub fn manifest_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("out{index}.manifest"))
 }
 

@@ -148,6 +148,10 @@ pub struct Directory {
     pub path: PathBuf,
     /// It, on disk, opened before anything was mounted over it.
     pub disk: OwnedFd,
+    /// Its inode number, to know it again when it has to be opened anew.
+    pub inode: u64,
+    /// Its owner.
+    pub owner: u32,
     /// Whether it is staged in.
     pub input: bool,
     /// Whether it is staged out.
@@ -350,9 +354,12 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let disk = rustix::fs::open(&real, flags, Mode::empty())
             .with_context(|| format!("the {what} directory {} can't be read", path.display()))?;
+        let stat = rustix::fs::fstat(&disk)?;
         directories.push(Directory {
             path: real,
             disk,
+            inode: stat.st_ino,
+            owner: stat.st_uid,
             input,
             output: !input,
             mechanism: Mechanism::Disk,
