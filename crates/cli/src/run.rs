@@ -12,14 +12,17 @@
 //! - `keeper`: the life of the job; `program`: starting processes inside, ending what they leave behind
 //! - `homecoming`: how results come home; `target`: if their directory is not where it was; `switch`: from input to
 //!   output after a delay
+//! - `heir`: who takes the place of a keeper that is killed; `journal`: what it must know
 //! - `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts talk
 //! - `slurm` and `deadline`: what changes inside a batch job; `report`: the record of a run
 //! - `held`: listing runs, giving up what one holds
 
 mod deadline;
 mod front;
+mod heir;
 mod held;
 pub mod homecoming;
+mod journal;
 mod keeper;
 mod message;
 mod plan;

@@ -21,7 +21,7 @@ use crate::error::{During, Fault, StageError};
 use crate::file::{LargeFile, TRIES, kept_changing};
 use crate::links::{Links, Role, Waiting};
 use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
-use crate::merge::{Action, DirectoryAction, MergePolicy, Place};
+use crate::merge::{Action, DirectoryAction, MergePolicy, Place, Side};
 use crate::progress::{Event, Monitor};
 use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
@@ -157,6 +157,7 @@ pub(crate) struct Worker {
 }
 
 const READING_SOURCE: &str = "reading the source";
+const RESTORING: &str = "giving it its mode back";
 
 /// Bytes of directory entries read at a time: about a thousand names.
 const LISTING: usize = 32 << 10;
@@ -515,14 +516,31 @@ impl Engine<'_> {
             (None, Some(policy)) => policy.directory(b"", source.as_fd(), Some(&target_stat)),
             (None, None) => self.default_directory_action(),
         };
+        // Afterwards, because the policy looks at its mode.
+        let restore_source = self.open_up_root(Side::Source, &source, &source_stat)?;
+        let restore_mode = self.open_up_root(Side::Target, &target, &target_stat)?;
         let entered = Entered {
             target: Some(target),
             kind: Kind::Existing,
             partial: None,
-            restore_mode: None,
-            restore_source: None,
+            restore_mode,
+            restore_source,
         };
         self.node(None, CString::default(), source, source_stat, entered, action)
+    }
+
+    /// Makes a root that shuts out its owner accessible. Returns the mode that it is to get back.
+    fn open_up_root(&self, side: Side, root: &OwnedFd, stat: &Stat) -> Result<Option<u32>, Fault> {
+        let single = self.single.is_some() || self.options.dry_run;
+        let is_ours = side == Side::Target || self.policy.is_some_and(|policy| policy.may_open_up());
+        if single || !is_ours || !self.is_closed_own(stat) {
+            return Ok(None);
+        }
+        if let Some(policy) = self.policy {
+            policy.opening_up(side, b"", stat);
+        }
+        fs::fchmod(root, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700)).during("opening it")?;
+        Ok(Some(stat.st_mode & 0o7777))
     }
 
     /// The root when the target directory is new.
@@ -685,7 +703,39 @@ impl Engine<'_> {
         name: &CStr,
     ) -> Result<Option<(Arc<DirNode>, OwnedFd)>, Fault> {
         let fds = parent.fds(&self.budget)?;
-        let (source, source_stat, restore_source) = self.open_source_directory(fds.source.as_fd(), name)?;
+        let path = || dir::join(&parent.path(), name.to_bytes());
+        let Some((source, source_stat, restore_source)) =
+            self.open_source_directory(fds.source.as_fd(), name, &path)?
+        else {
+            return Ok(None);
+        };
+        let entered = self.enter_both(parent, name, &fds, &source, restore_source);
+        match entered {
+            Ok(Some((entered, action))) => {
+                let listing = open_listing(&source)?;
+                let node =
+                    self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
+                Ok(Some((node, listing)))
+            }
+            left_out => {
+                // Nothing else will.
+                if let Some(mode) = restore_source {
+                    fs::fchmod(&source, Mode::from_raw_mode(mode)).during(RESTORING)?;
+                }
+                left_out.map(|_| None)
+            }
+        }
+    }
+
+    /// The target's side of a directory whose source is open, and what is to be done with it.
+    fn enter_both(
+        &self,
+        parent: &Arc<DirNode>,
+        name: &CStr,
+        fds: &DirFds,
+        source: &OwnedFd,
+        restore_source: Option<u32>,
+    ) -> Result<Option<(Entered, DirectoryAction)>, Fault> {
         let found = match (&fds.target, parent.kind) {
             (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
             _ => None,
@@ -701,11 +751,9 @@ impl Engine<'_> {
             DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
             DirectoryAction::Merge { .. } => {}
         }
-        let mut entered = self.enter_target(parent, &fds, name, found.as_ref())?;
+        let mut entered = self.enter_target(parent, fds, name, found.as_ref())?;
         entered.restore_source = restore_source;
-        let listing = open_listing(&source)?;
-        let node = self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
-        Ok(Some((node, listing)))
+        Ok(Some((entered, action)))
     }
 
     /// Opens or makes the target's directory for a source directory.
@@ -724,6 +772,11 @@ impl Engine<'_> {
         match found {
             Some(stat) if is_directory(stat) => {
                 let kind = if parent.kind == Kind::Resumed { Kind::Resumed } else { Kind::Existing };
+                if let Some(policy) = self.policy
+                    && self.is_closed_own(stat)
+                {
+                    policy.opening_up(Side::Target, &dir::join(&parent.path(), name.to_bytes()), stat);
+                }
                 let (opened, restore_mode) = self.open_existing(target, name, stat)?;
                 Ok(Entered { target: Some(opened), kind, partial: None, restore_mode, restore_source: None })
             }
@@ -796,33 +849,59 @@ impl Engine<'_> {
             && rustix::process::geteuid().as_raw() == stat.st_uid
     }
 
-    /// Opens an entry of the source. In a run the source is a RAM disk whose entries are the caller's own: one whose
-    /// mode shuts out even its owner is opened for a moment, and gets its mode back.
-    pub fn open_in_source(&self, dir: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Fault> {
+    /// Opens a file of the source. In a run the source is a RAM disk whose entries are the caller's own: one whose mode
+    /// shuts out even its owner is opened for a moment, in which its extended attributes are read too, and gets its mode
+    /// back.
+    pub fn open_in_source(
+        &self,
+        at: &At<'_>,
+        flags: OFlags,
+    ) -> Result<(OwnedFd, Option<Vec<attributes::Xattr>>), Fault> {
         const ACTION: &str = "opening it";
-        match fs::openat(dir, name, flags, Mode::empty()) {
-            Err(Errno::ACCESS) if self.policy.is_some() && !self.privilege.root => {
-                let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
-                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
-                let opened = fs::openat(dir, name, flags, Mode::empty());
-                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777).during(ACTION)?;
-                opened.during(ACTION)
-            }
-            other => other.during(ACTION),
-        }
+        let (dir, name) = (at.fds.source.as_fd(), at.name);
+        let policy = match (fs::openat(dir, name, flags, Mode::empty()), self.policy) {
+            (Err(Errno::ACCESS), Some(policy)) if !self.privilege.root => policy,
+            (opened, _) => return Ok((opened.during(ACTION)?, None)),
+        };
+        let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+        policy.opening_up(Side::Source, &at.path(), &stat);
+        attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+        let opened = fs::openat(dir, name, flags, Mode::empty()).during(ACTION).and_then(|file| {
+            let xattrs = attributes::read_xattrs(file.as_fd(), self.policy)?;
+            Ok((file, Some(xattrs)))
+        });
+        attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777).during(RESTORING)?;
+        opened
     }
 
-    /// The same for a directory, which stays open to us until it is complete.
+    /// Whether a file of the source shuts out its owner, and may not be opened now.
+    pub fn is_shut(&self, at: &At<'_>) -> Result<bool, Fault> {
+        if self.privilege.root || self.policy.is_none_or(|policy| policy.may_open_up()) {
+            return Ok(false);
+        }
+        let stat = fs::statat(&at.fds.source, at.name, AtFlags::SYMLINK_NOFOLLOW)
+            .during("reading its attributes")?;
+        Ok(stat.st_mode & 0o400 == 0 && rustix::process::geteuid().as_raw() == stat.st_uid)
+    }
+
+    /// The same for a directory, which stays open to us until it is complete. `None` if it may not be opened now.
     fn open_source_directory(
         &self,
         dir: BorrowedFd<'_>,
         name: &CStr,
-    ) -> Result<(OwnedFd, Stat, Option<u32>), Fault> {
+        path: &dyn Fn() -> Vec<u8>,
+    ) -> Result<Option<(OwnedFd, Stat, Option<u32>)>, Fault> {
         const ACTION: &str = "opening it";
         let mut closed = None;
-        if self.policy.is_some() && !self.privilege.root {
+        if let Some(policy) = self.policy
+            && !self.privilege.root
+        {
             let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
             if self.is_closed_own(&stat) {
+                if !policy.may_open_up() {
+                    return Ok(None);
+                }
+                policy.opening_up(Side::Source, &path(), &stat);
                 attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
                 closed = Some(stat.st_mode);
             }
@@ -832,7 +911,7 @@ impl Engine<'_> {
         if let Some(mode) = closed {
             stat.st_mode = mode;
         }
-        Ok((source, stat, closed.map(|mode| mode & 0o7777)))
+        Ok(Some((source, stat, closed.map(|mode| mode & 0o7777))))
     }
 
     /// What setting an entry's attributes came to, as far as it is a failure.
@@ -922,10 +1001,12 @@ impl Engine<'_> {
     pub fn finished_one(&self, node: &Arc<DirNode>) {
         let mut node = node.clone();
         while node.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if !self.monitor.progress.is_cancelled()
-                && let Err(fault) = self.complete(&node)
-            {
-                self.failed(node.path(), fault);
+            let complete = if self.monitor.progress.is_cancelled() { Ok(()) } else { self.complete(&node) };
+            // Also if it could not be completed, and before the directory above is shut again.
+            for result in [complete, self.shut_source(&node)] {
+                if let Err(fault) = result {
+                    self.failed(node.path(), fault);
+                }
             }
             node.close();
             match &node.parent {
@@ -942,9 +1023,6 @@ impl Engine<'_> {
         }
         let fds = node.fds(&self.budget)?;
         let path = node.path();
-        if let Some(mode) = node.restore_source {
-            fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
-        }
         let Some(target) = &fds.target else { return Ok(()) };
         if node.delete && !node.incomplete.load(Ordering::Relaxed) {
             self.delete_extraneous(&path, fds.source.as_fd(), target.as_fd(), node.kind == Kind::Resumed)?;
@@ -964,7 +1042,7 @@ impl Engine<'_> {
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
         }
         if let (Some(mode), false) = (node.restore_mode, node.attributes) {
-            fs::fchmod(target, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
         }
         if let Some(temporary) = &node.partial {
             self.show_directory(node, temporary)?;
@@ -977,6 +1055,13 @@ impl Engine<'_> {
             policy.placed(&path, &fs::fstat(target).during("reading its attributes")?);
         }
         self.judge(lost)
+    }
+
+    /// Gives a directory of the source the mode back that shuts out its owner.
+    fn shut_source(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+        let Some(mode) = node.restore_source else { return Ok(()) };
+        let fds = node.fds(&self.budget)?;
+        fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during(RESTORING)
     }
 
     /// Gives a complete new directory its name.

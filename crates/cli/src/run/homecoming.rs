@@ -15,12 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use ondeck_transfer::checksum::{Checksum, Digest};
 use ondeck_transfer::manifest;
-use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place};
+use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place, Side};
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::verify::digest_of;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
+
+use super::journal::Journal;
 
 /// How an output directory is shown to the program, which decides how its results come home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,6 +281,8 @@ pub struct Homecoming {
     /// Inodes on disk with several names, one of which this run has given to something else or removed: that changes their
     /// ctime for the other names, too. With the size and the time of the last writing that they had.
     pub loosened: Mutex<HashMap<u64, (i64, Moment)>>,
+    /// Where all this is written down, for one who has to go on with it.
+    pub journal: Option<Journal>,
 }
 
 impl Homecoming {
@@ -299,7 +303,11 @@ impl Homecoming {
     fn loosen(&self, target: &Stat) {
         if target.st_nlink > 1 && FileType::from_raw_mode(target.st_mode) != FileType::Directory {
             let mut loosened = self.loosened.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            loosened.insert(target.st_ino, written(target));
+            let (size, time) = written(target);
+            if let Some(journal) = &self.journal {
+                journal.loosened(target.st_ino, size, time);
+            }
+            loosened.insert(target.st_ino, (size, time));
         }
     }
 
@@ -419,6 +427,9 @@ impl MergePolicy for Homecoming {
             );
         }
         if target.is_none() {
+            if let Some(journal) = &self.journal {
+                journal.made(key(path));
+            }
             self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(path));
         }
         let delete = !self.interim.load(Relaxed)
@@ -469,7 +480,21 @@ impl MergePolicy for Homecoming {
         Some(name.to_owned())
     }
 
+    fn may_open_up(&self) -> bool {
+        // The program would see it, and may change the mode itself meanwhile.
+        !self.interim.load(Relaxed)
+    }
+
+    fn opening_up(&self, side: Side, path: &[u8], stat: &Stat) {
+        if let Some(journal) = &self.journal {
+            journal.opening_up(side, path, stat.st_ino, stat.st_mode & 0o7777);
+        }
+    }
+
     fn placed(&self, path: &[u8], target: &Stat) {
+        if let Some(journal) = &self.journal {
+            journal.placed(key(path), target.st_ino, changed_at(target));
+        }
         let mut ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         ours.insert(key(path), (target.st_ino, changed_at(target)));
     }

@@ -399,7 +399,11 @@ fn decide(
         )?;
     }
     if directory.input {
-        directory.content = look(directory, None)?.0;
+        let (content, _, shut) = look(directory, None)?;
+        if let Some(shut) = shut {
+            bail!("{shut}, so it can't be staged in; chmod u+rwX it, or run with --fallback disk");
+        }
+        directory.content = content;
         directory.mechanism = if directory.output { Mechanism::Mirror } else { Mechanism::Disk };
         return Ok(());
     }
@@ -410,7 +414,16 @@ fn decide(
         directory.mechanism = Mechanism::Bind;
         return Ok(());
     }
-    let (content, foreign) = look(directory, (!root).then(OwnIds::of_this_process))?;
+    let (content, foreign, shut) = look(directory, (!root).then(OwnIds::of_this_process))?;
+    // An overlay shows it as it is. A copy would have to read it.
+    if let Some(shut) = &shut
+        && (foreign.is_some() || existing == Existing::Copy && !must_overlay)
+    {
+        bail!(
+            "{shut}, so it can't be copied into RAM; chmod u+rwX it{}, or run with --fallback disk",
+            if foreign.is_none() { ", leave out --existing copy" } else { "" }
+        );
+    }
     directory.content = content;
     let path = directory.path.display();
     directory.mechanism = match (existing, foreign) {
@@ -435,7 +448,10 @@ fn decide(
             Mechanism::Mirror
         }
         (Existing::Auto, None)
-            if !must_overlay && content.directories && content.bytes <= free.0 / SMALL_PART =>
+            if !must_overlay
+                && shut.is_none()
+                && content.directories
+                && content.bytes <= free.0 / SMALL_PART =>
         {
             Mechanism::Mirror
         }
@@ -481,11 +497,13 @@ impl OwnIds {
 }
 
 /// Sums up a directory without what is nested in it; finds an entry whose owner or group a user namespace has no
-/// name for.
-fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<String>)> {
+/// name for, and one whose mode shuts out the caller, its owner.
+fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<String>, Option<String>)> {
     const PAGE: u64 = 4096;
     let mut content = Content::default();
     let mut foreign = None;
+    let mut shut = None;
+    let user = OwnIds::of_this_process().uid;
     let mut judge = |path: &[u8], uid: u32, gid: u32| {
         let Some(own) = own else { return };
         if foreign.is_none() && (uid != own.uid || gid != own.gid) {
@@ -503,6 +521,22 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<S
         }
         judge(visit.path, visit.stat.st_uid, visit.stat.st_gid);
         content.entries += 1;
+        let needed = match FileType::from_raw_mode(visit.stat.st_mode) {
+            FileType::Directory => 0o500,
+            FileType::RegularFile => 0o400,
+            _ => 0,
+        };
+        if user != 0 && visit.stat.st_uid == user && visit.stat.st_mode & needed != needed {
+            let name = OsStr::from_bytes(visit.path).display();
+            let mode = visit.stat.st_mode & 0o7777;
+            shut.get_or_insert_with(|| {
+                format!("`{name}` in it has the mode {mode:04o}, which shuts out its owner")
+            });
+            if needed == 0o500 {
+                content.directories = true;
+                return Ok(Descend::No);
+            }
+        }
         match FileType::from_raw_mode(visit.stat.st_mode) {
             FileType::RegularFile => {
                 let size = visit.stat.st_size as u64;
@@ -518,5 +552,5 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<S
     .map_err(|(path, error)| {
         anyhow::anyhow!("{} in it can't be read: {error}", OsStr::from_bytes(&path).display())
     })?;
-    Ok((content, foreign))
+    Ok((content, foreign, shut))
 }

@@ -18,6 +18,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::homecoming::{Baseline, Homecoming, Moment};
+use super::journal::Journal;
 use super::keeper::{Output, Shared, lock};
 use super::plan::Directory;
 
@@ -115,6 +116,8 @@ impl Shared {
                 made: Default::default(),
                 salvage: false,
                 loosened: Default::default(),
+                // As at the start: without it a successor knows less, and nothing is lost.
+                journal: Journal::go_on(&super::keeper::journal_path(&self.dir, index)).ok(),
             },
             home: AtomicBool::new(false),
             detached: AtomicBool::new(output.detached.load(Relaxed)),

@@ -151,6 +151,7 @@ impl Worker<'_> {
             made: Mutex::new(HashSet::new()),
             salvage,
             loosened: Mutex::default(),
+            journal: None,
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
