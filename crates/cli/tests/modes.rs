@@ -242,6 +242,29 @@ fn modes_that_shut_out_the_owner_survive_copies_while_the_program_runs_and_kills
 }
 
 #[test]
+fn an_archive_of_results_has_their_modes_whatever_these_are() {
+    if !may_look() {
+        return;
+    }
+    let mut scene = Scene::new(Who::User);
+    scene.dir("out");
+    let made: Vec<String> = MODES.iter().map(|mode| script(&format!("out/m{mode:o}"), *mode)).collect();
+    scene
+        .run_shell(
+            &["--data-out", "out", "--pack", "tar", "--report", "report"],
+            &format!("set -e; {}\necho f > out/f; chmod 200 out/f; chmod 300 out", made.join("\n")),
+        )
+        .assert_code(0);
+    let archive = format!("out/results-{}.tar", scene.report("report")["id"].as_str().unwrap());
+    scene.who = Who::Me;
+    scene.run(&["stage", "--unpack", &archive, "unpacked"]).assert_code(0);
+    for mode in MODES {
+        check(&scene, &format!("unpacked/m{mode:o}"), mode);
+    }
+    assert_eq!((scene.read("unpacked/f"), mode_of(&scene.path("unpacked/f"))), ("f\n".into(), 0o200));
+}
+
+#[test]
 fn a_file_that_its_owner_may_not_write_to_is_staged_with_its_attributes() {
     let scene = Scene::new(Who::User);
     scene.dir("source");

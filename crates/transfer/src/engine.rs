@@ -1018,6 +1018,16 @@ impl Engine<'_> {
 
     /// All entries of a directory are in place: remove what is not the source's, set its attributes, show it.
     fn complete(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+        let done = self.complete_target(node);
+        if let (Err(_), Some(mode), false) = (&done, node.restore_mode, node.attributes)
+            && let Some(target) = &node.fds(&self.budget)?.target
+        {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
+        }
+        done
+    }
+
+    fn complete_target(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
         if self.single.is_some() {
             return Ok(());
         }

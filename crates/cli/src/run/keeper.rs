@@ -22,7 +22,7 @@ use ondeck_core::fit::in_mib;
 use ondeck_core::{Bytes, PackFormat, duration, exit};
 use ondeck_ramdisk::mounts::{self, Overlay, Target};
 use ondeck_ramdisk::namespace::{self, Namespaces};
-use ondeck_transfer::merge::Side;
+use ondeck_transfer::merge::{MergePolicy, Side};
 use ondeck_transfer::pack::{self, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
@@ -34,7 +34,7 @@ use rustix::process::Pid;
 
 use super::deadline::{Deadline, measure_rate};
 use super::homecoming::{Baseline, Homecoming, Mechanism};
-use super::journal::{self, Journal};
+use super::journal::{self, Journal, OpenedUp};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
 use super::program::{self, Surroundings};
@@ -1286,8 +1286,50 @@ impl Shared {
     fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
         directory.moved_to()?;
+        let mut opened = Vec::new();
+        let packed = self.pack_opened(output, format, progress, &mut opened);
+        for entry in opened.iter().rev() {
+            entry.shut(output.ram.as_fd()).context("giving the results their modes back")?;
+        }
+        packed
+    }
+
+    /// Notes an entry that shuts out the caller, its owner, as one that is made accessible now. Returns its mode then.
+    fn open_up(output: &Output, path: &[u8], stat: &rustix::fs::Stat) -> Option<(OpenedUp, Mode)> {
+        let needed = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => 0o700,
+            FileType::RegularFile => 0o400,
+            _ => return None,
+        };
+        let user = rustix::process::geteuid();
+        let mode = stat.st_mode & 0o7777;
+        if user.is_root() || user.as_raw() != stat.st_uid || mode & needed == needed {
+            return None;
+        }
+        output.homecoming.opening_up(Side::Source, path, stat);
+        let opened = OpenedUp { side: Side::Source, path: path.to_vec(), inode: stat.st_ino, mode };
+        Some((opened, Mode::from_raw_mode(mode | 0o700)))
+    }
+
+    fn pack_opened(
+        &self,
+        output: &Output,
+        format: PackFormat,
+        progress: &Progress,
+        opened: &mut Vec<OpenedUp>,
+    ) -> Result<Summary> {
+        let directory = &self.plan.directories[output.directory];
+        if let Some((root, mode)) = Shared::open_up(output, b"", &rustix::fs::fstat(&output.ram)?) {
+            rustix::fs::fchmod(&output.ram, mode)?;
+            opened.push(root);
+        }
         // An archive can't hold sockets, and nobody listens on them any more.
         survey(output.ram.as_fd(), &mut |visit| {
+            if let Some((entry, mode)) = Shared::open_up(output, visit.path, visit.stat) {
+                // Neither is a symlink, and nobody else is left who could put one there.
+                rustix::fs::chmodat(visit.dir, visit.name, mode, rustix::fs::AtFlags::empty())?;
+                opened.push(entry);
+            }
             if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
                 rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
             }
@@ -1297,7 +1339,8 @@ impl Shared {
         let events = |event: Event<'_>| self.record(directory, Some(output), &event);
         let monitor = Monitor { progress, event: &events };
         let name = CString::new(format!("results-{}.{format}", self.id))?;
-        let options = PackOptions { threads: self.options.threads, ..PackOptions::default() };
+        let modes = opened.iter().map(|entry| (entry.inode, entry.mode)).collect();
+        let options = PackOptions { threads: self.options.threads, modes, ..PackOptions::default() };
         let packed =
             pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)
                 .map_err(|error| anyhow!("{error}"))?;
