@@ -615,7 +615,9 @@ impl Fleet {
                 Ok(Ok((node, Some(found)))) => allocated.push((node, found)),
                 Ok(Ok((_, None))) => {}
                 Ok(Err(fault)) => faults.push(fault),
-                Err(error) => tracing::error!(%error, "a task of the builder panicked"),
+                // A node of which nothing is known must not pass for one where the step was done.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(error) => tracing::error!(%error, "a task of the builder was cancelled"),
             }
         }
         if faults.is_empty() { Ok(allocated) } else { Err(faults) }
@@ -680,7 +682,9 @@ impl Fleet {
                     destroyed.insert(node, done);
                 }
                 Ok((node, Err(error))) => faults.push(NodeFault { node, error }),
-                Err(error) => tracing::error!(%error, "a task panicked"),
+                // A node of which nothing is known must not pass for one where all is removed.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(error) => tracing::error!(%error, "a task was cancelled"),
             }
         }
         (destroyed, faults)
@@ -724,7 +728,12 @@ impl Fleet {
                 });
             }
             while let Some(joined) = set.join_next().await {
-                let Ok((node, found)) = joined else { continue };
+                let (node, found) = match joined {
+                    Ok(looked) => looked,
+                    // A node of which nothing is known must not pass for one that has nothing.
+                    Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                    Err(_) => continue,
+                };
                 match found {
                     Ok(found) => {
                         let found: Vec<LocalReport> = found;

@@ -865,12 +865,15 @@ impl Node {
         Ok(())
     }
 
-    /// Takes a RAM disk away from every directory of this node. What it holds stays.
+    /// Takes a RAM disk away from every directory of this node. What it holds stays; a client that nothing is shown by any
+    /// more goes.
     ///
     /// # Errors
     /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here; what could not be taken away.
     pub fn hide_everywhere(&self, id: &RamDiskId) -> Result<(), Refusal> {
-        self.find(id)?.hide_everywhere().map_err(|error| failed(&error))
+        let found = self.find(id)?;
+        found.hide_everywhere().map_err(|error| failed(&error))?;
+        if found.record().server { Ok(()) } else { self.leave(&found) }
     }
 
     /// A scheduler asks to be obeyed.

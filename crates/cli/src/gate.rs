@@ -65,8 +65,9 @@ fn on_ramdisk(path: &Path) -> Result<Vec<PathBuf>> {
     let real = match real {
         Ok(real) => real,
         // A client that was cut off: the name is all there is.
-        Err(_) if path.is_absolute() => path.to_owned(),
-        Err(_) => return Ok(Vec::new()),
+        Err(_) => {
+            std::path::absolute(path).with_context(|| format!("can't tell where {} lies", path.display()))?
+        }
     };
     // The latest mount at the longest path is what one sees there.
     let over = mounted

@@ -6,10 +6,11 @@ mod scene;
 
 use std::fs;
 use std::io::BufRead;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use scene::{Ran, Scene, Who, everyone, wait_until};
+use scene::{Ran, Scene, Who, everyone, mode_of, wait_until};
 
 /// The processes that a run's command has started and that are Ondeck's own.
 fn keeper_of(command: u32) -> Option<u32> {
@@ -343,4 +344,108 @@ fn a_keeper_killed_at_100_moments_loses_no_result_of_a_program_that_was_started(
         replaced >= 10,
         "{replaced} keepers were replaced; {started} programs started, {not_started} not"
     );
+}
+
+/// When a directory was written last.
+fn written_at(scene: &Scene, name: &str) -> i64 {
+    fs::metadata(scene.path(name)).unwrap().mtime()
+}
+
+fn set_written_at(scene: &Scene, name: &str, seconds: u64) {
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    fs::File::open(scene.path(name)).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn a_new_keeper_knows_the_names_and_the_directories_that_the_program_was_shown() {
+    for who in everyone() {
+        for how in ["overlay", "copy"] {
+            let scene = Scene::new(who);
+            for name in ["one", "two", "one/touched", "one/written", "one/closed", "one/theirs"] {
+                scene.dir(name);
+            }
+            for name in ["replaced", "removed"] {
+                scene.file(&format!("one/{name}"), "before");
+                fs::hard_link(scene.path(&format!("one/{name}")), scene.path(&format!("two/{name}")))
+                    .unwrap();
+            }
+            scene.file("one/written/file", "before");
+            for name in ["one/touched", "one/written", "one/closed", "one/theirs", "one", "two"] {
+                set_written_at(&scene, name, 1_000_000_000);
+            }
+            let script = format!(
+                "echo 1 > one/first; ln one/first one/second; echo 1 > two/first; {WAIT}; set -e
+                 echo 2 > one/first; rm one/removed two/removed
+                 for d in one two; do echo $d > $d/new; mv $d/new $d/replaced; done
+                 touch -d @1100000000 one/touched; echo after > one/written/file; chmod 700 one/closed
+                 touch -d @1100000000 two"
+            );
+            let options = ["--data-out", "one", "--data-out", "two", "--existing", how];
+            let options = [&options[..], &["--copy-out-interval", "1s"]].concat();
+            let run = start(&scene, &options, &script);
+            wait_until("all copies of the other one", || scene.path("two/first").exists());
+            kill(wait_for_keeper(run.id()));
+            fs::set_permissions(scene.path("one/theirs"), fs::Permissions::from_mode(0o711)).unwrap();
+            let ran = end(&scene, run);
+            ran.assert_code(0).assert_says("this command takes its place");
+            assert!(!ran.err.contains("someone else"), "{who:?} {how}: {ran:?}");
+            let names = ["closed", "first", "replaced", "second", "theirs", "touched", "written"];
+            assert_eq!(scene.list("one"), names, "{who:?} {how}");
+            assert_eq!(scene.list("two"), ["first", "replaced"], "{who:?} {how}");
+            for (name, text) in [
+                ("one/first", "2\n"),
+                ("one/second", "2\n"),
+                ("one/replaced", "one\n"),
+                ("two/replaced", "two\n"),
+                ("one/written/file", "after\n"),
+            ] {
+                assert_eq!(scene.read(name), text, "{who:?} {how}: {name}");
+            }
+            let times = ["one/touched", "one/written", "two"].map(|name| written_at(&scene, name));
+            assert_eq!(times, [1_100_000_000, 1_000_000_000, 1_100_000_000], "{who:?} {how}");
+            let modes = ["one/closed", "one/theirs"].map(|name| mode_of(&scene.path(name)));
+            assert_eq!(modes, [0o700, 0o711], "{who:?} {how}");
+            scene.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn a_keeper_killed_in_the_stage_out_leaves_no_directory_as_only_its_own_copying_made_it() {
+    for who in everyone() {
+        for how in ["overlay", "copy"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            scene.dir("out/dir");
+            scene.file("out/dir/big", "before");
+            set_written_at(&scene, "out/dir", 1_000_000_000);
+            fs::set_permissions(scene.path("out/dir"), fs::Permissions::from_mode(0o500)).unwrap();
+            let script = format!(
+                "{WAIT}; chmod 700 out/dir; head -c 6000000 /dev/urandom > out/dir/big; cp out/dir/big big
+                 chmod 500 out/dir"
+            );
+            let run = start(
+                &scene,
+                &["--data-out", "out", "--existing", how, "--bandwidth", "3MiB/s", "--size", "64MiB"],
+                &script,
+            );
+            scene.file("go", "");
+            for _ in 0..2 {
+                wait_until("the stage-out", || {
+                    scene.state().iter().any(|dir| {
+                        fs::read_to_string(dir.join("state")).is_ok_and(|state| state.contains("staging out"))
+                            && scene.list("out/dir").iter().any(|name| name.contains("partial"))
+                    })
+                });
+                kill(wait_for_keeper(run.id()));
+            }
+            let ran = end(&scene, run);
+            ran.assert_code(0);
+            assert_eq!(scene.list("out/dir"), ["big"], "{who:?} {how}: {ran:?}");
+            assert!(fs::read(scene.path("out/dir/big")).unwrap() == fs::read(scene.path("big")).unwrap());
+            let left = (mode_of(&scene.path("out/dir")), written_at(&scene, "out/dir"));
+            assert_eq!(left, (0o500, 1_000_000_000), "{who:?} {how}: {ran:?}");
+            scene.assert_clean();
+        }
+    }
 }

@@ -5,8 +5,10 @@
 mod scene;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scene::{Mounted, Ran, SECOND_GROUP, Scene, UID, Who, everyone, is_root, mode_of, wait_until};
@@ -907,6 +909,62 @@ fn closed_files_are_copied_out_while_the_program_runs() {
             (scene.read("out/open"), scene.read("out/closed")),
             ("begun\ndone\n".into(), "changed\n".into())
         );
+        scene.assert_clean();
+    }
+}
+
+#[test]
+fn regular_copies_that_fail_are_told_while_the_program_runs() {
+    if !is_root() {
+        return eprintln!("not run: mounting a small tmpfs needs root");
+    }
+    for who in everyone() {
+        let scene = Scene::new(who);
+        let out = scene.dir("out");
+        let options = if who == Who::User { "size=1m,uid=20001,gid=20001" } else { "size=1m" };
+        let mounted = Mounted::tmpfs(&out, options);
+        let mut run = scene.start(&[
+            "run",
+            "--data-out",
+            "out",
+            "--copy-out-interval",
+            "1s",
+            "--report",
+            "report",
+            "--",
+            "sh",
+            "-c",
+            "head -c 3000000 /dev/zero | tr '\\0' x > out/big; while ! test -e seen; do sleep 0.05; done",
+        ]);
+        let (said, stderr) = (Arc::new(Mutex::new(String::new())), run.stderr.take().unwrap());
+        let heard = Arc::clone(&said);
+        let listening = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines() {
+                *heard.lock().unwrap() += &line.unwrap();
+            }
+        });
+        wait_until("the failure", || said.lock().unwrap().contains("No space left on device"));
+        assert!(said.lock().unwrap().contains("is in RAM alone"), "{}", said.lock().unwrap());
+        mounted.remount(false, "size=10m");
+        wait_until("the success", || said.lock().unwrap().contains("succeed again"));
+        assert_eq!(fs::metadata(scene.path("out/big")).unwrap().len(), 3_000_000);
+        scene.file("seen", "");
+        assert_eq!(run.wait().unwrap().code(), Some(0));
+        listening.join().unwrap();
+        let report = scene.report("report");
+        assert_eq!((&report["results_on_disk"], &report["errors"]), (&true.into(), &serde_json::json!([])));
+        assert_eq!(
+            report["notes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|note| { note.as_str().unwrap().contains("--copy-out-interval") })
+                .count(),
+            2,
+            "{report:#}"
+        );
+        scene.wait_for_end();
+        drop(mounted);
         scene.assert_clean();
     }
 }

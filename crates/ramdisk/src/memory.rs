@@ -27,14 +27,19 @@ impl FreeRam {
 /// Asks the kernel.
 ///
 /// # Errors
-/// If /proc/meminfo can't be read. Unreadable cgroups don't limit.
+/// If /proc/meminfo can't be read, or /proc/self/cgroup though there are cgroups. Groups whose files can't be read don't
+/// limit: in a container those outside of it can't.
 pub fn free_ram() -> std::io::Result<FreeRam> {
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let machine =
         field(&meminfo, "MemAvailable:").map(|kib| Bytes(kib.saturating_mul(1024))).ok_or_else(|| {
             std::io::Error::new(std::io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable")
         })?;
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = match fs::read_to_string("/proc/self/cgroup") {
+        // A kernel without cgroups.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        own => own?,
+    };
     Ok(FreeRam { machine, cgroup: tightest(&own, Path::new("/sys/fs/cgroup")) })
 }
 

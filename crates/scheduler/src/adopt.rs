@@ -102,7 +102,7 @@ fn judge(
     let (Some(job), Some((_, first))) = (job_of(id), parts.first()) else { return Judgement::Wait };
     let guarded = parts.iter().any(|(_, local)| local.guarded);
     let sight = daemon.queue.sight();
-    if sight.taken.0 == 0 || sight.fault.is_some() {
+    if !daemon.queue.is_seen() || sight.fault.is_some() {
         return Judgement::Wait;
     }
     let queued = sight.jobs.iter().find(|queued| queued.id.job == job.job);
@@ -121,6 +121,11 @@ fn judge(
             return Judgement::Wait;
         }
     };
+    // Its script may not have been read yet; then it is not known that it asks for anything.
+    let silent = began.elapsed() < daemon.config.scheduler.node_timeout;
+    if runs && silent && !daemon.brain().schedule.jobs().contains_key(&job) {
+        return Judgement::Wait;
+    }
     // An earlier one of a job that has a later one, or one of a job that is done: if it held anything, the agents keep it.
     if !guarded && (own.as_ref().is_some_and(|own| own.epoch > id.epoch) || (own.is_none() && knows && !runs))
     {
@@ -141,9 +146,7 @@ fn judge(
         .map(|server| &server.node)
         .filter(|node| !parts.iter().any(|(part, _)| part == node))
         .collect();
-    if missing.iter().any(|node| !known.contains_key(*node))
-        && began.elapsed() < daemon.config.scheduler.node_timeout
-    {
+    if silent && missing.iter().any(|node| !known.contains_key(*node)) {
         return Judgement::Wait;
     }
     let differs = |(_, local): &&(&NodeName, &LocalReport)| {

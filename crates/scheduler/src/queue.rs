@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ pub(crate) struct Sight {
 pub(crate) struct Queue {
     /// By the first life of each job: a number may be used again.
     asked: Mutex<BTreeMap<Incarnation, Asked>>,
+    /// Whether the schedule has been told of a look since the daemon began.
+    told: AtomicBool,
     /// Somebody wants to know now.
     wanted: Notify,
     sight: watch::Sender<Sight>,
@@ -79,7 +82,12 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub fn new() -> Queue {
-        Queue { asked: Mutex::default(), wanted: Notify::new(), sight: watch::channel(Sight::default()).0 }
+        Queue {
+            asked: Mutex::default(),
+            told: AtomicBool::new(false),
+            wanted: Notify::new(),
+            sight: watch::channel(Sight::default()).0,
+        }
     }
 
     fn asked(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Asked>> {
@@ -99,6 +107,11 @@ impl Queue {
     /// The job that has this number now, as it was last seen.
     pub fn of_number(&self, job: JobId) -> Option<QueuedJob> {
         self.sight.borrow().jobs.iter().find(|seen| seen.id.job == job).cloned()
+    }
+
+    /// Whether the schedule knows the queue as it has been since the daemon began.
+    pub fn is_seen(&self) -> bool {
+        self.told.load(Ordering::Acquire)
     }
 
     /// What changes with each look.
@@ -222,6 +235,7 @@ async fn look_once(daemon: &Arc<Daemon>) {
     if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }
+    daemon.queue.told.store(true, Ordering::Release);
 }
 
 /// The jobs of a look by their own names: the workload manager gives numbers again.

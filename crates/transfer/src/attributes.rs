@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::Ownership;
 use crate::error::{During, Fault};
-use crate::merge::MergePolicy;
+use crate::merge::{Changes, MergePolicy};
 
 pub(crate) const ACL_ACCESS: &CStr = c"system.posix_acl_access";
 pub(crate) const ACL_DEFAULT: &CStr = c"system.posix_acl_default";
@@ -202,6 +202,58 @@ pub(crate) fn apply_at(
     lost.map_or(Ok(()), Err)
 }
 
+/// Changes some attributes of an open directory of the target, whose state is `have`, in the order of [`apply`].
+///
+/// An owner or an extended attribute that can't be changed is the error, after everything else has been applied.
+pub(crate) fn change(
+    fd: BorrowedFd<'_>,
+    have: &Stat,
+    changes: &Changes,
+    privilege: &Privilege,
+) -> Result<(), Fault> {
+    let mut mode = changes.mode;
+    let mut lost = None;
+    if changes.owner.is_some() || changes.group.is_some() {
+        let mut want = *have;
+        want.st_uid = changes.owner.unwrap_or(have.st_uid);
+        want.st_gid = changes.group.unwrap_or(have.st_gid);
+        if (want.st_uid, want.st_gid) != (have.st_uid, have.st_gid) {
+            let kept = chown(&want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid));
+            let kept = kept.unwrap_or_else(|fault| {
+                lost = Some(fault);
+                Kept { user: false, group: false }
+            });
+            mode = mode.map(|mode| mode & !kept.unsafe_bits());
+        }
+    }
+    for (name, value) in &changes.xattrs {
+        let changed = match value {
+            Some(value) => fs::fsetxattr(fd, &**name, value, XattrFlags::empty()),
+            None => fs::fremovexattr(fd, &**name),
+        };
+        match changed {
+            Ok(()) => {}
+            Err(Errno::NODATA) if value.is_none() => {}
+            Err(error) => {
+                let xattr = Xattr { name: name.clone(), value: Vec::new() };
+                note_lost(&xattr, error, privilege, &mut lost);
+            }
+        }
+    }
+    if let Some(mode) = mode {
+        fs::fchmod(fd, Mode::from_raw_mode(mode & 0o7777)).during("setting its mode")?;
+    }
+    if changes.accessed.is_some() || changes.modified.is_some() {
+        let omitted = Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT };
+        let times = Timestamps {
+            last_access: changes.accessed.unwrap_or(omitted),
+            last_modification: changes.modified.unwrap_or(omitted),
+        };
+        fs::futimens(fd, &times).during("setting its times")?;
+    }
+    lost.map_or(Ok(()), Err)
+}
+
 /// Removes from a directory that was there before what the source's does not have. What security modules and
 /// privileged programs put there is theirs.
 pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fault> {
@@ -317,6 +369,27 @@ pub(crate) fn same_state(before: &Stat, after: &Stat) -> bool {
         (s.st_dev, s.st_ino, s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec, s.st_mode)
     };
     key(before) == key(after)
+}
+
+/// All extended attributes of an open directory, ACLs included, by name and value.
+///
+/// # Errors
+/// The kernel's. A filesystem without any has none.
+pub fn xattrs_of(directory: BorrowedFd<'_>) -> std::io::Result<Vec<(CString, Vec<u8>)>> {
+    named(read_xattrs(directory, None))
+}
+
+/// The same for an entry of a directory, which need not be readable itself.
+///
+/// # Errors
+/// The kernel's: those that the user may set need the right to read the entry.
+pub fn xattrs_at(directory: BorrowedFd<'_>, name: &CStr) -> std::io::Result<Vec<(CString, Vec<u8>)>> {
+    named(read_xattrs_at(directory, name, None))
+}
+
+fn named(read: Result<Vec<Xattr>, Fault>) -> std::io::Result<Vec<(CString, Vec<u8>)>> {
+    let xattrs = read.map_err(|fault| fault.source)?;
+    Ok(xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect())
 }
 
 /// Gives an open directory the owner, mode, times, xattrs and ACLs of another, as far as the caller may.

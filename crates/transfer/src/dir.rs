@@ -69,7 +69,8 @@ pub(crate) struct DirNode {
     pub hands_down_acl: bool,
     /// The source's attributes when it was entered.
     pub source: Stat,
-    target_id: Option<(u64, u64)>,
+    /// The target's attributes when it was entered; `None` in a dry run that would make it.
+    pub entered: Option<Stat>,
     renamed: AtomicBool,
     fds: Mutex<Option<Arc<DirFds>>>,
     /// Tasks below this directory that are not done; whoever ends the last one completes the directory.
@@ -110,7 +111,7 @@ impl DirNode {
             delete: new.delete,
             hands_down_acl: new.hands_down_acl,
             source: new.source,
-            target_id: new.target.map(|stat| (stat.st_dev, stat.st_ino)),
+            entered: new.target,
             renamed: AtomicBool::new(false),
             fds: Mutex::new(Some(Arc::new(new.fds))),
             pending: AtomicUsize::new(1),
@@ -172,11 +173,11 @@ impl DirNode {
         if (stat.st_dev, stat.st_ino) != (self.source.st_dev, self.source.st_ino) {
             return Err(moved());
         }
-        let Some(id) = self.target_id else { return Ok(DirFds { source, target: None }) };
+        let Some(entered) = &self.entered else { return Ok(DirFds { source, target: None }) };
         let target = fs::openat(parent.target()?, &*self.target_name(), OPEN_DIRECTORY, Mode::empty())
             .during(ACTION)?;
         let stat = fs::fstat(&target).during(ACTION)?;
-        if (stat.st_dev, stat.st_ino) != id {
+        if (stat.st_dev, stat.st_ino) != (entered.st_dev, entered.st_ino) {
             return Err(moved());
         }
         Ok(DirFds { source, target: Some(target) })

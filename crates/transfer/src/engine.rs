@@ -21,7 +21,7 @@ use crate::error::{During, Fault, StageError};
 use crate::file::{LargeFile, TRIES, kept_changing};
 use crate::links::{Links, Role, Waiting};
 use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
-use crate::merge::{Action, DirectoryAction, MergePolicy, Place, Side};
+use crate::merge::{Action, DirectoryAction, MergePolicy, Merged, Place, Side};
 use crate::progress::{Event, Monitor};
 use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
@@ -950,7 +950,11 @@ impl Engine<'_> {
         let mut hands_down_acl = false;
         let mut target_stat = None;
         if let Some(target) = &entered.target {
-            target_stat = Some(fs::fstat(target).during("opening it in the target")?);
+            let mut stat = fs::fstat(target).during("opening it in the target")?;
+            if let Some(mode) = entered.restore_mode {
+                stat.st_mode = stat.st_mode & libc::S_IFMT | mode;
+            }
+            target_stat = Some(stat);
             if self.options.ownership == Ownership::Preserve {
                 match entered.kind {
                     Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
@@ -1001,7 +1005,7 @@ impl Engine<'_> {
     pub fn finished_one(&self, node: &Arc<DirNode>) {
         let mut node = node.clone();
         while node.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let complete = if self.monitor.progress.is_cancelled() { Ok(()) } else { self.complete(&node) };
+            let complete = self.complete(&node);
             // Also if it could not be completed, and before the directory above is shut again.
             for result in [complete, self.shut_source(&node)] {
                 if let Err(fault) = result {
@@ -1018,8 +1022,14 @@ impl Engine<'_> {
 
     /// All entries of a directory are in place: remove what is not the source's, set its attributes, show it.
     fn complete(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
-        let done = self.complete_target(node);
-        if let (Err(_), Some(mode), false) = (&done, node.restore_mode, node.attributes)
+        // The mode of a directory that was opened up, until it has it again or has got another one.
+        let mut opened_up = node.restore_mode;
+        let done = if self.monitor.progress.is_cancelled() {
+            Ok(())
+        } else {
+            self.complete_target(node, &mut opened_up)
+        };
+        if let Some(mode) = opened_up
             && let Some(target) = &node.fds(&self.budget)?.target
         {
             fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
@@ -1027,7 +1037,7 @@ impl Engine<'_> {
         done
     }
 
-    fn complete_target(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+    fn complete_target(&self, node: &Arc<DirNode>, opened_up: &mut Option<u32>) -> Result<(), Fault> {
         if self.single.is_some() {
             return Ok(());
         }
@@ -1050,15 +1060,34 @@ impl Engine<'_> {
             }
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
+            *opened_up = None;
         }
-        if let (Some(mode), false) = (node.restore_mode, node.attributes) {
+        let mut changed = false;
+        if let (Kind::Existing, false, Some(policy), Some(entered)) =
+            (node.kind, node.attributes, self.policy, &node.entered)
+        {
+            let have = fs::fstat(target).during("reading its attributes")?;
+            let changes = policy.changes(&Merged {
+                path: &path,
+                source_dir: fds.source.as_fd(),
+                source: &node.source,
+                target_dir: target.as_fd(),
+                entered,
+                target: &have,
+            });
+            let mut changes =
+                changes.map_err(|source| Fault { action: "reading its extended attributes", source })?;
+            changed = !changes.is_empty();
+            changes.mode = changes.mode.or(opened_up.take());
+            lost = attributes::change(target.as_fd(), &have, &changes, &self.privilege);
+        } else if let Some(mode) = opened_up.take() {
             fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
         }
         if let Some(temporary) = &node.partial {
             self.show_directory(node, temporary)?;
         }
         self.counts.directories.fetch_add(1, Ordering::Relaxed);
-        if node.kind != Kind::Existing || node.attributes {
+        if node.kind != Kind::Existing || node.attributes || changed {
             self.counts.made_directories.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(policy) = self.policy {

@@ -6,9 +6,10 @@
 //! every one that is in place.
 
 use std::ffi::{CStr, CString};
+use std::io;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::Stat;
+use rustix::fs::{Stat, Timespec};
 
 /// An entry of the source, and what the target has under its name.
 pub struct Place<'a> {
@@ -60,6 +61,50 @@ pub enum DirectoryAction {
     },
 }
 
+/// A directory that the target had before, once all that it holds is in place.
+pub struct Merged<'a> {
+    /// The path relative to the root; empty for the root.
+    pub path: &'a [u8],
+    /// The directory in the source.
+    pub source_dir: BorrowedFd<'a>,
+    /// Its attributes in the source when it was entered.
+    pub source: &'a Stat,
+    /// The directory in the target.
+    pub target_dir: BorrowedFd<'a>,
+    /// Its attributes in the target when it was entered.
+    pub entered: &'a Stat,
+    /// Its attributes in the target now: what was put into it has changed its times.
+    pub target: &'a Stat,
+}
+
+/// What changes of a directory that the target had before. What is `None` stays.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// The owner's uid.
+    pub owner: Option<u32>,
+    /// The group's gid.
+    pub group: Option<u32>,
+    /// The mode, without the type.
+    pub mode: Option<u32>,
+    /// When it was read last.
+    pub accessed: Option<Timespec>,
+    /// When it was written last.
+    pub modified: Option<Timespec>,
+    /// Extended attributes and ACLs by their names: a value to be set, or `None` to be removed.
+    pub xattrs: Vec<(CString, Option<Vec<u8>>)>,
+}
+
+impl Changes {
+    /// Whether all stays as it is.
+    pub fn is_empty(&self) -> bool {
+        let Changes { owner, group, mode, accessed, modified, xattrs } = self;
+        (owner, group, mode) == (&None, &None, &None)
+            && accessed.is_none()
+            && modified.is_none()
+            && xattrs.is_empty()
+    }
+}
+
 /// A caller's say in a copy. Called from several workers at once.
 pub trait MergePolicy: Sync {
     /// What to do with an entry that is not a directory.
@@ -73,6 +118,15 @@ pub trait MergePolicy: Sync {
 
     /// The name under which an extended attribute is carried over, if it is.
     fn xattr_name(&self, name: &CStr) -> Option<CString>;
+
+    /// What changes of a directory that the target had before, unless it gets all of the source's attributes
+    /// ([`DirectoryAction::Merge`]).
+    ///
+    /// # Errors
+    /// If the attributes can't be read; this counts as a failure of the directory.
+    fn changes(&self, _merged: &Merged<'_>) -> io::Result<Changes> {
+        Ok(Changes::default())
+    }
 
     /// An entry is in place; `target` is what the target has now.
     fn placed(&self, path: &[u8], target: &Stat);

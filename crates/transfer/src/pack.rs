@@ -102,6 +102,7 @@ use self::restore::Restorer;
 use self::stream::{Source, Stream};
 use self::unpack::{Selection, Unpacker};
 use crate::Options;
+use crate::attributes::Xattr;
 use crate::dir::OPEN_DIRECTORY;
 use crate::error::Fault;
 use crate::progress::Monitor;
@@ -117,15 +118,25 @@ pub struct PackOptions {
     pub sync: bool,
     /// By inode, the modes of entries that have others for the time of the packing, so that they can be read.
     pub modes: HashMap<u64, u32>,
+    /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
+    pub xattr_name: Option<fn(&CStr) -> Option<CString>>,
 }
 
 impl Default for PackOptions {
     fn default() -> Self {
-        PackOptions { threads: 0, level: 3, sync: true, modes: HashMap::new() }
+        PackOptions { threads: 0, level: 3, sync: true, modes: HashMap::new(), xattr_name: None }
     }
 }
 
 impl PackOptions {
+    /// The extended attributes that are packed, by their names in the archive.
+    fn packed(&self, mut xattrs: Vec<Xattr>) -> Vec<Xattr> {
+        if let Some(packed) = self.xattr_name {
+            xattrs.retain_mut(|xattr| packed(&xattr.name).map(|name| xattr.name = name).is_some());
+        }
+        xattrs
+    }
+
     fn worker_count(&self) -> usize {
         workers(self.threads)
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{self, AtFlags, Mode, RawDir, Stat};
+use rustix::fs::{self, AtFlags, Mode, OFlags, RawDir, Stat};
 
 use crate::attributes::is_directory;
 use crate::dir::{OPEN_DIRECTORY, join};
@@ -46,8 +46,16 @@ pub fn survey(
         /// Subdirectories that have not been entered.
         left: Vec<CString>,
     }
-    let open =
-        |dir: BorrowedFd<'_>, name: &std::ffi::CStr| fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty());
+    // Looking should not change when a directory was read last; only its owner (or root) may ask for that.
+    let open = |dir: BorrowedFd<'_>, name: &std::ffi::CStr| match fs::openat(
+        dir,
+        name,
+        OPEN_DIRECTORY | OFlags::NOATIME,
+        Mode::empty(),
+    ) {
+        Err(rustix::io::Errno::PERM) => fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()),
+        other => other,
+    };
     let mut read = |fd: OwnedFd, path: Vec<u8>| -> Result<Level, (Vec<u8>, io::Error)> {
         let mut left = Vec::new();
         let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];

@@ -6,12 +6,13 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
-use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place};
+use ondeck_transfer::merge::{Action, Changes, DirectoryAction, MergePolicy, Merged, Place};
 use ondeck_transfer::{Monitor, Options, Progress, Roots, TargetRoot, stage_roots};
-use rustix::fs::Stat;
+use rustix::fs::{Stat, Timespec};
 
 /// Two directories that are there.
 fn roots(from: &Path, to: &Path) -> Roots {
@@ -172,4 +173,100 @@ fn nothing_that_a_killed_copy_left_unfinished_is_shown_with_the_directory() {
     assert_eq!(names(&to.join("sub")), ["deep"]);
     assert_eq!(names(&to.join("sub/deep")), ["copied"]);
     assert_eq!(fs::read(to.join("sub/deep/copied")).unwrap(), b"whole");
+}
+
+/// Changes some attributes of the directories that were there.
+struct Changing;
+
+impl MergePolicy for Changing {
+    fn entry(&self, _: &Place<'_>) -> Action {
+        Action::Copy
+    }
+
+    fn directory(&self, _: &[u8], _: BorrowedFd<'_>, _: Option<&Stat>) -> DirectoryAction {
+        DirectoryAction::Merge { delete: false, attributes: false }
+    }
+
+    fn may_delete(&self, _: &[u8], _: &Stat) -> bool {
+        false
+    }
+
+    fn xattr_name(&self, name: &CStr) -> Option<CString> {
+        Some(name.to_owned())
+    }
+
+    fn changes(&self, merged: &Merged<'_>) -> std::io::Result<Changes> {
+        if merged.path == b"quiet" {
+            // Its time as it was before something was put into it.
+            assert!(merged.target.st_mtime > merged.entered.st_mtime);
+            let tv_nsec = merged.entered.st_mtime_nsec as _;
+            let modified = Some(Timespec { tv_sec: merged.entered.st_mtime, tv_nsec });
+            return Ok(Changes { modified, ..Changes::default() });
+        }
+        if merged.path != b"changed" {
+            return Ok(Changes::default());
+        }
+        Ok(Changes {
+            mode: Some(0o1711),
+            accessed: Some(Timespec { tv_sec: 5, tv_nsec: 6 }),
+            modified: Some(Timespec { tv_sec: 3, tv_nsec: 4 }),
+            xattrs: vec![
+                (c"user.set".to_owned(), Some(b"now".to_vec())),
+                (c"user.removed".to_owned(), None),
+                (c"user.never-there".to_owned(), None),
+            ],
+            ..Changes::default()
+        })
+    }
+
+    fn placed(&self, _: &[u8], _: &Stat) {}
+}
+
+#[test]
+fn a_directory_that_was_there_gets_the_attributes_that_the_policy_says_and_no_others() {
+    let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (from, to) = (source.path(), target.path());
+    let flags = rustix::fs::XattrFlags::empty();
+    for name in ["changed", "quiet", "left"] {
+        for side in [from, to] {
+            fs::create_dir(side.join(name)).unwrap();
+        }
+        fs::write(from.join(name).join("new"), "new").unwrap();
+        rustix::fs::setxattr(from.join(name), "user.source", b"s", flags).unwrap();
+        for xattr in ["user.kept", "user.removed", "user.set"] {
+            rustix::fs::setxattr(to.join(name), xattr, b"before", flags).unwrap();
+        }
+        fs::set_permissions(to.join(name), fs::Permissions::from_mode(0o750)).unwrap();
+        fs::File::open(to.join(name))
+            .unwrap()
+            .set_modified(UNIX_EPOCH + Duration::from_nanos(7_000_000_008))
+            .unwrap();
+    }
+    let options = Options { tag: Some("test".to_owned()), delete: true, ..Options::default() };
+    let monitor = Monitor { progress: &Progress::default(), event: &|_| {} };
+    let summary = stage_roots(roots(from, to), &options, Some(&Changing), &monitor).unwrap();
+    assert_eq!(summary.errors, 0);
+
+    let xattr = |name: &str, xattr: &str| {
+        let mut value = [0_u8; 16];
+        let length = rustix::fs::getxattr(to.join(name), xattr, &mut value);
+        length.ok().map(|length| String::from_utf8(value[..length].to_vec()).unwrap())
+    };
+    let stat = |name: &str| fs::metadata(to.join(name)).unwrap();
+    assert_eq!(stat("changed").permissions().mode() & 0o7777, 0o1711);
+    assert_eq!((stat("changed").mtime(), stat("changed").mtime_nsec()), (3, 4));
+    assert_eq!((stat("changed").atime(), stat("changed").atime_nsec()), (5, 6));
+    assert_eq!(xattr("changed", "user.set").as_deref(), Some("now"));
+    assert_eq!(xattr("changed", "user.removed"), None);
+    assert_eq!((stat("quiet").mtime(), stat("quiet").mtime_nsec()), (7, 8));
+    for name in ["quiet", "left"] {
+        assert_eq!(stat(name).permissions().mode() & 0o7777, 0o750);
+        assert_eq!(xattr(name, "user.set").as_deref(), Some("before"));
+    }
+    for name in ["changed", "quiet", "left"] {
+        assert_eq!(xattr(name, "user.kept").as_deref(), Some("before"));
+        assert_eq!(xattr(name, "user.source"), None);
+        assert_eq!(fs::read(to.join(name).join("new")).unwrap(), b"new");
+    }
+    assert!(stat("left").mtime() > 7);
 }

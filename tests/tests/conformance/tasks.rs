@@ -21,6 +21,7 @@ crate::for_engines! {
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
         a_running_job_sees_what_it_wrote_before_and_keeps_it,
+        what_a_job_made_of_names_and_directories_comes_home_by_several_nodes,
     ]
     gluster = GLUSTER: [
         a_fill_and_a_homecoming_lose_nothing_of_anybodys,
@@ -28,6 +29,7 @@ crate::for_engines! {
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
         a_running_job_sees_what_it_wrote_before_and_keeps_it,
+        what_a_job_made_of_names_and_directories_comes_home_by_several_nodes,
     ]
 }
 
@@ -406,6 +408,118 @@ fn a_running_job_sees_what_it_wrote_before_and_keeps_it(case: &Case) {
     assert_eq!(fs::metadata(disk("old/more")).unwrap().mode() & 0o7777, 0o600);
     assert!(!disk("removed").exists() && !disk("gone").exists());
     assert!(!names(&job.path("out")).iter().any(|name| name.contains("partial")));
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+/// The shares of a homecoming: each entry of a top level by itself, then everything else.
+fn shares(home: &Value, entries: &[(&str, &str)]) -> Vec<Value> {
+    let share = |index: usize, entries: &[(&str, &str)], all_but: bool| {
+        let mut request = home.clone();
+        request["share"] = json!({"index": index, "entries": entries, "all_but": all_but});
+        request
+    };
+    let parts =
+        entries.iter().enumerate().map(|(index, entry)| share(index, std::slice::from_ref(entry), false));
+    parts.chain([share(entries.len(), entries, true)]).collect()
+}
+
+fn what_a_job_made_of_names_and_directories_comes_home_by_several_nodes(case: &Case) {
+    const OLD: i64 = 981_173_106;
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    for name in ["one", "two", "outside", "one/part", "two/part", "one/sub", "one/quiet", "two/late"] {
+        make(&job.path(name));
+    }
+    // Names of one file: in two directories of the job, and in and outside of one.
+    let linked = ["part/changed", "part/removed", "top", "last"];
+    for name in linked {
+        put(&job.path("one").join(name), "of before");
+        fs::hard_link(job.path("one").join(name), job.path("two").join(name)).unwrap();
+    }
+    put(&job.path("one/part/outside"), "of before");
+    fs::hard_link(job.path("one/part/outside"), job.path("outside/name")).unwrap();
+    put(&job.path("one/quiet/file"), "of before");
+    let ctl = site.host("ctl");
+    let own = ctl.as_user(OWNER, OWNER);
+    let text = |name: &str| job.path(name).display().to_string();
+    own.ok(&["touch", "-d", "@1000000000", &text("one/quiet"), &text("one/sub")]);
+    for xattr in ["user.kept", "user.removed", "user.theirs"] {
+        own.ok(&["setfattr", "-n", xattr, "-v", "before", &text("one/sub")]);
+    }
+    let directories = [job.directory("one", "0", "out"), job.directory("two", "1", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+
+    // Written before the RAM disk was shown, by a job that runs already.
+    put(&job.path("one/late"), "late");
+    fs::hard_link(job.path("one/late"), job.path("two/late/name")).unwrap();
+    let catch_up = job.request(json!({"catch_up": {"directories": directories}}));
+    job.succeeds("n1", &catch_up);
+
+    for (slot, name) in [("0", "one"), ("1", "two")] {
+        job.works(slot, &format!("for f in part/changed top last; do echo {name} > new && mv new $f; done"));
+        job.works(slot, "rm part/removed");
+    }
+    job.works(
+        "0",
+        "rm late && echo more >> quiet/file && echo x > part/outside.new && mv part/outside.new part/outside",
+    );
+    job.works("1", "echo two > late/new && mv late/new late/name");
+    job.works("0", "setfattr -n user.overlay.opaque -v y sub && setfattr -n user.added -v after sub");
+    job.works(
+        "0",
+        "setfattr -x user.removed sub && echo x > sub/file && setfattr -n user.overlay.foo -v f sub/file",
+    );
+    job.works("0", &format!("chmod 750 sub && touch -d @{OLD} sub"));
+    job.works("1", &format!("touch -d @{OLD} ."));
+    own.ok(&["setfattr", "-n", "user.theirs", "-v", "after", &text("one/sub")]);
+    fs::remove_file(job.path("outside/name")).unwrap();
+
+    let entries = [
+        ("0", "part"),
+        ("1", "part"),
+        ("0", "late"),
+        ("1", "late"),
+        ("0", "top"),
+        ("1", "top"),
+        ("0", "sub"),
+    ];
+    let other_node = case.servers.last().unwrap();
+    for (index, share) in shares(&job.home(&directories), &entries).iter().enumerate() {
+        let report = job.succeeds(if index % 2 == 0 { "n1" } else { other_node }, share);
+        assert_eq!(report["beside"], json!([]), "{report:#}");
+        assert_eq!(report["state"]["done"]["message"], Value::Null, "{report:#}");
+    }
+
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    for name in ["one", "two"] {
+        for file in ["part/changed", "top", "last"] {
+            assert_eq!(read(&format!("{name}/{file}")), format!("{name}\n"), "{name}/{file}");
+        }
+        assert!(!job.path(name).join("part/removed").exists());
+    }
+    assert_eq!(read("one/part/outside"), "x\n");
+    assert!(!job.path("one/late").exists() && read("two/late/name") == "two\n");
+    assert_eq!(read("one/quiet/file"), "of beforemore\n");
+
+    let meta = |name: &str| fs::metadata(job.path(name)).unwrap();
+    assert_eq!((meta("one/sub").mtime(), meta("two").mtime()), (OLD, OLD));
+    assert_eq!(meta("one/quiet").mtime(), 1_000_000_000);
+    assert_eq!(meta("one/sub").mode() & 0o7777, 0o750);
+    let xattr = |name: &str, xattr: &str| {
+        let ran = own.run(&["getfattr", "--absolute-names", "--only-values", "-n", xattr, &text(name)]);
+        ran.status.success().then_some(ran.stdout)
+    };
+    for (name, value) in [
+        ("user.kept", Some("before")),
+        ("user.removed", None),
+        ("user.theirs", Some("after")),
+        ("user.added", Some("after")),
+        ("user.overlay.opaque", Some("y")),
+    ] {
+        assert_eq!(xattr("one/sub", name).as_deref(), value, "{name}");
+    }
+    assert_eq!(xattr("one/sub/file", "user.overlay.foo").as_deref(), Some("f"));
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -234,8 +234,18 @@ impl Cluster {
     }
 
     pub fn start_scheduler(&self) {
+        self.start_scheduler_with(&[]);
+    }
+
+    /// Starts the scheduler in the place of another journal's, or of a later state of its own, and waits until it knows
+    /// the nodes that answer.
+    pub fn take_over(&self) {
+        self.start_scheduler_with(&["--take-over", "--yes"]);
+    }
+
+    fn start_scheduler_with(&self, arguments: &[&str]) {
         let mut command = self.host("ctl").command(&self.ondeck);
-        command.arg("serve").arg("--config").arg(self.bed.dir().join("ondeck.toml"));
+        command.arg("serve").args(arguments).arg("--config").arg(self.bed.dir().join("ondeck.toml"));
         let daemon = self.host("ctl").spawn_daemon(command, &self.log("scheduler")).unwrap();
         self.daemons().insert("scheduler".to_owned(), daemon);
         wait_until(DEADLINE, "the scheduler answers", || {
@@ -251,6 +261,18 @@ impl Cluster {
         let mut daemon = self.daemons().remove(name).expect("it runs");
         daemon.kill(Signal::KILL);
         daemon.wait(DEADLINE).expect("SIGKILL ends it");
+    }
+
+    /// Sends a daemon a signal.
+    pub fn signal(&self, name: &str, signal: Signal) {
+        self.daemons()[name].kill(signal);
+    }
+
+    /// Waits until a daemon has ended by itself; gives its exit code.
+    #[track_caller]
+    pub fn wait_ended(&self, name: &str) -> Option<i32> {
+        let mut daemon = self.daemons().remove(name).expect("it runs");
+        daemon.wait(DEADLINE).expect("it ends by itself").code()
     }
 
     /// What a daemon has logged.

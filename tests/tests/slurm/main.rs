@@ -14,6 +14,7 @@ mod endings;
 mod faults;
 mod io_nodes;
 mod jobs;
+mod journals;
 mod life;
 mod lives;
 mod merge;

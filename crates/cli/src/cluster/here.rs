@@ -28,7 +28,8 @@ fn job_of(layout: &Layout) -> Option<JobId> {
 pub fn take_away(config: &Config, job: JobId, uid: u32, limit: Duration) -> Result<()> {
     let is_its = |local: &LocalReport| {
         let shows = !(local.shown.is_empty() && local.covers.is_empty() && local.dead_mounts.is_empty());
-        shows && local.layout.owner.uid == uid && job_of(&local.layout) == Some(job)
+        // A client that shows nothing any more is in nobody's way, but nobody may come to remove it.
+        (shows || !local.server) && local.layout.owner.uid == uid && job_of(&local.layout) == Some(job)
     };
     hide(config, limit, "epilog", is_its)
 }

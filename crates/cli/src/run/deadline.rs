@@ -12,7 +12,8 @@ use super::slurm;
 
 /// The batch job's end, and when the program must end before it.
 pub struct Deadline {
-    end: Option<SystemTime>,
+    /// By the time that passes: the workload manager tells it by the wall clock, which may be set meanwhile.
+    end: Option<Instant>,
     margin: Option<Duration>,
     computed: bool,
     asked: Option<Instant>,
@@ -28,6 +29,8 @@ impl Deadline {
             Margin::Fixed(margin) => (Some(*margin), false, false),
         };
         let end = if off || slurm::job_id().is_none() { None } else { slurm::end_time() };
+        // A time limit that is over by now leaves nothing.
+        let end = end.map(|end| Instant::now() + end.duration_since(SystemTime::now()).unwrap_or_default());
         Deadline { end, margin, computed, asked: None, forced: false }
     }
 
@@ -58,7 +61,7 @@ impl Deadline {
             Some(margin) if !self.computed => margin,
             _ => end_margin(bytes, rate),
         };
-        let left = end.duration_since(SystemTime::now()).unwrap_or_default();
+        let left = end.saturating_duration_since(Instant::now());
         if left > margin {
             return None;
         }

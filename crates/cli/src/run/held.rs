@@ -27,32 +27,46 @@ pub fn list() -> Result<u8> {
         }
         any = true;
         let text = std::fs::read_to_string(entry.path().join("state")).unwrap_or_default();
-        let state = match UnixStream::connect(entry.path().join("control")) {
-            Ok(_) => text.trim().to_owned(),
-            Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                format!("its keeper can't be asked: {error}")
-            }
-            // The command that started it lives, and takes the keeper's place.
-            Err(_) if is_claimed(&entry.path())? => "starting, ending, or getting a new keeper".to_owned(),
-            Err(_) => match who_sees(&entry.path().join("ramdisk"))? {
-                Some(pid) => format!(
-                    "its keeper was killed, and no command was left to take its place; its program goes on, and until that \
-                     ends the results can be copied from /proc/{pid}/root{}",
-                    entry.path().join("ramdisk").display()
-                ),
-                None => {
-                    remove_dead(&entry.path());
-                    "its keeper was killed, and its RAM disk is gone; what was copied out before is on disk"
-                        .to_owned()
-                }
-            },
-        };
+        // Its results may be held: nothing of it is removed because it can't be asked.
+        let state = state_of(&entry.path(), text.trim())
+            .unwrap_or_else(|error| format!("it can't be asked what it does: {error}"));
         println!("{id}  {state}");
     }
     if !any {
         println!("no runs");
     }
     Ok(exit::OK)
+}
+
+/// What a run does, of which `last` is the last that it wrote down. What is left of one that is gone is removed.
+fn state_of(dir: &Path, last: &str) -> std::io::Result<String> {
+    match UnixStream::connect(dir.join("control")) {
+        Ok(_) => return Ok(last.to_owned()),
+        Err(error) if is_nobody(&error) => {}
+        Err(error) => return Err(error),
+    }
+    // The command that started it lives, and takes the keeper's place.
+    if is_claimed(dir)? {
+        return Ok("starting, ending, or getting a new keeper".to_owned());
+    }
+    let ram_disk = dir.join("ramdisk");
+    Ok(match who_sees(&ram_disk)? {
+        Some(pid) => format!(
+            "its keeper was killed, and no command was left to take its place; its program goes on, and until that ends \
+             the results can be copied from /proc/{pid}/root{}",
+            ram_disk.display()
+        ),
+        None => {
+            remove_dead(dir);
+            "its keeper was killed, and its RAM disk is gone; what was copied out before is on disk"
+                .to_owned()
+        }
+    })
+}
+
+/// Whether nobody listens on a run's socket any more, or not yet.
+fn is_nobody(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 
 /// Claims the directory of a run for this process, and those that it forks, until the last of them has ended.
@@ -65,11 +79,10 @@ pub fn claim(dir: &Path) -> std::io::Result<File> {
 /// Whether a process of the run lives.
 pub fn is_claimed(dir: &Path) -> std::io::Result<bool> {
     let lock = match File::options().write(true).open(dir.join(LOCK)) {
-        // It is made at once after the directory.
+        // It is made at once after the directory. One that was made later than now was made by another clock.
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let made = std::fs::metadata(dir).and_then(|metadata| metadata.modified());
-            let age = made.ok().and_then(|made| made.elapsed().ok());
-            return Ok(age.is_some_and(|age| age < Duration::from_secs(60)));
+            let made = std::fs::metadata(dir)?.modified()?;
+            return Ok(made.elapsed().map_or(true, |age| age < Duration::from_secs(60)));
         }
         other => other?,
     };

@@ -4,21 +4,29 @@
 //! filesystem is read; whatever on disk has changed since (its ctime is later) and was not put there by this run was
 //! changed by someone else. It is kept: the program's version of such a file goes beside it as `NAME.ondeck-ID`,
 //! and a file that the program deleted stays.
+//!
+//! Giving one name of a file to another, or removing it, changes the ctime for its other names, too, wherever they are:
+//! in another output directory, or outside of all. Of the files that had several names at the start their state is
+//! therefore remembered, and one of which nothing but the number of names has changed counts as it was.
+//!
+//! A directory is never replaced, so its attributes are merged one by one: what the program changed of those that it
+//! was shown comes home, and everything else stays as it is on disk.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use ondeck_transfer::checksum::{Checksum, Digest};
 use ondeck_transfer::manifest;
-use ondeck_transfer::merge::{Action, DirectoryAction, MergePolicy, Place, Side};
-use ondeck_transfer::survey::{Descend, survey};
+use ondeck_transfer::merge::{Action, Changes, DirectoryAction, MergePolicy, Merged, Place, Side};
+use ondeck_transfer::survey::{Descend, Visit, survey};
 use ondeck_transfer::verify::digest_of;
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat, Timespec};
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
@@ -60,9 +68,333 @@ pub fn changed_at(stat: &Stat) -> Moment {
     (stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
-/// What changes when something is written to a file.
-fn written(stat: &Stat) -> (i64, Moment) {
-    (stat.st_size, (stat.st_mtime, stat.st_mtime_nsec as i64))
+/// When an entry was written last.
+fn modified_at(stat: &Stat) -> Moment {
+    (stat.st_mtime, stat.st_mtime_nsec as i64)
+}
+
+/// When an entry was read last.
+fn accessed_at(stat: &Stat) -> Moment {
+    (stat.st_atime, stat.st_atime_nsec as i64)
+}
+
+fn time_of(moment: Moment) -> Timespec {
+    Timespec { tv_sec: moment.0, tv_nsec: moment.1 as _ }
+}
+
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+/// What changes when something is written to a file, or when its mode or owner is changed; but not when one of its names
+/// is made or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    size: i64,
+    modified: Moment,
+    mode: u32,
+    owner: (u32, u32),
+}
+
+impl Content {
+    fn of(stat: &Stat) -> Content {
+        Content {
+            size: stat.st_size,
+            modified: modified_at(stat),
+            mode: stat.st_mode,
+            owner: (stat.st_uid, stat.st_gid),
+        }
+    }
+
+    /// From the fields of a line, the last of which are its own.
+    pub fn parse<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Content> {
+        let size = fields.next()?.parse().ok()?;
+        let modified = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
+        let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        fields.next().is_none().then_some(Content { size, modified, mode, owner })
+    }
+
+    #[cfg(test)]
+    pub fn example() -> Content {
+        Content { size: 7, modified: (-1, 999_999_999), mode: 0o100_600, owner: (5, 6) }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Content { size, modified, mode, owner } = self;
+        write!(f, "{size} {} {} {mode:o} {} {}", modified.0, modified.1, owner.0, owner.1)
+    }
+}
+
+/// A file on disk that had several names when the program was shown one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linked {
+    inode: u64,
+    names: u64,
+    content: Content,
+}
+
+impl Linked {
+    /// If it has several names.
+    pub fn of(stat: &Stat) -> Option<Linked> {
+        (stat.st_nlink > 1 && !is_directory(stat)).then(|| Linked {
+            inode: stat.st_ino,
+            names: stat.st_nlink,
+            content: Content::of(stat),
+        })
+    }
+
+    /// Whether it is still this file, and nothing but the number of its names has changed.
+    fn has_only_other_names(&self, now: &Stat) -> bool {
+        self.inode == now.st_ino && self.names != now.st_nlink && self.content == Content::of(now)
+    }
+}
+
+/// A directory's attributes when the program was shown it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Appearance {
+    changed: Moment,
+    accessed: Moment,
+    modified: Moment,
+    mode: u32,
+    owner: (u32, u32),
+    /// Hashes of the names and of the values of its extended attributes and ACLs.
+    xattrs: Vec<(u128, u128)>,
+}
+
+impl Appearance {
+    fn of<'a>(stat: &Stat, xattrs: impl IntoIterator<Item = (&'a CStr, &'a [u8])>) -> Appearance {
+        let xattrs = xattrs.into_iter().map(|(name, value)| (key(name.to_bytes()), key(value)));
+        Appearance {
+            changed: changed_at(stat),
+            accessed: accessed_at(stat),
+            modified: modified_at(stat),
+            mode: stat.st_mode,
+            owner: (stat.st_uid, stat.st_gid),
+            xattrs: xattrs.collect(),
+        }
+    }
+
+    /// Of an entry of a directory in RAM.
+    fn in_ram(directory: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> io::Result<Appearance> {
+        let xattrs = xattrs_if_readable(directory, name)?;
+        Ok(Appearance::of(stat, xattrs.iter().map(|(name, value)| (&**name, &**value))))
+    }
+
+    fn value(&self, name: &CStr) -> Option<u128> {
+        let name = key(name.to_bytes());
+        self.xattrs.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+}
+
+impl fmt::Display for Appearance {
+    /// The rest of a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Appearance { changed, accessed, modified, mode, owner, xattrs } = self;
+        for moment in [changed, accessed, modified] {
+            write!(f, " {} {}", moment.0, moment.1)?;
+        }
+        write!(f, " {mode:o} {} {}", owner.0, owner.1)?;
+        for (name, value) in xattrs {
+            write!(f, " {name:032x}={value:032x}")?;
+        }
+        Ok(())
+    }
+}
+
+type Xattrs = Vec<(CString, Vec<u8>)>;
+
+/// The extended attributes of a directory given by its name. Of one that its owner may not read none are known: what it
+/// has at the end is compared with what is on disk.
+fn xattrs_if_readable(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Xattrs> {
+    match ondeck_transfer::xattrs_at(directory, name) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Xattrs::new()),
+        // It was removed meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Xattrs::new()),
+        // Some filesystems list what they don't give.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Xattrs::new()),
+        other => other,
+    }
+}
+
+/// The extended attributes of an open directory, which is opened up for a moment if its owner may not read it.
+fn xattrs_of(directory: BorrowedFd<'_>) -> io::Result<Xattrs> {
+    match ondeck_transfer::xattrs_of(directory) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let stat = fs::fstat(directory)?;
+            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+            if stat.st_uid != rustix::process::geteuid().as_raw() || mode.contains(Mode::RUSR) {
+                return Err(error);
+            }
+            fs::fchmod(directory, mode | Mode::RUSR)?;
+            let read = ondeck_transfer::xattrs_of(directory);
+            fs::fchmod(directory, mode)?;
+            read
+        }
+        other => other,
+    }
+}
+
+/// How the names of an overlay's own extended attributes begin: those in the layer of an ordinary user are others than
+/// in root's.
+fn overlay_prefix() -> &'static [u8] {
+    if rustix::process::geteuid().is_root() { b"trusted.overlay." } else { b"user.overlay." }
+}
+
+/// The name that an extended attribute in an overlay's layer has for the program; none if it is the overlay's own.
+///
+/// What a program calls like that is escaped by the kernel (Linux 6.7; before, it is refused with EOPNOTSUPP).
+pub fn seen_through_overlay(name: &CStr) -> Option<CString> {
+    let prefix = overlay_prefix();
+    match name.to_bytes().strip_prefix(prefix) {
+        None => Some(name.to_owned()),
+        Some(rest) => CString::new([prefix, rest.strip_prefix(b"overlay.")?].concat()).ok(),
+    }
+}
+
+/// Removes from an overlay's upper directory what was copied to it from the directory on disk and would be taken for a
+/// mark of the overlay.
+pub fn remove_marks(upper: BorrowedFd<'_>) -> io::Result<()> {
+    for (name, _) in xattrs_of(upper)? {
+        if name.to_bytes().starts_with(overlay_prefix()) {
+            fs::fremovexattr(upper, &*name)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is remembered of a directory on disk as the program is shown it: about 100 bytes for each name of a file that has
+/// several, and about 150 for each directory that is shown through an overlay.
+#[derive(Clone, Debug, Default)]
+pub struct Before {
+    linked: HashMap<u128, Linked>,
+    directories: HashMap<u128, Appearance>,
+    /// Whether an overlay would take something in it for its own.
+    pub has_marks: bool,
+    /// The first directory with an ACL that names users or groups other than the caller's own.
+    pub acl_of_others: Option<Vec<u8>>,
+}
+
+/// Whether an ACL, as the kernel gives it (acl(5), linux/posix_acl_xattr.h), names another user or group than the caller's.
+fn names_others(acl: &[u8]) -> bool {
+    const USER: u16 = 0x02;
+    const GROUP: u16 = 0x08;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    acl.get(4..).unwrap_or_default().as_chunks::<8>().0.iter().any(|[tag, more, _, _, id @ ..]| {
+        let id = u32::from_le_bytes(*id);
+        match u16::from_le_bytes([*tag, *more]) {
+            USER => id != uid,
+            GROUP => id != gid,
+            _ => false,
+        }
+    })
+}
+
+impl Before {
+    /// Notes an entry.
+    pub fn note(&mut self, visit: &Visit<'_>) -> io::Result<()> {
+        if let Some(linked) = Linked::of(visit.stat) {
+            self.linked.insert(key(visit.path), linked);
+        }
+        self.has_marks |= is_whiteout(visit.stat);
+        if is_directory(visit.stat) {
+            let xattrs = xattrs_if_readable(visit.dir, visit.name)?;
+            self.note_acls(visit.path, &xattrs);
+            let mut seen = Vec::new();
+            for (name, value) in &xattrs {
+                match seen_through_overlay(name) {
+                    Some(name) => seen.push((name, &**value)),
+                    None => self.has_marks = true,
+                }
+            }
+            let seen = seen.iter().map(|(name, value)| (&**name, *value));
+            self.directories.insert(key(visit.path), Appearance::of(visit.stat, seen));
+        }
+        Ok(())
+    }
+
+    fn note_acls(&mut self, path: &[u8], xattrs: &Xattrs) {
+        let others = |(name, value): &(CString, Vec<u8>)| {
+            name.to_bytes().starts_with(b"system.posix_acl_") && names_others(value)
+        };
+        if self.acl_of_others.is_none() && xattrs.iter().any(others) {
+            self.acl_of_others = Some(path.to_vec());
+        }
+    }
+
+    /// Forgets the directories, which are known from RAM where all of them are copied there.
+    pub fn without_directories(mut self) -> Before {
+        self.directories = HashMap::new();
+        self
+    }
+
+    /// Notes the directory itself.
+    pub fn note_top(&mut self, directory: BorrowedFd<'_>) -> io::Result<()> {
+        self.note_acls(b"", &ondeck_transfer::xattrs_of(directory)?);
+        Ok(())
+    }
+
+    /// What is to be remembered of all that a directory holds, without what is `nested`.
+    pub fn of(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
+        let mut before = Before::default();
+        survey(directory, &mut |visit| {
+            if nested.iter().any(|nested| nested == visit.path) {
+                return Ok(Descend::No);
+            }
+            before.note(visit).map(|()| Descend::Yes)
+        })?;
+        Ok(before)
+    }
+
+    /// The files with several names below a directory, as far as it can be read. Without what is `nested`.
+    pub fn linked_in(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
+        let mut before = Before::default();
+        survey(directory, &mut |visit| {
+            if nested.iter().any(|nested| nested == visit.path) {
+                return Ok(Descend::No);
+            }
+            if let Some(linked) = Linked::of(visit.stat) {
+                before.linked.insert(key(visit.path), linked);
+            }
+            Ok(Descend::Yes)
+        })?;
+        Ok(before)
+    }
+}
+
+/// The device and the inode of a file.
+pub type FileId = (u64, u64);
+
+/// Inodes on disk with several names, one of which this run has given to something else, removed or made: that changes
+/// their ctime for the other names, too. With the content that they had. All output directories of a run share it.
+#[derive(Debug, Default)]
+pub struct Loosened(Mutex<HashMap<FileId, Content>>);
+
+impl Loosened {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<FileId, Content>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn has(&self, stat: &Stat) -> bool {
+        self.lock().get(&(stat.st_dev, stat.st_ino)) == Some(&Content::of(stat))
+    }
+
+    /// If it has several names. Returns what is new then.
+    fn add(&self, stat: &Stat) -> Option<(FileId, Content)> {
+        if stat.st_nlink < 2 || is_directory(stat) {
+            return None;
+        }
+        let added = ((stat.st_dev, stat.st_ino), Content::of(stat));
+        let known = self.lock().insert(added.0, added.1);
+        (known != Some(added.1)).then_some(added)
+    }
+
+    /// What a keeper that was killed had added.
+    pub fn recall(&self, added: impl IntoIterator<Item = (FileId, Content)>) {
+        self.lock().extend(added);
+    }
 }
 
 /// The time by the clock of a directory's filesystem, and whether new files can be made in it at all.
@@ -105,18 +437,56 @@ impl Staged {
     }
 }
 
-/// What an output directory held in RAM before the program saw it: about 100 bytes for each entry.
+/// What an output directory held before the program saw it: about 100 bytes for each entry in RAM, and what is
+/// remembered of the disk.
 #[derive(Default)]
-pub struct Baseline(HashMap<u128, Staged>);
+pub struct Baseline {
+    /// What was in RAM.
+    entries: HashMap<u128, Staged>,
+    /// The directories in RAM, which are among the entries, too.
+    directories: HashMap<u128, Appearance>,
+    /// What is remembered of the disk.
+    before: Arc<Before>,
+    /// Of what kinds extended attributes can be in RAM: the beginnings of their names.
+    held: Vec<&'static [u8]>,
+}
+
+/// How the names of those extended attributes begin that RAM can hold.
+const KINDS: [&[u8]; 3] = [b"trusted.", b"user.", b"system.posix_acl_"];
+
+/// Of what kinds the extended attributes of a directory in RAM can be: tmpfs has no `user.*` before Linux 6.6.
+fn held_in(ram: BorrowedFd<'_>) -> Vec<&'static [u8]> {
+    let [trusted, user, acls] = KINDS;
+    let mut held = vec![trusted];
+    let probe = c"user.ondeck-probe";
+    if fs::fsetxattr(ram, probe, b"", fs::XattrFlags::empty()).is_ok() && fs::fremovexattr(ram, probe).is_ok()
+    {
+        held.push(user);
+    }
+    if fs::fgetxattr(ram, c"system.posix_acl_access", &mut [0_u8; 0]) != Err(Errno::OPNOTSUPP) {
+        held.push(acls);
+    }
+    held
+}
 
 impl Baseline {
     /// Remembers `ram` itself, and with the manifest of its stage-in every entry below it.
-    pub fn of(ram: BorrowedFd<'_>, staged: Option<&Path>) -> io::Result<Baseline> {
-        let mut entries = HashMap::new();
-        entries.insert(key(b""), Staged::of(&fs::fstat(ram)?));
+    pub fn of(ram: BorrowedFd<'_>, staged: Option<&Path>, before: Arc<Before>) -> io::Result<Baseline> {
+        let (mut entries, mut directories) = (HashMap::new(), HashMap::new());
+        // First, because it changes when the directory was changed last.
+        let held = held_in(ram);
+        let root = fs::fstat(ram)?;
+        entries.insert(key(b""), Staged::of(&root));
+        let xattrs = xattrs_of(ram)?;
+        let xattrs = xattrs.iter().map(|(name, value)| (&**name, &**value));
+        directories.insert(key(b""), Appearance::of(&root, xattrs));
         if let Some(manifest) = staged {
             survey(ram, &mut |visit| {
                 entries.insert(key(visit.path), Staged::of(visit.stat));
+                if is_directory(visit.stat) {
+                    let appearance = Appearance::in_ram(visit.dir, visit.name, visit.stat)?;
+                    directories.insert(key(visit.path), appearance);
+                }
                 Ok(Descend::Yes)
             })
             .map_err(|(_, error)| error)?;
@@ -133,15 +503,23 @@ impl Baseline {
                 entry.digest = entry.digest.or_else(|| by_inode.get(&entry.inode).copied());
             }
         }
-        Ok(Baseline(entries))
+        Ok(Baseline { entries, directories, before, held })
+    }
+
+    /// If nothing is known but what was on disk.
+    pub fn of_disk(before: Arc<Before>) -> Baseline {
+        Baseline { before, ..Baseline::default() }
     }
 }
 
 /// The first line of a baseline that is kept in a file.
-const BASELINE: &str = "# ondeck baseline 1";
+const BASELINE: &str = "# ondeck baseline 2";
+/// The first line in the version before, which knew neither directories' attributes nor files with several names.
+const BASELINE_1: &str = "# ondeck baseline 1";
 
-/// More bytes than a line of one has.
-const LONGEST_LINE: u64 = 1024;
+/// More bytes than a line of one has: the extended attributes of a directory are 67 bytes each, and the kernel lists at
+/// most 64 KiB of names.
+const LONGEST_LINE: u64 = 1 << 20;
 
 impl Baseline {
     /// Keeps it in a file, for whoever brings the results home.
@@ -149,7 +527,7 @@ impl Baseline {
         let partial = path.with_extension("partial");
         let mut file = io::BufWriter::new(std::fs::File::create(&partial)?);
         writeln!(file, "{BASELINE}")?;
-        for (path, entry) in &self.0 {
+        for (path, entry) in &self.entries {
             let Staged { inode, changed, mode, owner, digest } = entry;
             let digest = digest.map_or("-".to_owned(), |(kind, digest)| format!("{}:{digest}", kind.name()));
             writeln!(
@@ -158,34 +536,82 @@ impl Baseline {
                 changed.0, changed.1, owner.0, owner.1
             )?;
         }
+        for (path, directory) in &self.directories {
+            writeln!(file, "directory {path:032x}{directory}")?;
+        }
+        for (path, Linked { inode, names, content }) in &self.before.linked {
+            writeln!(file, "linked {path:032x} {inode} {names} {content}")?;
+        }
+        // Only of an overlay.
+        for (path, directory) in &self.before.directories {
+            writeln!(file, "shown {path:032x}{directory}")?;
+        }
+        for kind in &self.held {
+            writeln!(file, "held {}", String::from_utf8_lossy(kind))?;
+        }
         file.into_inner().map_err(io::IntoInnerError::into_error)?;
         std::fs::rename(&partial, path)
     }
 
-    /// Reads one that was kept.
+    /// Reads one that was kept, also by the version before.
     pub fn read(path: &Path) -> io::Result<Baseline> {
-        let mut entries = HashMap::new();
-        read_lines(path, BASELINE, &mut |line| {
-            let (path, entry) = parse_entry(line)?;
-            entries.insert(path, entry);
+        let (mut entries, mut directories, mut before) = (HashMap::new(), HashMap::new(), Before::default());
+        let mut held = Vec::new();
+        read_lines(path, &[BASELINE, BASELINE_1], &mut |line| {
+            if let Some(line) = line.strip_prefix("directory ") {
+                directories.extend([parse_directory(line)?]);
+            } else if let Some(line) = line.strip_prefix("linked ") {
+                before.linked.extend([parse_linked(line)?]);
+            } else if let Some(line) = line.strip_prefix("shown ") {
+                before.directories.extend([parse_directory(line)?]);
+            } else if let Some(kind) = line.strip_prefix("held ") {
+                held.push(*KINDS.iter().find(|known| **known == kind.as_bytes())?);
+            } else {
+                entries.extend([parse_entry(line)?]);
+            }
             Some(())
         })?;
-        Ok(Baseline(entries))
+        Ok(Baseline { entries, directories, before: Arc::new(before), held })
+    }
+
+    /// Whether nothing was done to the top since, or it is not known.
+    pub fn is_top_as_shown(&self, ram: BorrowedFd<'_>) -> io::Result<bool> {
+        let Some(shown) = self.entries.get(&key(b"")) else { return Ok(true) };
+        Ok(shown.changed == changed_at(&fs::fstat(ram)?))
     }
 
     /// Whether it has an entry.
     pub fn contains(&self, path: &[u8]) -> bool {
-        self.0.contains_key(&key(path))
+        self.entries.contains_key(&key(path))
     }
 
     /// Adds an entry as it was copied into RAM, with the checksum of a regular file's content.
     pub fn add(&mut self, path: &[u8], stat: &Stat, digest: Option<(Checksum, Digest)>) {
-        self.0.insert(key(path), Staged { digest, ..Staged::of(stat) });
+        self.entries.insert(key(path), Staged { digest, ..Staged::of(stat) });
+    }
+
+    /// Adds a directory as it was copied into RAM.
+    pub fn add_directory(&mut self, path: &[u8], ram: BorrowedFd<'_>, stat: &Stat) -> io::Result<()> {
+        self.add(path, stat, None);
+        match Appearance::in_ram(ram, &CString::new(path)?, stat) {
+            Ok(appearance) => {
+                self.directories.insert(key(path), appearance);
+            }
+            // Deeper than a path can tell: its mode and owner are known.
+            Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Adds a file on disk that has several names.
+    pub fn add_linked(&mut self, path: &[u8], linked: Linked) {
+        Arc::make_mut(&mut self.before).linked.insert(key(path), linked);
     }
 }
 
 /// Reads a file of lines that somebody could have replaced. `take` says whether it understands a line.
-fn read_lines(path: &Path, first: &str, take: &mut dyn FnMut(&str) -> Option<()>) -> io::Result<()> {
+fn read_lines(path: &Path, first: &[&str], take: &mut dyn FnMut(&str) -> Option<()>) -> io::Result<()> {
     let malformed = || io::Error::other(format!("{} is damaged, or no file of ours", path.display()));
     let mut file = io::BufReader::new(std::fs::File::open(path)?);
     let mut line = String::new();
@@ -193,7 +619,7 @@ fn read_lines(path: &Path, first: &str, take: &mut dyn FnMut(&str) -> Option<()>
     // No line without end is read.
     while file.by_ref().take(LONGEST_LINE).read_line(&mut line)? > 0 {
         let text = line.strip_suffix('\n').unwrap_or(&line);
-        if number == 0 && text != first || number > 0 && take(text).is_none() {
+        if number == 0 && !first.contains(&text) || number > 0 && take(text).is_none() {
             return Err(malformed());
         }
         number += 1;
@@ -220,7 +646,7 @@ pub fn write_ours(path: &Path, ours: &Ours) -> io::Result<()> {
 /// Reads what was kept; nothing if nothing was.
 pub fn read_ours(path: &Path) -> io::Result<Ours> {
     let mut ours = Ours::new();
-    let read = read_lines(path, OURS, &mut |line| {
+    let read = read_lines(path, &[OURS], &mut |line| {
         let mut fields = line.split(' ');
         let path = u128::from_str_radix(fields.next()?, 16).ok()?;
         let inode = fields.next()?.parse().ok()?;
@@ -252,6 +678,28 @@ fn parse_entry(line: &str) -> Option<(u128, Staged)> {
     fields.next().is_none().then_some((path, Staged { inode, changed, mode, owner, digest }))
 }
 
+fn parse_directory(line: &str) -> Option<(u128, Appearance)> {
+    let mut fields = line.split(' ');
+    let path = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let mut moment = || Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?));
+    let (changed, accessed, modified) = (moment()?, moment()?, moment()?);
+    let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
+    let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let xattrs = fields.map(|field| {
+        let (name, value) = field.split_once('=')?;
+        Some((u128::from_str_radix(name, 16).ok()?, u128::from_str_radix(value, 16).ok()?))
+    });
+    let xattrs = xattrs.collect::<Option<_>>()?;
+    Some((path, Appearance { changed, accessed, modified, mode, owner, xattrs }))
+}
+
+fn parse_linked(line: &str) -> Option<(u128, Linked)> {
+    let mut fields = line.split(' ');
+    let path = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let (inode, names) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some((path, Linked { inode, names, content: Content::parse(fields)? }))
+}
+
 /// The hash of a path.
 pub fn key(path: &[u8]) -> u128 {
     XxHash3_128::oneshot(path)
@@ -278,9 +726,11 @@ pub struct Homecoming {
     pub made: Mutex<HashSet<u128>>,
     /// Whether the source is what one of a RAM disk's servers has: what it lacks was not deleted by the program.
     pub salvage: bool,
-    /// Inodes on disk with several names, one of which this run has given to something else or removed: that changes their
-    /// ctime for the other names, too. With the size and the time of the last writing that they had.
-    pub loosened: Mutex<HashMap<u64, (i64, Moment)>>,
+    /// What this run itself has done to names of files that have several.
+    pub loosened: Arc<Loosened>,
+    /// Directories on disk, by hash of the path, that a keeper had entered and not completed when it was killed: their
+    /// inodes, and when they were written last before it put anything into them.
+    pub entered: Mutex<HashMap<u128, (u64, Moment)>>,
     /// Where all this is written down, for one who has to go on with it.
     pub journal: Option<Journal>,
 }
@@ -295,20 +745,33 @@ impl Homecoming {
         if ours.get(&key(path)) == Some(&(target.st_ino, changed_at(target))) {
             return false;
         }
-        let loosened = self.loosened.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        loosened.get(&target.st_ino) != Some(&written(target))
+        drop(ours);
+        if self.loosened.has(target) {
+            return false;
+        }
+        let linked = self.baseline.before.linked.get(&key(path));
+        !linked.is_some_and(|linked| linked.has_only_other_names(target))
     }
 
-    /// An entry that nobody else has changed is about to lose this name.
+    /// An entry that nobody else has changed is about to lose this name, or has got another one.
     fn loosen(&self, target: &Stat) {
-        if target.st_nlink > 1 && FileType::from_raw_mode(target.st_mode) != FileType::Directory {
-            let mut loosened = self.loosened.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let (size, time) = written(target);
-            if let Some(journal) = &self.journal {
-                journal.loosened(target.st_ino, size, time);
-            }
-            loosened.insert(target.st_ino, (size, time));
+        if let (Some((file, content)), Some(journal)) = (self.loosened.add(target), &self.journal) {
+            journal.loosened(file, &content);
         }
+    }
+
+    /// When a directory on disk was written last, before this run put anything into it.
+    fn entered_at(&self, path: &[u8], target: &Stat) -> Moment {
+        let entered = self.entered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match entered.get(&key(path)) {
+            Some((inode, modified)) if *inode == target.st_ino => *modified,
+            _ => modified_at(target),
+        }
+    }
+
+    /// Whether nothing was done to the top of an output directory since the program was shown it.
+    pub fn is_top_as_shown(&self, ram: BorrowedFd<'_>) -> io::Result<bool> {
+        self.baseline.is_top_as_shown(ram)
     }
 
     fn is_ours(&self, path: &[u8]) -> bool {
@@ -319,7 +782,7 @@ impl Homecoming {
     pub fn was_there(&self, path: &[u8]) -> bool {
         !self.is_beside(path)
             && (self.mechanism == Mechanism::Overlay
-                || self.baseline.0.contains_key(&key(path))
+                || self.baseline.entries.contains_key(&key(path))
                 || self.is_ours(path))
     }
 
@@ -327,20 +790,99 @@ impl Homecoming {
         self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(path))
     }
 
-    /// Whether the program changed an existing directory's mode or owner, and the directory is ours to change. Its
-    /// times follow from what is put into it.
-    fn attributes_changed(&self, path: &[u8], source: BorrowedFd<'_>, target: &Stat) -> bool {
-        let user = rustix::process::geteuid();
-        let Ok(now) = fs::fstat(source) else { return false };
-        if !user.is_root() && user.as_raw() != target.st_uid {
-            return false;
+    /// A directory as the program was shown it.
+    fn shown(&self, path: &[u8]) -> Option<&Appearance> {
+        match self.mechanism {
+            Mechanism::Overlay if !path.is_empty() => self.baseline.before.directories.get(&key(path)),
+            _ => self.baseline.directories.get(&key(path)),
         }
-        let before = match self.baseline.0.get(&key(path)) {
+    }
+
+    /// The mode and the owner of a directory that the program was shown, or of what is on disk now.
+    fn shown_rights(&self, path: &[u8], target: &Stat) -> (u32, (u32, u32)) {
+        if let Some(shown) = self.shown(path) {
+            return (shown.mode, shown.owner);
+        }
+        match self.baseline.entries.get(&key(path)) {
             Some(staged) => (staged.mode, staged.owner),
-            // Of an overlay only the root was looked at; an ordinary user's is never of another owner.
             None => (target.st_mode, (target.st_uid, target.st_gid)),
+        }
+    }
+
+    /// When the program was shown a directory, by the clock of the RAM disk: what is later can have come about by itself.
+    fn shown_at(&self, path: &[u8]) -> Option<Moment> {
+        let path = if self.mechanism == Mechanism::Overlay { b"" } else { path };
+        self.baseline.directories.get(&key(path)).map(|shown| shown.changed)
+    }
+
+    /// The time of the last writing that a directory gets, if not the one that it has by now.
+    fn modified(&self, merged: &Merged<'_>) -> Option<Moment> {
+        let left = modified_at(merged.source);
+        let entered = self.entered_at(merged.path, merged.entered);
+        let now = modified_at(merged.target);
+        let wanted = match self.shown(merged.path) {
+            // Bringing a file that was changed where it stands is no writing to its directory.
+            Some(shown) if shown.modified == left => Some(entered),
+            _ if left == entered => Some(entered),
+            _ if self.interim.load(Relaxed) => None,
+            // It came about by itself. Somebody else may have written to the directory later.
+            Some(_) if self.came_by_itself(merged, left) => (left >= entered).then_some(left),
+            Some(_) => Some(left),
+            None => self.is_made(merged.path).then_some(left),
         };
-        before != (now.st_mode, (now.st_uid, now.st_gid))
+        wanted.filter(|wanted| *wanted != now)
+    }
+
+    fn came_by_itself(&self, merged: &Merged<'_>, time: Moment) -> bool {
+        self.shown_at(merged.path).is_some_and(|shown| shown <= time) && time <= changed_at(merged.source)
+    }
+
+    /// The time of the last reading, if the program has set it: one that can have come about by itself is left.
+    fn accessed(&self, merged: &Merged<'_>) -> Option<Moment> {
+        let left = accessed_at(merged.source);
+        let shown = self.shown(merged.path)?;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+        let set = left < self.shown_at(merged.path)? || left.0 > now.as_secs() as i64;
+        (set && left != shown.accessed && left != accessed_at(merged.target)).then_some(left)
+    }
+
+    /// Whether an extended attribute that a directory in RAM does not have any more was removed by the program. An overlay
+    /// leaves out what RAM can't hold when it copies a directory there, such as a filesystem's own.
+    fn can_be_removed(&self, name: &CStr) -> bool {
+        let name = name.to_bytes();
+        let held = self.mechanism != Mechanism::Overlay
+            || self.baseline.held.iter().any(|kind| name.starts_with(kind));
+        held && !name.starts_with(b"security.")
+    }
+
+    /// What the program changed of a directory's extended attributes.
+    fn changed_xattrs(&self, merged: &Merged<'_>) -> io::Result<Vec<(CString, Option<Vec<u8>>)>> {
+        let shown = self.shown(merged.path);
+        // What was kept by the version before does not tell.
+        if shown.is_none() && self.baseline.contains(merged.path) {
+            return Ok(Vec::new());
+        }
+        let left: Vec<(CString, Vec<u8>)> = xattrs_of(merged.source_dir)?
+            .into_iter()
+            .filter_map(|(name, value)| Some((self.xattr_name(&name)?, value)))
+            .collect();
+        let before = |name: &CStr| shown.and_then(|shown| shown.value(name));
+        let was_any = shown.is_some_and(|shown| !shown.xattrs.is_empty());
+        if left.is_empty() && !was_any {
+            return Ok(Vec::new());
+        }
+        let theirs = xattrs_of(merged.target_dir)?;
+        let removed = theirs.iter().filter(|(name, _)| {
+            before(name).is_some() && self.can_be_removed(name) && !left.iter().any(|(kept, _)| kept == name)
+        });
+        let mut changes: Vec<_> = removed.map(|(name, _)| (name.clone(), None)).collect();
+        for (name, value) in left {
+            let same = theirs.iter().any(|(theirs, found)| *theirs == name && *found == value);
+            if before(&name) != Some(key(&value)) && !same {
+                changes.push((name, Some(value)));
+            }
+        }
+        Ok(changes)
     }
 
     /// Whether a name is that of a version which was put beside someone else's.
@@ -351,7 +893,7 @@ impl Homecoming {
     /// Whether the program left an entry as it was staged in. Times don't tell: what is written to a file in RAM through
     /// a mapping need not change them, so the content is compared with the checksum that was taken then.
     fn is_as_staged(&self, path: &[u8], place: &Place<'_>) -> bool {
-        let Some(staged) = self.baseline.0.get(&key(path)) else { return false };
+        let Some(staged) = self.baseline.entries.get(&key(path)) else { return false };
         if (staged.inode, staged.changed) != (place.source.st_ino, changed_at(place.source)) {
             return false;
         }
@@ -426,6 +968,9 @@ impl MergePolicy for Homecoming {
                 "someone else put another kind of entry there while the program ran; rename theirs and try again",
             );
         }
+        if let (Some(journal), Some(target)) = (&self.journal, target) {
+            journal.entered(key(path), target.st_ino, self.entered_at(path, target));
+        }
         if target.is_none() {
             if let Some(journal) = &self.journal {
                 journal.made(key(path));
@@ -436,11 +981,11 @@ impl MergePolicy for Homecoming {
             && match self.mechanism {
                 // Bind: files that were copied out earlier and deleted by the program since.
                 Mechanism::Mirror | Mechanism::Bind => true,
-                Mechanism::Overlay => is_opaque(source) || self.is_made(path),
+                // The top shows what is on disk, whatever it is marked with.
+                Mechanism::Overlay => !path.is_empty() && is_opaque(source) || self.is_made(path),
                 Mechanism::Disk => false,
             };
-        let attributes = target.is_some_and(|target| self.attributes_changed(path, source, target));
-        DirectoryAction::Merge { delete, attributes }
+        DirectoryAction::Merge { delete, attributes: false }
     }
 
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool {
@@ -456,8 +1001,8 @@ impl MergePolicy for Homecoming {
             // by then.
             Mechanism::Overlay => !self.is_beside(path) && (directory || !self.is_foreign(path, target)),
             Mechanism::Mirror | Mechanism::Bind => {
-                let known =
-                    !self.is_beside(path) && (self.baseline.0.contains_key(&key(path)) || self.is_ours(path));
+                let known = !self.is_beside(path)
+                    && (self.baseline.entries.contains_key(&key(path)) || self.is_ours(path));
                 known && (directory || !self.is_foreign(path, target))
             }
             Mechanism::Disk => false,
@@ -469,15 +1014,54 @@ impl MergePolicy for Homecoming {
     }
 
     fn xattr_name(&self, name: &CStr) -> Option<CString> {
-        let bytes = name.to_bytes();
-        for prefix in [&b"trusted.overlay."[..], b"user.overlay."] {
-            if let Some(rest) = bytes.strip_prefix(prefix) {
-                // An overlay escapes the marks of an overlay inside it; everything else is its own bookkeeping.
-                let inner = rest.strip_prefix(b"overlay.")?;
-                return CString::new([prefix, inner].concat()).ok();
+        match self.mechanism {
+            Mechanism::Overlay => seen_through_overlay(name),
+            // A server's own notes.
+            _ if self.salvage && name.to_bytes().starts_with(b"trusted.") => None,
+            _ => Some(name.to_owned()),
+        }
+    }
+
+    fn changes(&self, merged: &Merged<'_>) -> io::Result<Changes> {
+        let user = rustix::process::geteuid();
+        let is_owner = user.is_root() || user.as_raw() == merged.entered.st_uid;
+        let mut changes = Changes::default();
+        if is_owner && !self.salvage {
+            changes.modified = self.modified(merged).map(time_of);
+        }
+        if self.interim.load(Relaxed) {
+            return Ok(changes);
+        }
+        if is_owner {
+            let (mode, owner) = self.shown_rights(merged.path, merged.entered);
+            let (uid, gid) = (merged.source.st_uid, merged.source.st_gid);
+            changes.owner = (user.is_root() && owner.0 != uid).then_some(uid);
+            changes.group = (owner.1 != gid).then_some(gid);
+            if mode != merged.source.st_mode {
+                // The group of a directory that is shared stays that of what is made in it, unless the program says so.
+                let told = if user.is_root()
+                    || self.baseline.contains(merged.path)
+                    || self.shown(merged.path).is_some()
+                {
+                    (mode ^ merged.source.st_mode) & 0o2000
+                } else {
+                    0
+                };
+                let shared = merged.source.st_mode & told | merged.entered.st_mode & !told & 0o2000;
+                changes.mode = Some(merged.source.st_mode & 0o5777 | shared);
             }
         }
-        Some(name.to_owned())
+        if self.salvage {
+            return Ok(changes);
+        }
+        changes.xattrs = self.changed_xattrs(merged)?;
+        if is_owner {
+            changes.accessed = self.accessed(merged).map(time_of);
+        } else {
+            // Whoever may write to a directory may set these; all else is for its owner.
+            changes.xattrs.retain(|(name, _)| name.to_bytes().starts_with(b"user."));
+        }
+        Ok(changes)
     }
 
     fn may_open_up(&self) -> bool {
@@ -497,10 +1081,15 @@ impl MergePolicy for Homecoming {
         }
         let mut ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         ours.insert(key(path), (target.st_ino, changed_at(target)));
+        drop(ours);
+        self.entered.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&key(path));
+        // A further name has changed the ctime for those that were placed before.
+        self.loosen(target);
     }
 }
 
-fn is_whiteout(stat: &Stat) -> bool {
+/// Whether it is an overlay's mark for an entry that was deleted.
+pub fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
@@ -511,10 +1100,10 @@ fn is_link_to(stat: &Stat) -> bool {
 }
 
 fn is_opaque(dir: BorrowedFd<'_>) -> bool {
-    [c"trusted.overlay.opaque", c"user.overlay.opaque"].into_iter().any(|name| {
-        let mut value = [0_u8; 4];
-        fs::fgetxattr(dir, name, &mut value).is_ok_and(|length| length == 1 && value[0] == b'y')
-    })
+    let name =
+        if rustix::process::geteuid().is_root() { c"trusted.overlay.opaque" } else { c"user.overlay.opaque" };
+    let mut value = [0_u8; 4];
+    fs::fgetxattr(dir, name, &mut value).is_ok_and(|length| length == 1 && value[0] == b'y')
 }
 
 /// Whether any process has the file open for writing or mapped for writing.
@@ -541,6 +1130,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_acl_names_others_if_it_has_an_entry_of_a_user_or_group_that_is_not_the_callers() {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let acl = |entries: &[(u16, u32)]| {
+            let mut value = 2_u32.to_le_bytes().to_vec();
+            for (tag, id) in entries {
+                value.extend([tag.to_le_bytes(), 7_u16.to_le_bytes()].concat());
+                value.extend(id.to_le_bytes());
+            }
+            value
+        };
+        let none = u32::MAX;
+        assert!(!names_others(&acl(&[(1, none), (2, uid), (4, none), (8, gid), (16, none), (32, none)])));
+        assert!(names_others(&acl(&[(1, none), (2, uid + 1), (4, none)])));
+        assert!(names_others(&acl(&[(1, none), (8, gid + 1)])));
+        assert!(!names_others(b""));
+    }
+
+    #[test]
     fn a_baseline_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let staged = |inode, digest| Staged {
@@ -553,8 +1160,30 @@ mod tests {
         let digest = Some((Checksum::Xxh3, Checksum::Xxh3.of(b"content")));
         let entries = HashMap::from([(key(b""), staged(1, None)), (key(b"a\nb"), staged(u64::MAX, digest))]);
         let path = dir.path().join("0.baseline");
-        Baseline(entries).write(&path).unwrap();
-        let found = Baseline::read(&path).unwrap().0;
+        let appearance = |xattrs| Appearance {
+            changed: (3, 4),
+            accessed: (-5, 6),
+            modified: (7, 8),
+            mode: 0o42_755,
+            owner: (1, 2),
+            xattrs,
+        };
+        let directories = HashMap::from([
+            (key(b""), appearance(vec![])),
+            (key(b"d"), appearance(vec![(1, u128::MAX), (u128::MAX, 0)])),
+        ]);
+        let linked = Linked { inode: u64::MAX, names: 3, content: Content::example() };
+        let linked = HashMap::from([(key(b"l"), linked)]);
+        let shown = HashMap::from([(key(b"s"), appearance(vec![(3, 4)]))]);
+        let before = Before { linked: linked.clone(), directories: shown.clone(), ..Before::default() };
+        let held = vec![KINDS[0], KINDS[2]];
+        Baseline { entries, directories: directories.clone(), before: Arc::new(before), held: held.clone() }
+            .write(&path)
+            .unwrap();
+        let found = Baseline::read(&path).unwrap();
+        assert_eq!((&found.directories, &found.before.linked), (&directories, &linked));
+        assert_eq!((&found.before.directories, &found.held), (&shown, &held));
+        let found = found.entries;
         assert_eq!(found.len(), 2);
         let entry = &found[&key(b"a\nb")];
         assert_eq!(
@@ -562,7 +1191,23 @@ mod tests {
             (u64::MAX, (1_700_000_000, 999_999_999), 0o100_644)
         );
         assert_eq!((entry.owner, entry.digest), ((20_001, 7), digest));
-        for text in ["# ondeck baseline 1\n12 34", "", &"x".repeat(1 << 20)] {
+        // What the version before has kept.
+        let text = std::fs::read_to_string(&path).unwrap().replacen("baseline 2", "baseline 1", 1);
+        let old = |line: &&str| {
+            !["directory ", "linked ", "shown ", "held "].iter().any(|new| line.starts_with(new))
+        };
+        std::fs::write(&path, text.lines().filter(old).map(|line| format!("{line}\n")).collect::<String>())
+            .unwrap();
+        let found = Baseline::read(&path).unwrap();
+        assert!(found.contains(b"a\nb") && found.directories.is_empty() && found.before.linked.is_empty());
+        let damaged = [
+            "# ondeck baseline 1\n12 34",
+            "# ondeck baseline 2\ndirectory 1 2",
+            "# ondeck baseline 2\nheld x",
+            "",
+            &"x".repeat(2 << 20),
+        ];
+        for text in damaged {
             std::fs::write(&path, text).unwrap();
             assert!(Baseline::read(&path).is_err());
         }

@@ -15,7 +15,7 @@ use ondeck_transfer::merge::Side;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::homecoming::{Mechanism, Moment, Ours};
+use super::homecoming::{Content, FileId, Mechanism, Moment, Ours};
 
 /// The open journal of one output.
 pub struct Journal(File);
@@ -31,8 +31,10 @@ pub struct Recalled {
     pub ours: Ours,
     /// Directories that were made on disk.
     pub made: HashSet<u128>,
-    /// Inodes that have lost a name.
-    pub loosened: HashMap<u64, (i64, Moment)>,
+    /// Files with several names that have lost or got one, and the contents that they had.
+    pub loosened: HashMap<FileId, Content>,
+    /// Directories on disk that were entered and not completed: their inodes, and when they were written last before.
+    pub entered: HashMap<u128, (u64, Moment)>,
     /// Entries that were made accessible to their owner, which had shut themselves off, in this order.
     pub opened_up: Vec<OpenedUp>,
     /// Whether everything is on disk.
@@ -108,9 +110,14 @@ impl Journal {
         self.line(&format!("made {path:032x}"));
     }
 
-    /// An inode with several names is about to lose one.
-    pub fn loosened(&self, inode: u64, size: i64, written: Moment) {
-        self.line(&format!("loosened {inode} {size} {} {}", written.0, written.1));
+    /// A directory on disk is about to be entered, which is complete again when it is placed.
+    pub fn entered(&self, path: u128, inode: u64, written: Moment) {
+        self.line(&format!("entered {path:032x} {inode} {} {}", written.0, written.1));
+    }
+
+    /// A file with several names is about to lose one, or has got one.
+    pub fn loosened(&self, (device, inode): FileId, content: &Content) {
+        self.line(&format!("loosened {device} {inode} {content}"));
     }
 
     /// An entry is about to be made accessible to its owner.
@@ -171,6 +178,7 @@ fn shown(line: &str) -> Option<Recalled> {
         ours: Ours::new(),
         made: HashSet::new(),
         loosened: HashMap::new(),
+        entered: HashMap::new(),
         opened_up: Vec::new(),
         home: false,
         detached: false,
@@ -184,12 +192,19 @@ fn take(recalled: &mut Recalled, line: &str) -> Option<()> {
     match (what, &rest[..]) {
         ("placed", [path, inode, seconds, nanoseconds]) => {
             let changed = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
-            recalled.ours.insert(u128::from_str_radix(path, 16).ok()?, (inode.parse().ok()?, changed));
+            let path = u128::from_str_radix(path, 16).ok()?;
+            recalled.ours.insert(path, (inode.parse().ok()?, changed));
+            recalled.entered.remove(&path);
+        }
+        ("entered", [path, inode, seconds, nanoseconds]) => {
+            let written = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
+            let path = u128::from_str_radix(path, 16).ok()?;
+            recalled.entered.insert(path, (inode.parse().ok()?, written));
         }
         ("made", [path]) => drop(recalled.made.insert(u128::from_str_radix(path, 16).ok()?)),
-        ("loosened", [inode, size, seconds, nanoseconds]) => {
-            let written = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
-            recalled.loosened.insert(inode.parse().ok()?, (size.parse().ok()?, written));
+        ("loosened", [device, inode, content @ ..]) => {
+            let content = Content::parse(content.iter().copied())?;
+            recalled.loosened.insert((device.parse().ok()?, inode.parse().ok()?), content);
         }
         ("opening", [side @ ("ram" | "disk"), inode, mode, path]) => {
             let hex = path.strip_prefix('/')?;
@@ -221,7 +236,10 @@ mod tests {
         journal.placed(7, 8, (9, 10));
         (&journal.0).write_all(b"\nplaced 0000").unwrap();
         journal.made(u128::MAX);
-        journal.loosened(u64::MAX, 5, (-1, 2));
+        journal.loosened((3, u64::MAX), &Content::example());
+        journal.entered(7, 1, (2, 3));
+        journal.entered(9, 1, (-2, 3));
+        journal.placed(7, 8, (9, 10));
         journal.opening_up(Side::Source, b"a\n/b", 3, 0o4000);
         journal.home();
         (&journal.0).write_all(b"\ndetached").unwrap();
@@ -229,7 +247,8 @@ mod tests {
         assert_eq!((recalled.mechanism, recalled.since), (Mechanism::Overlay, (1_700_000_000, 999_999_999)));
         assert_eq!(recalled.ours, Ours::from([(7, (8, (9, 10)))]));
         assert_eq!(recalled.made, HashSet::from([u128::MAX]));
-        assert_eq!(recalled.loosened, HashMap::from([(u64::MAX, (5, (-1, 2)))]));
+        assert_eq!(recalled.loosened, HashMap::from([((3, u64::MAX), Content::example())]));
+        assert_eq!(recalled.entered, HashMap::from([(9, (1, (-2, 3)))]));
         let opened = OpenedUp { side: Side::Source, path: b"a\n/b".to_vec(), inode: 3, mode: 0o4000 };
         assert_eq!(recalled.opened_up, [opened]);
         assert!(recalled.home && !recalled.detached);

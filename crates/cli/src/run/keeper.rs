@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -29,11 +29,13 @@ use ondeck_transfer::{
     Event, Exclude, Gate, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
     stage_roots,
 };
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Timespec};
 use rustix::process::Pid;
 
 use super::deadline::{Deadline, measure_rate};
-use super::homecoming::{Baseline, Homecoming, Mechanism};
+use super::homecoming::{
+    Baseline, Before, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
+};
 use super::journal::{self, Journal, OpenedUp};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
@@ -83,6 +85,8 @@ pub struct Shared {
     pub dir: PathBuf,
     /// The output directories that are in RAM, by index into the plan.
     pub outputs: Mutex<Vec<std::sync::Arc<Output>>>,
+    /// What was done to names of files that have several, which may be in several output directories.
+    loosened: Arc<Loosened>,
     /// Events of single entries, for the report.
     findings: Mutex<Findings>,
 }
@@ -174,6 +178,7 @@ impl Keeper {
                 id,
                 dir,
                 outputs: Mutex::default(),
+                loosened: Arc::default(),
                 findings: Mutex::default(),
             },
             watchers,
@@ -518,8 +523,14 @@ impl Keeper {
         for index in 0..self.shared.plan.directories.len() {
             let directory = &self.shared.plan.directories[index];
             if directory.output {
-                let output =
-                    self.shared.prepare_output(namespaces, index, directory.mechanism, directory.since)?;
+                let before = directory.before.clone();
+                let output = self.shared.prepare_output(
+                    namespaces,
+                    index,
+                    directory.mechanism,
+                    directory.since,
+                    before,
+                )?;
                 lock(&self.shared.outputs).push(std::sync::Arc::new(output));
             }
         }
@@ -634,10 +645,12 @@ impl Keeper {
         let mut switched_outputs = Vec::new();
         let shared = &self.shared;
         let watchers = &mut self.watchers;
+        let (tell, told) = std::sync::mpsc::channel::<String>();
+        let mut interim_notes = Vec::new();
         let status = std::thread::scope(|scope| {
             if let Some(interval) = shared.plan.copy_out_interval {
                 let (ticker, interim) = (&ticker, &interim);
-                scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim));
+                scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim, &tell));
             }
             if deadline.is_set() {
                 scope.spawn(|| measure_rate(shared));
@@ -660,6 +673,10 @@ impl Keeper {
                     }
                 }
                 program::reap_orphans(pid as i32);
+                for text in told.try_iter() {
+                    watchers.warning(&text);
+                    interim_notes.push(text);
+                }
                 if let Ok(usage) = rustix::fs::fstatvfs(&namespaces.ram_disk) {
                     peak = peak.max((usage.f_blocks - usage.f_bfree) * usage.f_frsize);
                     full |= usage.f_bfree * usage.f_frsize < 64 << 10;
@@ -679,6 +696,7 @@ impl Keeper {
             ticker.stop();
             status
         });
+        self.report.notes.extend(interim_notes);
         for (index, mechanism) in switched_outputs {
             let path = self.shared.plan.directories[index].path.to_string_lossy().into_owned();
             self.watchers.note(&format!(
@@ -804,7 +822,10 @@ impl Keeper {
         let shared = &self.shared;
         let untouched =
             output.homecoming.mechanism == Mechanism::Bind && lock(&output.homecoming.ours).is_empty();
-        if untouched && is_empty(&output.ram).is_ok_and(|empty| empty) {
+        if untouched
+            && is_empty(&output.ram).is_ok_and(|empty| empty)
+            && output.homecoming.is_top_as_shown(output.ram.as_fd()).is_ok_and(|same| same)
+        {
             return Ok((0, 0));
         }
         let progress = Progress::new();
@@ -1075,6 +1096,7 @@ impl Shared {
         index: usize,
         mechanism: Mechanism,
         since: (i64, i64),
+        before: Arc<Before>,
     ) -> Result<Output> {
         let directory = &self.plan.directories[index];
         let slot = slot_name(index);
@@ -1087,13 +1109,15 @@ impl Shared {
             }
             Mechanism::Overlay => {
                 rustix::fs::mkdirat(&namespaces.ram_disk, work_name(index), Mode::RWXU)?;
-                self.make_slot(namespaces, index)?
+                let ram = self.make_slot(namespaces, index)?;
+                remove_marks(ram.as_fd())?;
+                ram
             }
             Mechanism::Bind | Mechanism::Disk => self.make_slot(namespaces, index)?,
         };
         let baseline = match (mechanism, &staged) {
             (Mechanism::Mirror, None) => Baseline::default(),
-            _ => Baseline::of(ram.as_fd(), staged.as_deref())?,
+            _ => Baseline::of(ram.as_fd(), staged.as_deref(), before)?,
         };
         // For one who takes over, and so before the program can change anything.
         baseline.write(&baseline_path(&self.dir, index))?;
@@ -1112,7 +1136,8 @@ impl Shared {
                 ours: Mutex::default(),
                 made: Mutex::default(),
                 salvage: false,
-                loosened: Mutex::default(),
+                loosened: self.loosened.clone(),
+                entered: Mutex::default(),
                 journal: Some(journal),
             },
             home: AtomicBool::new(false),
@@ -1126,6 +1151,7 @@ impl Shared {
         let Some(recalled) = journal::recall(&path)? else { return Ok(None) };
         let slot = slot_name(index);
         let ram = self.open_any_slot(namespaces, index)?;
+        self.loosened.recall(recalled.loosened);
         // The other way round than they were opened: what is in a directory before the directory.
         for opened in recalled.opened_up.iter().rev() {
             let root = if opened.side == Side::Source { &ram } else { &self.plan.directories[index].disk };
@@ -1145,7 +1171,8 @@ impl Shared {
                 ours: Mutex::new(recalled.ours),
                 made: Mutex::new(recalled.made),
                 salvage: false,
-                loosened: Mutex::new(recalled.loosened),
+                loosened: self.loosened.clone(),
+                entered: Mutex::new(recalled.entered),
                 journal: Some(Journal::go_on(&path)?),
             },
             home: AtomicBool::new(recalled.home),
@@ -1185,14 +1212,15 @@ impl Shared {
             homecoming: Homecoming {
                 mechanism: directory.mechanism,
                 since: directory.since,
-                baseline: Baseline::default(),
+                baseline: Baseline::of_disk(directory.before.clone()),
                 id: self.id.clone(),
                 nested: directory.nested.clone(),
                 interim: AtomicBool::new(false),
                 ours: Mutex::default(),
                 made: Mutex::default(),
                 salvage: false,
-                loosened: Mutex::default(),
+                loosened: self.loosened.clone(),
+                entered: Mutex::default(),
                 journal: None,
             },
             home: AtomicBool::new(false),
@@ -1323,14 +1351,18 @@ impl Shared {
             rustix::fs::fchmod(&output.ram, mode)?;
             opened.push(root);
         }
-        // An archive can't hold sockets, and nobody listens on them any more.
+        let overlay = output.homecoming.mechanism == Mechanism::Overlay;
+        // An archive can't hold sockets, and nobody listens on them any more. An overlay's marks for deletions mean
+        // nothing outside of it.
         survey(output.ram.as_fd(), &mut |visit| {
             if let Some((entry, mode)) = Shared::open_up(output, visit.path, visit.stat) {
                 // Neither is a symlink, and nobody else is left who could put one there.
                 rustix::fs::chmodat(visit.dir, visit.name, mode, rustix::fs::AtFlags::empty())?;
                 opened.push(entry);
             }
-            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
+            if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket
+                || overlay && is_whiteout(visit.stat)
+            {
                 rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
             }
             Ok(Descend::Yes)
@@ -1339,8 +1371,12 @@ impl Shared {
         let events = |event: Event<'_>| self.record(directory, Some(output), &event);
         let monitor = Monitor { progress, event: &events };
         let name = CString::new(format!("results-{}.{format}", self.id))?;
-        let modes = opened.iter().map(|entry| (entry.inode, entry.mode)).collect();
-        let options = PackOptions { threads: self.options.threads, modes, ..PackOptions::default() };
+        let options = PackOptions {
+            threads: self.options.threads,
+            modes: opened.iter().map(|entry| (entry.inode, entry.mode)).collect(),
+            xattr_name: overlay.then_some(seen_through_overlay),
+            ..PackOptions::default()
+        };
         let packed =
             pack::pack(output.ram.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor)
                 .map_err(|error| anyhow!("{error}"))?;
@@ -1357,16 +1393,62 @@ impl Shared {
         })
     }
 
-    /// Until the program ends: every `interval`, copies closed files to disk.
-    fn copy_out_regularly(&self, interval: Duration, ticker: &Ticker, progress: &Progress) {
+    /// Until the program ends: every `interval`, copies closed files to disk. A failure is no loss yet: the stage-out at
+    /// the end meets it again. But whoever asked for these copies relies on them, so it is told when they begin to fail,
+    /// and when they succeed again.
+    fn copy_out_regularly(
+        &self,
+        interval: Duration,
+        ticker: &Ticker,
+        progress: &Progress,
+        tell: &std::sync::mpsc::Sender<String>,
+    ) {
+        /// A file that changes while it is copied is copied by the next round.
+        const ROUNDS: u32 = 2;
+        let mut failed: std::collections::BTreeMap<usize, u32> = std::collections::BTreeMap::new();
         while ticker.wait(interval) {
             let outputs: Vec<_> = lock(&self.outputs).clone();
             for output in &outputs {
+                let before = lock(&self.findings).error_count;
+                // Of this round alone.
+                progress.errors.store(0, Relaxed);
                 output.homecoming.interim.store(true, Relaxed);
-                // A failure here is no loss yet: the final stage-out will meet it again, and tell.
-                let _ = self.copy_out(output, progress);
+                let copied = self.copy_out(output, progress);
                 output.homecoming.interim.store(false, Relaxed);
-                lock(&self.findings).errors.clear();
+                let errors = {
+                    let mut findings = lock(&self.findings);
+                    findings.error_count = before;
+                    std::mem::take(&mut findings.errors)
+                };
+                if progress.is_cancelled() {
+                    return;
+                }
+                let why = match copied {
+                    Ok(summary) if summary.errors == 0 => None,
+                    Ok(_) => Some(errors.first().cloned().unwrap_or_else(|| "an entry failed".to_owned())),
+                    Err(error) => Some(format!("{error:#}")),
+                };
+                let path = self.plan.directories[output.directory].path.display();
+                let rounds = failed.entry(output.directory).or_default();
+                let text = match why {
+                    Some(why) => {
+                        *rounds = rounds.saturating_add(1);
+                        (*rounds == ROUNDS).then(|| {
+                            format!(
+                                "{path}: the copies of --copy-out-interval fail ({why}); what the program has written since \
+                                 is in RAM alone until it can be copied"
+                            )
+                        })
+                    }
+                    None => {
+                        let had_failed = std::mem::take(rounds) >= ROUNDS;
+                        had_failed.then(|| format!("{path}: the copies of --copy-out-interval succeed again"))
+                    }
+                };
+                if let Some(text) = text {
+                    // Nobody hears it once the program has ended.
+                    let _ = tell.send(text);
+                }
             }
         }
     }
@@ -1462,7 +1544,8 @@ pub fn make_mount_point(copy: &OwnedFd, path: &[u8]) -> io::Result<()> {
     let mut dir = rustix::io::fcntl_dupfd_cloexec(copy, 0)?;
     for name in path.split(|b| *b == b'/') {
         let name = CString::new(name)?;
-        let mode = rustix::fs::fstat(&dir)?.st_mode & 0o7777;
+        let before = rustix::fs::fstat(&dir)?;
+        let mode = before.st_mode & 0o7777;
         let made = match rustix::fs::mkdirat(&dir, &*name, Mode::RWXU) {
             // A copy of a directory that its owner may not write to.
             Err(rustix::io::Errno::ACCESS) => {
@@ -1474,13 +1557,23 @@ pub fn make_mount_point(copy: &OwnedFd, path: &[u8]) -> io::Result<()> {
             other => other,
         };
         match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) => keep_times(&dir, &before)?,
+            Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         dir = rustix::fs::openat(&dir, &*name, flags, Mode::empty())?;
     }
     Ok(())
+}
+
+/// Nothing was written to a directory as far as the program is concerned.
+fn keep_times(dir: &OwnedFd, stat: &rustix::fs::Stat) -> io::Result<()> {
+    let times = rustix::fs::Timestamps {
+        last_access: Timespec { tv_sec: stat.st_atime as _, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ },
+    };
+    Ok(rustix::fs::futimens(dir, &times)?)
 }
 
 fn used_of(ram_disk: &OwnedFd) -> Option<Bytes> {

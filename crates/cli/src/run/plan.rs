@@ -1,10 +1,12 @@
 //! From options and directives to directories, mechanisms and sizes. Nothing is changed here.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +16,7 @@ use ondeck_ramdisk::memory;
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::homecoming::{Mechanism, clock_of};
+use super::homecoming::{Before, Mechanism, clock_of};
 use super::{Existing, RunArgs, slurm};
 
 /// What is to be run, and what was asked for.
@@ -164,6 +166,8 @@ pub struct Directory {
     pub nested: Vec<Vec<u8>>,
     /// The clock of its filesystem at the start, for outputs.
     pub since: (i64, i64),
+    /// What is remembered of it, for outputs.
+    pub before: Arc<Before>,
 }
 
 /// Everything that was decided before the start.
@@ -272,7 +276,7 @@ fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
 
 /// A filesystem mounted inside an output directory would be hidden by what is mounted over that, or synced by nobody.
 fn refuse_mounts_below(directories: &[Directory]) -> Result<()> {
-    let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
+    let mounts = std::fs::read("/proc/self/mountinfo").context("can't read /proc/self/mountinfo")?;
     for line in mounts.split(|b| *b == b'\n') {
         let Some(point) = line.split(|b| *b == b' ').nth(4) else { continue };
         let point = PathBuf::from(OsString::from_vec(unescape_octal(point)));
@@ -366,6 +370,7 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
             content: Content::default(),
             nested: Vec::new(),
             since: (0, 0),
+            before: Arc::default(),
         });
     }
     directories.sort_by(|a, b| a.path.cmp(&b.path));
@@ -398,13 +403,20 @@ fn decide(
             "results could not be written there; mend its permissions, free some space, or name another --data-out",
         )?;
     }
+    if directory.output && !root {
+        tell_of_other_owner(directory, notes)?;
+    }
     if directory.input {
-        let (content, _, shut) = look(directory, None)?;
-        if let Some(shut) = shut {
+        let mut seen = look(directory, None)?;
+        if let Some(shut) = seen.shut.take() {
             bail!("{shut}, so it can't be staged in; chmod u+rwX it, or run with --fallback disk");
         }
-        directory.content = content;
+        directory.content = seen.content;
+        if directory.output {
+            seen.remember(directory, notes);
+        }
         directory.mechanism = if directory.output { Mechanism::Mirror } else { Mechanism::Disk };
+        forget_directories(directory);
         return Ok(());
     }
     let empty = is_empty(&directory.disk)?;
@@ -414,7 +426,8 @@ fn decide(
         directory.mechanism = Mechanism::Bind;
         return Ok(());
     }
-    let (content, foreign, shut) = look(directory, (!root).then(OwnIds::of_this_process))?;
+    let mut seen = look(directory, (!root).then(OwnIds::of_this_process))?;
+    let (content, foreign, shut) = (seen.content, seen.foreign.take(), seen.shut.take());
     // An overlay shows it as it is. A copy would have to read it.
     if let Some(shut) = &shut
         && (foreign.is_some() || existing == Existing::Copy && !must_overlay)
@@ -424,6 +437,7 @@ fn decide(
             if foreign.is_none() { ", leave out --existing copy" } else { "" }
         );
     }
+    seen.remember(directory, notes);
     directory.content = content;
     let path = directory.path.display();
     directory.mechanism = match (existing, foreign) {
@@ -463,9 +477,36 @@ fn decide(
                      beforehand instead"
                 ));
             }
+            if directory.before.has_marks {
+                notes.push(format!(
+                    "{path}: something in it has the form of an overlay's own marks ({} attributes, or a device 0:0), which \
+                     the program does not see and which stay on disk as they are; --existing copy shows them",
+                    if root { "trusted.overlay.*" } else { "user.overlay.*" }
+                ));
+            }
             Mechanism::Overlay
         }
     };
+    if directory.mechanism == Mechanism::Mirror {
+        forget_directories(directory);
+    }
+    Ok(())
+}
+
+fn forget_directories(directory: &mut Directory) {
+    let before = std::mem::take(&mut directory.before);
+    directory.before = Arc::new(Arc::unwrap_or_clone(before).without_directories());
+}
+
+/// An output directory of somebody else is the caller's own in RAM: the program can do to it what it can't on disk.
+fn tell_of_other_owner(directory: &Directory, notes: &mut Vec<String>) -> Result<()> {
+    let owner = rustix::fs::fstat(&directory.disk)?.st_uid;
+    if owner != OwnIds::of_this_process().uid {
+        notes.push(format!(
+            "{}: it belongs to user {owner}: if the program changes its mode, times or ACL, that does not come home",
+            directory.path.display()
+        ));
+    }
     Ok(())
 }
 
@@ -473,7 +514,11 @@ fn decide(
 pub fn is_empty(directory: &OwnedFd) -> Result<bool> {
     let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 1024];
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listing = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
+    // Looking should not change when it was read last; only its owner (or root) may ask for that.
+    let listing = match rustix::fs::openat(directory, c".", flags | OFlags::NOATIME, Mode::empty()) {
+        Err(rustix::io::Errno::PERM) => rustix::fs::openat(directory, c".", flags, Mode::empty())?,
+        listing => listing?,
+    };
     let mut entries = rustix::fs::RawDir::new(&listing, &mut buffer);
     while let Some(entry) = entries.next() {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
@@ -496,11 +541,42 @@ impl OwnIds {
     }
 }
 
-/// Sums up a directory without what is nested in it; finds an entry whose owner or group a user namespace has no
-/// name for, and one whose mode shuts out the caller, its owner.
-fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<String>, Option<String>)> {
+/// What a look into a directory has shown.
+struct Seen {
+    content: Content,
+    /// An entry whose owner or group a user namespace has no name for.
+    foreign: Option<String>,
+    /// One whose mode shuts out the caller, its owner.
+    shut: Option<String>,
+    before: Before,
+    /// Files with names outside of the directory.
+    outside: usize,
+}
+
+impl Seen {
+    /// Remembers what an output directory was like.
+    fn remember(self, directory: &mut Directory, notes: &mut Vec<String>) {
+        if self.outside > 0 {
+            notes.push(format!(
+                "{}: {} in it {} further names outside of it (hard links), which keep the old content when the program writes \
+                 to {}",
+                directory.path.display(),
+                crate::display::count(self.outside as u64, "file"),
+                if self.outside == 1 { "has" } else { "have" },
+                if self.outside == 1 { "it" } else { "them" },
+            ));
+        }
+        directory.before = Arc::new(self.before);
+    }
+}
+
+/// Sums up a directory without what is nested in it.
+fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
     const PAGE: u64 = 4096;
     let mut content = Content::default();
+    let mut before = Before::default();
+    // Names that were not met yet of the files with several.
+    let mut missing: HashMap<(u64, u64), u64> = HashMap::new();
     let mut foreign = None;
     let mut shut = None;
     let user = OwnIds::of_this_process().uid;
@@ -521,6 +597,13 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<S
         }
         judge(visit.path, visit.stat.st_uid, visit.stat.st_gid);
         content.entries += 1;
+        if directory.output {
+            before.note(visit)?;
+            if visit.stat.st_nlink > 1 && FileType::from_raw_mode(visit.stat.st_mode) != FileType::Directory {
+                let inode = (visit.stat.st_dev, visit.stat.st_ino);
+                *missing.entry(inode).or_insert(visit.stat.st_nlink) -= 1;
+            }
+        }
         let needed = match FileType::from_raw_mode(visit.stat.st_mode) {
             FileType::Directory => 0o500,
             FileType::RegularFile => 0o400,
@@ -552,5 +635,15 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<(Content, Option<S
     .map_err(|(path, error)| {
         anyhow::anyhow!("{} in it can't be read: {error}", OsStr::from_bytes(&path).display())
     })?;
-    Ok((content, foreign, shut))
+    // Changing anything that has one copies it into RAM with its ACL, for which a user namespace has no names.
+    if own.is_some() && foreign.is_none() {
+        before.note_top(directory.disk.as_fd())?;
+        foreign =
+            before.acl_of_others.as_deref().map(|path| match OsStr::from_bytes(path).display().to_string() {
+                name if name.is_empty() => "it has an ACL that names others".to_owned(),
+                name => format!("`{name}` in it has an ACL that names others"),
+            });
+    }
+    let outside = missing.values().filter(|missing| **missing > 0).count();
+    Ok(Seen { content, foreign, shut, before, outside })
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ondeck_ramdisk::mounts;
 use ondeck_ramdisk::namespace::Namespaces;
 
-use super::homecoming::{Mechanism, clock_of};
+use super::homecoming::{Before, Mechanism, clock_of};
 use super::keeper::{Shared, lock, slot_name};
 use super::plan::Plan;
 
@@ -83,8 +83,14 @@ impl Switch {
             }
             let since =
                 clock_of(directory.disk.as_fd()).map_err(|error| failed("looking at the target", &error))?;
+            // The program has written to it since the start. If it removes something at this moment, what was there at
+            // the start has to do: it tells the program's doing from others' less exactly, and loses nothing.
+            let before = match Before::of(directory.disk.as_fd(), &directory.nested) {
+                Ok(before) => Arc::new(before),
+                Err(_) => directory.before.clone(),
+            };
             let output = shared
-                .prepare_output(namespaces, index, Mechanism::Overlay, since)
+                .prepare_output(namespaces, index, Mechanism::Overlay, since, before)
                 .map_err(|error| failed("preparing the output", &error))?;
             shared
                 .mount_one(namespaces, index, Mechanism::Overlay)

@@ -137,7 +137,11 @@ impl Worker<'_> {
         let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
-        if filled.mechanism == Mechanism::Bind && filled.ours.is_empty() && is_empty(&slot) {
+        if filled.mechanism == Mechanism::Bind
+            && filled.ours.is_empty()
+            && is_empty(&slot)
+            && filled.baseline.is_top_as_shown(slot.as_fd()).is_ok_and(|same| same)
+        {
             return Ok(());
         }
         let homecoming = Homecoming {
@@ -150,7 +154,8 @@ impl Worker<'_> {
             ours: Mutex::new(filled.ours),
             made: Mutex::new(HashSet::new()),
             salvage,
-            loosened: Mutex::default(),
+            loosened: self.loosened.clone(),
+            entered: Mutex::default(),
             journal: None,
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;

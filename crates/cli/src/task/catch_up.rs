@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
@@ -19,7 +19,7 @@ use super::bring_home::SETTLED;
 use super::fill::entries;
 use super::work::{Opened, Worker, failed_for_room};
 use super::{Failure, kept};
-use crate::run::homecoming::{Moment, changed_at, key};
+use crate::run::homecoming::{Linked, Moment, changed_at, key};
 
 /// Entries that a message names.
 const NAMED: usize = 5;
@@ -209,7 +209,14 @@ impl Worker<'_> {
             let is_file = FileType::from_raw_mode(placed.st_mode) == FileType::RegularFile;
             let stat = now.ok().filter(|now| same(now) && is_file).unwrap_or(placed);
             let digest = digests.get(&path).or_else(|| by_inode.get(&placed.st_ino)).copied();
-            baseline.add(&path, &stat, digest.filter(|_| is_file));
+            if FileType::from_raw_mode(placed.st_mode) == FileType::Directory {
+                baseline.add_directory(&path, slot.as_fd(), &stat).map_err(failed)?;
+            } else {
+                baseline.add(&path, &stat, digest.filter(|_| is_file));
+            }
+            if let Some(linked) = entry.linked {
+                baseline.add_linked(&path, linked);
+            }
             if let Some(disk) = entry.disk {
                 ours.insert(key(&path), disk);
                 number += 1;
@@ -225,6 +232,8 @@ impl Worker<'_> {
 struct Copied {
     /// What is copied, on disk: its inode and when it was changed. Not of directories.
     disk: Option<(u64, Moment)>,
+    /// If it has several names on disk.
+    linked: Option<Linked>,
     /// The copy, once it is in place.
     ram: Option<Stat>,
 }
@@ -277,7 +286,8 @@ impl MergePolicy for CatchingUp<'_> {
         if !self.is_new(&path, place.source) {
             return Action::Skip;
         }
-        self.met().copied.insert(path, Copied { disk: Some(disk), ram: None });
+        let linked = Linked::of(place.source);
+        self.met().copied.insert(path, Copied { disk: Some(disk), linked, ram: None });
         Action::Copy
     }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +15,7 @@ use ondeck_transfer::{Event, Exclude, Monitor, Options, Roots, StageError, Targe
 
 use super::work::{Opened, Worker, failed_for_room, is_no_room};
 use super::{Failure, kept};
-use crate::run::homecoming::clock_of;
+use crate::run::homecoming::{Before, clock_of};
 use crate::run::make_mount_point;
 
 impl Worker<'_> {
@@ -32,10 +33,10 @@ impl Worker<'_> {
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
-        let mut since = Vec::new();
+        let mut before = Vec::new();
         for directory in &opened {
             kept::forget(&directory.wanted.name).map_err(no_notes)?;
-            since.push(if directory.wanted.output { Some(self.clock(directory)?) } else { None });
+            before.push(if directory.wanted.output { Some(self.before(directory)?) } else { None });
         }
         for (index, directory) in opened.iter().enumerate() {
             if Some(index) != scripted {
@@ -55,9 +56,9 @@ impl Worker<'_> {
             }
             // The job sees the directory's own mode, times and ACL; what the user may not give away stays theirs.
             let _ = ondeck_transfer::copy_directory_attributes(directory.disk.as_fd(), slot.as_fd());
-            if let Some(since) = since[index] {
+            if let Some((since, before)) = before[index].take() {
                 let mirror = Some(index) != scripted;
-                kept::remember(name, &slot, since, mirror).map_err(no_notes)?;
+                kept::remember(name, &slot, since, mirror, before).map_err(no_notes)?;
             }
         }
         self.check_gate()?;
@@ -76,6 +77,22 @@ impl Worker<'_> {
                 self.user.name
             ))
         })
+    }
+
+    /// What has to be known of an output directory as it was before it is copied.
+    fn before(&self, directory: &Opened<'_>) -> Result<((i64, i64), Before), Failure> {
+        let since = self.clock(directory)?;
+        let before =
+            Before::linked_in(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
+                let path = directory.path.join(std::ffi::OsStr::from_bytes(&path));
+                Failure::lasting(format!(
+                    "{}: can't be read: {error}; {} must be able to read all of {}",
+                    path.display(),
+                    self.user.name,
+                    directory.path.display()
+                ))
+            })?;
+        Ok((since, before))
     }
 
     fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {

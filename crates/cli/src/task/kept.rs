@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::confine::{RAM_DISK, SCRATCH};
-use crate::run::homecoming::{Baseline, Mechanism, Ours, read_ours, write_ours};
+use crate::run::homecoming::{Baseline, Before, Mechanism, Ours, read_ours, write_ours};
 
 /// Its directory, the user's alone. Jobs are shown directories beside it.
 const KEPT: &str = ".ondeck";
@@ -94,10 +94,17 @@ pub fn forget(name: &str) -> io::Result<()> {
     })
 }
 
-/// Remembers an output directory as it is now.
-pub fn remember(name: &str, slot: &OwnedFd, since: (i64, i64), mirror: bool) -> io::Result<()> {
+/// Remembers an output directory as it is now, and what was on disk before.
+pub fn remember(
+    name: &str,
+    slot: &OwnedFd,
+    since: (i64, i64),
+    mirror: bool,
+    before: Before,
+) -> io::Result<()> {
     let manifest = manifest_in(name);
-    let baseline = Baseline::of(slot.as_fd(), mirror.then_some(manifest.as_path()))?;
+    let baseline =
+        Baseline::of(slot.as_fd(), mirror.then_some(manifest.as_path()), std::sync::Arc::new(before))?;
     baseline.write(&path(name, "baseline"))?;
     // The last of them: with it the others are complete.
     let note = Note { version: VERSION, since, mirror };

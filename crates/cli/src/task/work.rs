@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::task::{Line, MOST_NAMED, Order};
@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use super::confine::{self, MemoryGroup};
 use super::supervise::{Pipes, Shared, let_go_of_streams};
 use super::{Failure, kept};
+use crate::run::homecoming::Loosened;
 
 /// Names in a report.
 const MOST: u64 = MOST_NAMED as u64;
@@ -43,6 +44,8 @@ pub struct Worker<'a> {
     lines: Mutex<OwnedFd>,
     /// What happened to single entries.
     pub findings: Findings,
+    /// What was done to names of files that have several, which may be in several directories.
+    pub loosened: Arc<Loosened>,
 }
 
 /// What happened to single entries.
@@ -97,6 +100,7 @@ pub fn work(
             gate: if order.request.work.is_salvage() { Gate::new(|| Ok(())) } else { gate(order)? },
             lines: Mutex::new(rustix::io::fcntl_dupfd_cloexec(&*lock(&lines), 0).map_err(starting(order))?),
             findings: Findings::default(),
+            loosened: Arc::default(),
         };
         match &order.request.work {
             Work::Survey { directories, home } => worker.survey(directories, *home),

@@ -49,7 +49,7 @@ impl LargeFile {
     pub fn begin(packer: &Packer<'_>, node: &Arc<DirNode>, name: &std::ffi::CStr) -> Result<Self, Fault> {
         let fds = node.fds(&packer.budget)?;
         let (file, stat) = open_source(packer, &fds, name)?;
-        let xattrs = read_xattrs(file.as_fd(), None)?;
+        let xattrs = packer.options.packed(read_xattrs(file.as_fd(), None)?);
         let segments = super::sparse::segments(file.as_fd(), &stat)?;
         let size = stat.st_size as u64;
         let path = crate::dir::join(&node.path(), name.to_bytes());

@@ -54,7 +54,7 @@ const READ_FLAGS: OFlags = OFlags::RDONLY
 
 /// What all threads share.
 pub(super) struct Packer<'a> {
-    options: &'a PackOptions,
+    pub(super) options: &'a PackOptions,
     compressed: bool,
     monitor: &'a Monitor<'a>,
     pub output: Output<'a>,
@@ -409,9 +409,11 @@ impl Packer<'_> {
         let dir = fds.source.as_fd();
         let mut header = match &entry.what {
             What::File(found) => return self.file(&fds, entry, *found, path, buffer),
-            What::Directory => {
-                header_of(b'd', path, attributes_of(self, &entry.node.source, read_xattrs(dir, None)?))
-            }
+            What::Directory => header_of(
+                b'd',
+                path,
+                attributes_of(self, &entry.node.source, self.options.packed(read_xattrs(dir, None)?)),
+            ),
             What::Link(first) => {
                 let stat = fs::statat(dir, &*entry.name, AtFlags::SYMLINK_NOFOLLOW)
                     .during("reading its attributes")?;
@@ -439,7 +441,7 @@ impl Packer<'_> {
                         ));
                     }
                 };
-                let xattrs = read_xattrs_at(dir, &entry.name, None)?;
+                let xattrs = self.options.packed(read_xattrs_at(dir, &entry.name, None)?);
                 let mut header = header_of(kind, path, attributes_of(self, &stat, xattrs));
                 if is_symlink(&stat) {
                     header.link = fs::readlinkat(dir, &*entry.name, Vec::new())
@@ -480,7 +482,7 @@ impl Packer<'_> {
         let mut attempt = 1;
         loop {
             let (file, stat) = open_source(self, fds, &entry.name)?;
-            let xattrs = read_xattrs(file.as_fd(), None)?;
+            let xattrs = self.options.packed(read_xattrs(file.as_fd(), None)?);
             let whole = stat.st_size as u64;
             // It was small when its place in this unit was given to it.
             let size = if whole > LARGE { found } else { whole };

@@ -1,0 +1,271 @@
+//! The scheduler's journal is lost, or an older copy of it comes back, while jobs use their RAM disks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ondeck_testbed::{Signal, available, wait_until};
+
+use crate::aids::{await_file, give, script};
+use crate::cluster::{Cluster, DEADLINE, tree};
+use crate::life::directory;
+
+/// A job of alice's that writes into a RAM disk from its start, and ends when it is told to.
+struct Writer {
+    job: u32,
+    output: PathBuf,
+}
+
+impl Writer {
+    fn start(cluster: &Cluster, name: &str) -> Writer {
+        let [writer] = Writer::start_all(cluster, [name], 2);
+        writer
+    }
+
+    /// Several at a time, on so many nodes each.
+    fn start_all<const N: usize>(cluster: &Cluster, names: [&str; N], nodes: usize) -> [Writer; N] {
+        let alice = cluster.user("alice");
+        let blocker = cluster.block(4);
+        let writers = names.map(|name| {
+            let output = directory(alice, name, &[]);
+            let body = format!(
+                "n=0\nuntil [ -e {gate} ]; do n=$((n + 1)); echo $n >> {out}/log || exit 9; \
+                 [ $(tail -n 1 {out}/log) = $n ] || exit 8; [ $n = 3 ] && tell {name}-written; sleep 0.05; done\n\
+                 echo end >> {out}/log\n",
+                gate = alice.scratch.join(format!("{name}-go")).display(),
+                out = output.display(),
+            );
+            let lines = [format!("DATA_OUT={}", output.display()), "WAIT=hold".into()];
+            let job = cluster.submit(&script(alice, &lines, &body), nodes);
+            cluster.wait_rsa(job, "READY");
+            Writer { job, output }
+        });
+        cluster.slurm.cancel(blocker);
+        for (name, writer) in names.iter().zip(&writers) {
+            await_file(alice, &format!("{name}-written"));
+            assert_eq!(cluster.covers_of(&writer.output).len(), nodes);
+        }
+        writers
+    }
+
+    fn end(&self, cluster: &Cluster, name: &str) {
+        give(cluster.user("alice"), &format!("{name}-go"));
+        cluster.slurm.wait_state(self.job, "COMPLETED", DEADLINE);
+    }
+
+    /// Nothing that it wrote is missing.
+    fn assert_home(&self) {
+        let files = tree(&self.output);
+        let log = String::from_utf8(files["log"].clone()).unwrap();
+        let lines: Vec<&str> = log.lines().collect();
+        assert!(lines.len() > 3 && lines[lines.len() - 1] == "end", "{log}");
+        for (index, line) in lines[..lines.len() - 1].iter().enumerate() {
+            assert_eq!(*line, (index + 1).to_string(), "{log}");
+        }
+        assert_eq!(files.len(), 1);
+    }
+}
+
+fn journal(cluster: &Cluster) -> PathBuf {
+    cluster.bed.dir().join("scheduler")
+}
+
+/// A copy of the journal's directory, with the files beside the journal.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+fn put_back(from: &Path, to: &Path) {
+    fs::remove_dir_all(to).unwrap();
+    copy(from, to);
+}
+
+#[test]
+fn a_lost_journal_loses_no_results_and_a_job_that_runs_goes_on_with_its_ram_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let writer = Writer::start(&cluster, "lost");
+    cluster.kill("scheduler");
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    // It does not command what it does not know, and says what to do.
+    let refused = cluster.ondeck(&["serve"]);
+    refused.assert_code(1).assert_says("--take-over");
+    let unconfirmed = cluster.ondeck(&["serve", "--take-over"]);
+    unconfirmed.assert_code(1).assert_says(&format!("may hold results: job-{}", writer.job));
+    unconfirmed.assert_says("--yes");
+    cluster.take_over();
+    wait_until(DEADLINE, "its RAM disk is found", || {
+        cluster.job(writer.job).is_some_and(|job| job["rsa_state"] == "INUSE_OUT")
+    });
+    writer.end(&cluster, "lost");
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    cluster.assert_clean();
+}
+
+#[test]
+fn results_whose_job_ended_without_a_journal_are_held_until_somebody_decides() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let [kept, given_up] = Writer::start_all(&cluster, ["kept", "given-up"], 1);
+    cluster.kill("scheduler");
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    kept.end(&cluster, "kept");
+    given_up.end(&cluster, "given-up");
+    assert!(cluster.covers_of(&kept.output).is_empty(), "the Epilogs take it away");
+    cluster.take_over();
+    for writer in [&kept, &given_up] {
+        cluster.wait_rsa(writer.job, "HELD");
+    }
+    let waits = cluster.ondeck(&["wait", &kept.job.to_string(), "--timeout", "20s"]);
+    waits.assert_code(1).assert_says("ondeck job retry");
+    let id = cluster.job(given_up.job).unwrap()["id"].as_str().unwrap().to_owned();
+    cluster.ondeck(&["job", "abandon", &id, "--yes"]).assert_success();
+    cluster.ondeck(&["job", "retry", &kept.job.to_string()]).assert_success();
+    cluster.wait_done(kept.job);
+    kept.assert_home();
+    wait_until(DEADLINE, "what was given up is gone", || cluster.job(given_up.job).is_none());
+    assert!(tree(&given_up.output).is_empty());
+    cluster.assert_clean();
+}
+
+#[test]
+fn an_older_copy_of_the_journal_commands_nobody_before_somebody_says_so() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let (state, older) = (journal(&cluster), cluster.bed.dir().join("older"));
+    cluster.kill("scheduler");
+    copy(&state, &older);
+    cluster.start_scheduler();
+    let writer = Writer::start(&cluster, "older");
+    cluster.kill("scheduler");
+    put_back(&older, &state);
+    let refused = cluster.ondeck(&["serve"]);
+    refused.assert_code(1).assert_says("older than what the agents of");
+    cluster.take_over();
+    wait_until(DEADLINE, "its RAM disk is found", || {
+        cluster.job(writer.job).is_some_and(|job| job["rsa_state"] == "INUSE_OUT")
+    });
+    // Once more: the copy that was taken over from is a stranger's now.
+    cluster.kill("scheduler");
+    put_back(&older, &state);
+    cluster.ondeck(&["serve"]).assert_code(1).assert_says("--take-over");
+    cluster.take_over();
+    writer.end(&cluster, "older");
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_copy_from_while_a_job_wrote_holds_its_results_though_it_says_that_there_are_none() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = directory(alice, "ready", &[]);
+    let (state, older) = (journal(&cluster), cluster.bed.dir().join("ready-copy"));
+    let blocker = cluster.block(4);
+    let body = format!("echo result > {}/result\ntell wrote\nawait go\n", output.display());
+    let job = cluster.submit(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    cluster.wait_rsa(job, "READY");
+    cluster.kill("scheduler");
+    // In this state it would be removed when the job has ended.
+    copy(&state, &older);
+    cluster.start_scheduler();
+    cluster.slurm.cancel(blocker);
+    await_file(alice, "wrote");
+    cluster.kill("scheduler");
+    put_back(&older, &state);
+    give(alice, "go");
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    assert!(tree(&output).is_empty());
+    cluster.take_over();
+    cluster.wait_rsa(job, "HELD");
+    cluster.ondeck(&["job", "retry", &job.to_string()]).assert_success();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), [("result".to_owned(), b"result\n".to_vec())].into());
+    cluster.assert_clean();
+}
+
+#[test]
+fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_its_results_are_held() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let writer = Writer::start(&cluster, "silent");
+    let nodes = cluster.job(writer.job).unwrap()["rsa_nodes"].clone();
+    let node = nodes[0].as_str().unwrap().to_owned();
+    cluster.kill("scheduler");
+    cluster.kill(&node);
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    cluster.take_over();
+    // It gets no other RAM disk while nobody knows what the silent node has.
+    wait_until(DEADLINE, "it waits for the node", || {
+        cluster.job(writer.job).is_some_and(|job| job["message"].as_str().unwrap().contains(&node))
+    });
+    cluster.start_agent(&node);
+    wait_until(DEADLINE, "its RAM disk is found", || {
+        let state = cluster.job(writer.job).map(|job| job["rsa_state"].clone());
+        state.is_some_and(|state| state == "INUSE_OUT" || state == "HELD")
+    });
+    writer.end(&cluster, "silent");
+    if cluster.job(writer.job).is_some_and(|job| job["rsa_state"] == "HELD") {
+        wait_until(DEADLINE, "it may be brought home", || {
+            cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
+        });
+    }
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    cluster.assert_clean();
+}
+
+#[test]
+fn of_two_schedulers_with_copies_of_one_journal_the_later_one_commands() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let writer = Writer::start(&cluster, "two");
+    let (state, copied) = (journal(&cluster), cluster.bed.dir().join("second"));
+    // Somebody starts the standby while the first one hangs.
+    cluster.signal("scheduler", Signal::STOP);
+    copy(&state, &copied);
+    let dir = cluster.bed.dir();
+    let text = fs::read_to_string(dir.join("ondeck.toml")).unwrap();
+    let other =
+        format!("state = \"{}\"\nport = 7399\nsocket = \"/run/ondeck/second.sock\"\n", copied.display());
+    let text = text.replace(&format!("state = \"{}\"\n", state.display()), &other);
+    let config = dir.join("second.toml");
+    fs::write(&config, text).unwrap();
+    let mut command = cluster.host("ctl").command(&cluster.ondeck);
+    command.arg("serve").arg("--config").arg(&config);
+    let mut second = cluster.host("ctl").spawn_daemon(command, &dir.join("log/second.log")).unwrap();
+    let ondeck = cluster.ondeck.to_string_lossy().into_owned();
+    wait_until(DEADLINE, "the second one commands all nodes", || {
+        let config = config.to_string_lossy();
+        let ran = cluster.host("ctl").run(&[&ondeck, "status", "--json", "--config", &config]);
+        ran.success() && ran.stdout.matches("\"up\"").count() == 4
+    });
+    cluster.signal("scheduler", Signal::CONT);
+    writer.end(&cluster, "two");
+    assert_eq!(cluster.wait_ended("scheduler"), Some(4), "{}", cluster.log_text("scheduler"));
+    second.kill(Signal::KILL);
+    second.wait(DEADLINE).expect("SIGKILL ends it");
+    put_back(&copied, &state);
+    cluster.start_scheduler();
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    cluster.assert_clean();
+}
