@@ -285,3 +285,33 @@ fn a_file_that_its_owner_may_not_write_to_is_staged_with_its_attributes() {
         assert_eq!((mode_of(&scene.path(name)), xattr(&scene.path(name))), (mode, "n".into()));
     }
 }
+
+#[test]
+fn a_directory_that_was_to_go_and_stays_for_what_somebody_put_into_it_keeps_its_mode() {
+    if !may_look() {
+        return;
+    }
+    for who in everyone() {
+        for how in ["overlay", "copy"] {
+            let scene = Scene::new(who);
+            for name in ["out", "out/dir", "out/dir/inner"] {
+                scene.dir(name);
+            }
+            scene.file("out/dir/inner/old", "old");
+            for name in ["out/dir/inner", "out/dir"] {
+                set_mode(&scene.path(name), 0o500);
+            }
+            let script =
+                "chmod -R u+w out/dir; rm -r out/dir; touch started; while ! test -e go; do sleep 0.02; done";
+            let run = scene.start(&["run", "--data-out", "out", "--existing", how, "--", "sh", "-c", script]);
+            wait_until("the program", || scene.path("started").exists());
+            scene.file("out/dir/inner/theirs", "theirs");
+            scene.file("go", "");
+            Ran::of(run.wait_with_output().unwrap()).assert_code(0);
+            assert_eq!(scene.list("out/dir/inner"), ["theirs"], "{who:?} {how}");
+            let modes = ["out/dir", "out/dir/inner"].map(|name| mode_of(&scene.path(name)));
+            assert_eq!(modes, [0o500, 0o500], "{who:?} {how}");
+            scene.assert_clean();
+        }
+    }
+}
