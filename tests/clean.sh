@@ -29,6 +29,15 @@ done
 for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/ondeck-*; do
     [ -d "$group" ] && rmdir "$group" && echo "removed $group"
 done
+# Those of testbeds' hosts: what is frozen there can't even be killed.
+for bed in /sys/fs/cgroup/freezer/ondeck-testbed.*; do
+    [ -d "$bed" ] && ! in_use "$bed" || continue
+    find "$bed" -depth -type d | while read -r group; do
+        [ "$(cat "$group/freezer.state")" = THAWED ] || echo THAWED > "$group/freezer.state"
+    done
+    find "$bed" -depth -type d | while read -r group; do rmdir "$group"; done
+    [ -d "$bed" ] || echo "removed $bed"
+done
 for directory in /tmp/ondeck-bench* /tmp/ondeck-demo* /var/tmp/ondeck-bench* /var/tmp/ondeck-demo* \
     /dev/shm/ondeck-bench* /dev/shm/ondeck-demo* /tmp/ondeck-testbed.*; do
     in_use "$directory" && continue

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tempfile::TempDir;
 
+use crate::control;
 use crate::host::Host;
 use crate::inside::in_path;
 use crate::munge::Munge;
@@ -120,7 +121,7 @@ impl Builder {
         let plan = write_plan(&self.names, &self.private_directories, &users, dir.path())?;
 
         let log = dir.path().join("testbed.log");
-        let mut supervisor = start(&binary, &log)?;
+        let mut supervisor = start(&binary, &log, &plan.control_group)?;
         let ready = exchange(&mut supervisor, &plan)
             .and_then(|ready| Testbed::assemble(&mut supervisor, &plan, &ready, &binary));
         match ready {
@@ -299,6 +300,10 @@ impl Drop for Testbed {
     fn drop(&mut self) {
         // Closing the pipe would do; the signal also does when another thread is about to exec with a copy of it.
         drop(self.supervisor.stdin.take());
+        if let Some(name) = self.dir.path().file_name() {
+            // What is frozen can't be killed.
+            control::thaw(&name.to_string_lossy());
+        }
         let _ = rustix::process::pidfd_send_signal(&self.init, Signal::KILL);
         let start = Instant::now();
         while let Ok(None) = self.supervisor.try_wait() {
@@ -394,13 +399,14 @@ fn write_plan(names: &[String], private_directories: &[PathBuf], users: &[User],
     if Path::new(slurm::DIRECTORY).is_dir() {
         replaced.push(Replaced { path: slurm::DIRECTORY.into(), by });
     }
-    Ok(Plan { hosts, replaced })
+    let control_group = dir.file_name().context("a directory in /tmp")?.to_string_lossy().into_owned();
+    Ok(Plan { hosts, replaced, control_group })
 }
 
 /// Starts the supervisor. Std makes the pipe close-on-exec, so that no other child holds it open.
-fn start(binary: &Path, log: &Path) -> Result<Child> {
+fn start(binary: &Path, log: &Path, control_group: &str) -> Result<Child> {
     let mut command = Command::new(binary);
-    command.arg("supervise").current_dir("/").env_clear();
+    command.args(["supervise", "--control-group", control_group]).current_dir("/").env_clear();
     if let Some(path) = env::var_os("PATH") {
         command.env("PATH", path);
     }

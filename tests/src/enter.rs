@@ -19,6 +19,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Gid, Pid, PidfdFlags, Uid};
 use rustix::thread::ThreadNameSpaceType;
 
+use crate::control;
 use crate::inside::{die_with_this_process, forbid_core_files};
 
 /// Names a file that is to get the program's process id once it runs.
@@ -64,9 +65,11 @@ pub fn enter(
         ThreadNameSpaceType::MOUNT
             | ThreadNameSpaceType::NETWORK
             | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+            | ThreadNameSpaceType::CONTROL_GROUP
             | ThreadNameSpaceType::PROCESS_ID,
     )
     .context("cannot enter the host")?;
+    control::join_own()?;
     // Joining a mount namespace leads to its root.
     env::set_current_dir(&directory)
         .with_context(|| format!("the host has no directory {}", directory.display()))?;

@@ -19,6 +19,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{PidfdFlags, Resource, Rlimit, Signal};
 use rustix::thread::UnshareFlags;
 
+use crate::control;
 use crate::plan::{HostPlan, PREFIX, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, port_of};
 
 /// Starts init as process 1 of a new process-id namespace and waits for it.
@@ -29,13 +30,14 @@ use crate::plan::{HostPlan, PREFIX, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRES
 /// # Errors
 ///
 /// If the namespace can't be made, or init fails.
-pub fn supervise() -> Result<()> {
+pub fn supervise(control_group: &str) -> Result<()> {
     forbid_core_files()?;
     unshare(UnshareFlags::NEWPID)?;
     let mut init = Command::new(env::current_exe()?);
     init.arg("init");
     die_with_this_process(&mut init)?;
     let status = init.spawn().context("cannot start init")?.wait()?;
+    control::remove(control_group);
     ensure!(status.success(), "init failed: {status}");
     Ok(())
 }
@@ -72,7 +74,7 @@ pub fn init() -> Result<()> {
         .hosts
         .iter()
         .enumerate()
-        .map(|(index, host)| start_holder(host, &port_of(index)))
+        .map(|(index, host)| start_holder(host, &port_of(index), &plan.control_group))
         .collect::<Result<Vec<Child>>>()?;
     let mut ready = Ready { holders: Vec::new() };
     for (mut holder, host) in holders.into_iter().zip(&plan.hosts) {
@@ -88,12 +90,15 @@ pub fn init() -> Result<()> {
     println!("{}", serde_json::to_string(&ready)?);
     // Nobody writes any more: this returns when the test process has closed the pipe or has died.
     io::copy(&mut stdin.by_ref(), &mut io::sink())?;
+    // What is frozen can't be killed.
+    control::thaw(&plan.control_group);
     Ok(())
 }
 
-fn start_holder(host: &HostPlan, port: &str) -> Result<Child> {
+fn start_holder(host: &HostPlan, port: &str, control_group: &str) -> Result<Child> {
     let mut holder = Command::new(env::current_exe()?);
     holder.args(["host", "--name", &host.name, "--address", &host.address.to_string(), "--port", port]);
+    holder.args(["--control-group", control_group]);
     for directory in &host.private_directories {
         holder.arg("--private-directory").arg(directory);
     }
@@ -106,10 +111,17 @@ fn start_holder(host: &HostPlan, port: &str) -> Result<Child> {
 /// # Errors
 ///
 /// If a step of building fails.
-pub fn hold(name: &str, address: Ipv4Addr, port: &str, private_directories: &[PathBuf]) -> Result<()> {
+pub fn hold(
+    name: &str,
+    address: Ipv4Addr,
+    port: &str,
+    control_group: &str,
+    private_directories: &[PathBuf],
+) -> Result<()> {
     unshare(UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWUTS)?;
     rustix::system::sethostname(name.as_bytes()).context("cannot set the hostname")?;
     mount_run()?;
+    control::enter_own(control_group, name)?;
     for directory in private_directories {
         mount("tmpfs", directory, MountFlags::NOSUID | MountFlags::NODEV)?;
     }

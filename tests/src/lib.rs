@@ -55,6 +55,7 @@
 //! - [`plan`]: what the test process and init tell each other
 
 pub mod bed;
+mod control;
 pub mod daemon;
 #[doc(hidden)]
 pub mod enter;

@@ -43,7 +43,10 @@ enum Action {
         with_slurm: usize,
     },
     #[command(hide = true)]
-    Supervise,
+    Supervise {
+        #[arg(long)]
+        control_group: String,
+    },
     #[command(hide = true)]
     Init,
     #[command(hide = true)]
@@ -54,6 +57,8 @@ enum Action {
         address: Ipv4Addr,
         #[arg(long)]
         port: String,
+        #[arg(long)]
+        control_group: String,
         #[arg(long)]
         private_directory: Vec<PathBuf>,
     },
@@ -100,10 +105,10 @@ fn act(action: Action) -> Result<ExitCode, Failure> {
         Action::Shell { hosts, with_munge, with_agents, with_slurm } => {
             return Ok(shell(hosts, with_munge, with_agents, with_slurm)?);
         }
-        Action::Supervise => inside::supervise()?,
+        Action::Supervise { control_group } => inside::supervise(&control_group)?,
         Action::Init => inside::init()?,
-        Action::Host { name, address, port, private_directory } => {
-            inside::hold(&name, address, &port, &private_directory)?;
+        Action::Host { name, address, port, control_group, private_directory } => {
+            inside::hold(&name, address, &port, &control_group, &private_directory)?;
         }
         Action::Enter { pid, uid, gid, group, deadline_ms, program } => {
             let holder = Pid::from_raw(pid).context("not a process id")?;

@@ -25,6 +25,8 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// What all hosts see in place of the machine's own.
     pub replaced: Vec<Replaced>,
+    /// The name of the bed's control group.
+    pub control_group: String,
 }
 
 /// A file or a directory in the place of one of the machine.

@@ -38,6 +38,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::bed::Testbed;
+use crate::control;
 use crate::daemon::{Daemon, tail};
 use crate::host::{Host, Ran};
 use crate::inside::in_path;
@@ -57,6 +58,9 @@ const CONTROLLER: &str = "the controller";
 /// The name under which slurmdbd is kept among the daemons.
 const KEEPER: &str = "the accounting";
 const DEFAULT_CPUS: u32 = 4;
+
+/// Control groups as the hosts have them.
+const CGROUP_CONF: &str = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n";
 
 /// From the start of a daemon until it answers. A bound for a machine that is out of breath: it takes a second.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
@@ -121,8 +125,8 @@ impl SlurmSetup {
             ("AuthType", "auth/munge"),
             ("AuthInfo", &format!("socket={}", munge_socket.display())),
             ("CredType", "cred/munge"),
-            // Control groups are the machine's.
-            ("ProctrackType", "proctrack/linuxproc"),
+            // Each host has control groups of its own.
+            ("ProctrackType", if control::available() { "proctrack/cgroup" } else { "proctrack/linuxproc" }),
             ("TaskPlugin", "task/none"),
             ("JobAcctGatherType", "jobacct_gather/none"),
             ("AccountingStorageType", "accounting_storage/none"),
@@ -240,6 +244,7 @@ impl Slurm {
         let conf = directory.join("slurm.conf");
         let text = setup.slurm_conf(&bed.munge()?, &work, &log);
         users::write_public(&conf, text.as_bytes())?;
+        users::write_public(&directory.join("cgroup.conf"), CGROUP_CONF.as_bytes())?;
 
         let slurm = Slurm {
             conf,

@@ -26,6 +26,8 @@ use ondeck_ramdisk::{EngineError, On, Secret, engine};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
+pub mod late;
+
 use crate::capacity::device_sizes;
 use crate::node::host_name;
 use crate::ramdisk::check_path;

@@ -15,12 +15,14 @@
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
+//! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
 
 pub mod authority;
 pub mod capacity;
 pub mod fleet;
+pub mod freeze;
 pub mod node;
 pub mod ramdisk;
 pub mod record;

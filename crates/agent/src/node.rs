@@ -497,7 +497,9 @@ impl Node {
         }
         let allocated = matches!(request.step, Step::Allocate)
             .then(|| Allocated { address: self.storage_address, ports: found.record().ports });
-        Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated })
+        let stopped_ms = matches!(request.step, Step::Thaw)
+            .then(|| found.stopped_for().map_or(0, |stopped| stopped.as_millis() as u64));
+        Ok(StepDone { seconds: began.elapsed().as_secs_f64(), allocated, stopped_ms })
     }
 
     /// Forgets a RAM disk of which this node had the client alone, so that it may come back: a later step may mount it
@@ -872,8 +874,10 @@ impl Node {
     /// [`RefusalCode::NotFound`] or [`RefusalCode::Fenced`] if it is not here; what could not be taken away.
     pub fn hide_everywhere(&self, id: &RamDiskId) -> Result<(), Refusal> {
         let found = self.find(id)?;
+        // That its job lost it here, the scheduler tells the job's user: until it has asked, that must be known.
+        let was_lost = !found.report(&self.name).faults.is_empty();
         found.hide_everywhere().map_err(|error| failed(&error))?;
-        if found.record().server { Ok(()) } else { self.leave(&found) }
+        if found.record().server || was_lost { Ok(()) } else { self.leave(&found) }
     }
 
     /// A scheduler asks to be obeyed.

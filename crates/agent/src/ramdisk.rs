@@ -25,6 +25,7 @@ use crate::record::{self, Record, Shown};
 use crate::task::{Order, Task, Tasks};
 
 mod covers;
+mod late;
 mod own;
 
 pub use covers::CoverPolicy;
@@ -67,6 +68,8 @@ pub struct RamDisk {
     missed: AtomicU32,
     /// The directories that will be covered, opened.
     aimed: Mutex<Option<Vec<covers::Aimed>>>,
+    /// The job whose processes are stopped.
+    frozen: Mutex<Option<late::Frozen>>,
     /// Why this node's client was cut off.
     cut: Mutex<Option<String>>,
     /// What is done here for its owner.
@@ -75,6 +78,8 @@ pub struct RamDisk {
     began: Instant,
     /// When it was last taken away from a directory here.
     uncovered: Mutex<Option<Instant>>,
+    /// How long the job was stopped here when it was last.
+    stopped_for: Mutex<Option<Duration>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -95,10 +100,12 @@ impl RamDisk {
             held_ports: Mutex::default(),
             missed: AtomicU32::new(0),
             aimed: Mutex::new(None),
+            frozen: Mutex::new(None),
             cut: Mutex::new(None),
             tasks: Tasks::default(),
             began: Instant::now(),
             uncovered: Mutex::default(),
+            stopped_for: Mutex::default(),
         }
     }
 
@@ -193,6 +200,11 @@ impl RamDisk {
             Step::Hide { path } => self.hide(path),
             Step::Aim { covers } => self.aim(&build, covers, policy),
             Step::Cover => self.cover(&build),
+            Step::CouldFreeze { job } => self.could_freeze(&build, *job),
+            Step::Freeze { job } => self.freeze(&build, *job),
+            Step::CoverFrozen => self.cover_frozen(&build),
+            Step::Keep => self.keep(),
+            Step::Thaw => self.thaw().map(|stopped| *lock(&self.stopped_for) = Some(stopped)),
             Step::Busy => self.must_not_be_busy(),
             Step::Uncover { force } => self.uncover(&build, *force, policy),
             Step::Unmount if self.tasks.is_any_running() => Err(EngineError::Refused(format!(
@@ -206,6 +218,11 @@ impl RamDisk {
                 Ok(())
             }
         }
+    }
+
+    /// How long the job was stopped here when it was last.
+    pub fn stopped_for(&self) -> Option<Duration> {
+        *lock(&self.stopped_for)
     }
 
     /// Its tasks.
@@ -1008,7 +1025,7 @@ fn take_all_away(place: &Place, record: &Record) -> Result<(), EngineError> {
 const LOOKS: usize = 50;
 
 /// Unmounts one mount: in order if it can be, else lazily, whoever still uses it.
-fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), EngineError> {
+pub(crate) fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), EngineError> {
     let is_it = |other: &&mounts::Mount| other.id == mount.id && other.device == mount.device;
     let mut orderly = true;
     for _ in 0..LOOKS {

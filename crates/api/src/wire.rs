@@ -171,6 +171,24 @@ pub enum Step {
     },
     /// Mount the RAM disk over all directories that were aimed at, by the descriptors that are held: all or none.
     Cover,
+    /// Refuse if the processes of a job could not be stopped on this node, whatever they do.
+    CouldFreeze {
+        /// The job's number.
+        job: u32,
+    },
+    /// Stop all processes of a job of the RAM disk's owner on this node, for at most a second; refused if one of them holds
+    /// something of what is aimed at, or if not all can be stopped. They go on if nothing more is said.
+    Freeze {
+        /// The job's number.
+        job: u32,
+    },
+    /// Mount the RAM disk over all that is aimed at, while the job is stopped; refused if not all of its processes see it.
+    /// It is taken away when the job goes on, unless it was said to be kept.
+    CoverFrozen,
+    /// From now on what was mounted stays when the job goes on.
+    Keep,
+    /// Let the job go on.
+    Thaw,
     /// Ask whether files are open in what is covered: then it is refused with [`RefusalCode::Busy`]. Nothing changes.
     Busy,
     /// Take the RAM disk away from all directories that it covers, the innermost first: all or none.
@@ -215,6 +233,9 @@ pub struct StepDone {
     pub seconds: f64,
     /// After `Allocate`: where the server will listen.
     pub allocated: Option<Allocated>,
+    /// After `Thaw`: for how many milliseconds the job was stopped here.
+    #[serde(default)]
+    pub stopped_ms: Option<u64>,
 }
 
 /// What was reserved.
@@ -376,6 +397,9 @@ pub enum Work {
         directories: Vec<Directory>,
         /// The user's script that fills the first input directory instead: `SCRIPT RAM_DISK_DIRECTORY DISK_DIRECTORY`.
         script: Option<PathBuf>,
+        /// The job runs and goes on to change them: what can't be copied now is left to the next time.
+        #[serde(default)]
+        moving: bool,
     },
     /// Puts into the RAM disk what a job that runs already has written to its output directories on disk since the fill,
     /// and what the RAM disk hides since it was mounted over them. Only what the RAM disk does not have is copied, nothing

@@ -64,6 +64,9 @@ enum Command {
     /// For the agent only
     #[command(hide = true)]
     TaskRunner,
+    /// For the agent only
+    #[command(hide = true)]
+    JobHolder,
 }
 
 fn main() -> ExitCode {
@@ -92,5 +95,6 @@ fn main() -> ExitCode {
         Command::Epilog(args) => cluster::hook::epilog(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::TaskRunner => task::run(),
+        Command::JobHolder => ondeck_agent::freeze::holder::hold(),
     }
 }

@@ -392,7 +392,19 @@ impl Mount {
 /// # Errors
 /// If /proc/self/mountinfo can't be read.
 pub fn mounted() -> io::Result<Vec<Mount>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
+    read_table(Path::new("/proc/self/mountinfo"))
+}
+
+/// What a process sees mounted.
+///
+/// # Errors
+/// If its mountinfo can't be read.
+pub fn mounted_of(pid: i32) -> io::Result<Vec<Mount>> {
+    read_table(&PathBuf::from(format!("/proc/{pid}/mountinfo")))
+}
+
+fn read_table(path: &Path) -> io::Result<Vec<Mount>> {
+    let text = std::fs::read(path)?;
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse_mount).collect())
 }
 

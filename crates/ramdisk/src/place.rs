@@ -476,7 +476,10 @@ pub fn marked(scope: &Path) -> io::Result<Vec<Marked>> {
 }
 
 /// All processes but this one.
-pub(crate) fn pids() -> io::Result<Vec<i32>> {
+///
+/// # Errors
+/// If /proc can't be read.
+pub fn pids() -> io::Result<Vec<i32>> {
     let own = std::process::id() as i32;
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {

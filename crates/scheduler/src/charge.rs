@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_api::CallError;
@@ -25,6 +25,9 @@ use crate::store::{JournalIdentity, Store, StoreError};
 /// How long all nodes are asked at the start. Whoever has not answered by then is asked in each look.
 const ASKING: Duration = Duration::from_secs(5);
 
+/// How long an agent that obeyed is believed to. One whose machine was started anew has forgotten whom it obeys.
+const BELIEVED: Duration = Duration::from_secs(5);
+
 /// How often it is looked whether another daemon has taken this one's place.
 const WATCHING: Duration = Duration::from_millis(500);
 
@@ -35,7 +38,8 @@ pub(crate) type Said = Result<(NodeReport, Vec<LocalReport>), String>;
 pub(crate) struct Charge {
     identity: JournalIdentity,
     session: u64,
-    claimed: Mutex<BTreeSet<NodeName>>,
+    /// When each agent that obeys was last known to.
+    claimed: Mutex<BTreeMap<NodeName, Instant>>,
     /// The agents that have said of an order that this daemon is not in charge.
     doubters: Mutex<BTreeSet<NodeName>>,
 }
@@ -54,7 +58,7 @@ impl Charge {
         Authority { journal: self.identity.journal.clone(), session: self.session, counter }
     }
 
-    fn claimed(&self) -> MutexGuard<'_, BTreeSet<NodeName>> {
+    fn claimed(&self) -> MutexGuard<'_, BTreeMap<NodeName, Instant>> {
         self.claimed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -72,7 +76,7 @@ impl Charge {
     ) -> BTreeMap<NodeName, String> {
         let mut set = JoinSet::new();
         for node in nodes {
-            if self.claimed().contains(node) {
+            if self.claimed().get(node).is_some_and(|known| known.elapsed() < BELIEVED) {
                 continue;
             }
             let (charge, fleet, node) = (Arc::clone(self), fleet.clone(), node.clone());
@@ -94,6 +98,14 @@ impl Charge {
     }
 
     async fn take_one(&self, fleet: &Fleet, node: &NodeName) -> Result<(), String> {
+        if self.claimed().contains_key(node) {
+            // It is not claimed once more: that would take back what another daemon may have taken over meanwhile.
+            let report = fleet.node(Some(node)).await.map_err(|error| error.to_string())?;
+            self.note(node, report.authority.as_ref());
+            if self.claimed().contains_key(node) {
+                return Ok(());
+            }
+        }
         let done = match fleet.claim(node, &self.claim(false)).await {
             Err(error) if error.code() == Some(RefusalCode::ForeignJournal) => {
                 self.take_over(fleet, node, error).await
@@ -106,7 +118,7 @@ impl Charge {
             Err(error) if error.code() == Some(RefusalCode::NotFound) => {}
             Err(error) => return Err(error.to_string()),
         }
-        self.claimed().insert(node.clone());
+        self.claimed().insert(node.clone(), Instant::now());
         Ok(())
     }
 
@@ -126,8 +138,11 @@ impl Charge {
 
     /// Notes whom an agent obeys. One that obeys nobody was started anew without what it kept, and is claimed again.
     pub fn note(&self, node: &NodeName, obeyed: Option<&Obeyed>) {
-        if obeyed.is_none() {
-            self.claimed().remove(node);
+        let mut claimed = self.claimed();
+        match (obeyed, claimed.get_mut(node)) {
+            (None, _) => drop(claimed.remove(node)),
+            (Some(_), Some(known)) => *known = Instant::now(),
+            (Some(_), None) => {}
         }
     }
 
@@ -150,7 +165,7 @@ impl Charge {
             for node in doubters {
                 match daemon.fleet.node(Some(&node)).await {
                     Ok(report) if report.authority.is_none() => charge.note(&node, None),
-                    Ok(_) if charge.claimed().contains(&node) => {
+                    Ok(_) if charge.claimed().contains_key(&node) => {
                         tracing::error!(
                             %node,
                             "another scheduler has taken this one's place at an agent; this one ends. Do not start it again \

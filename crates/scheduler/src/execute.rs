@@ -40,7 +40,7 @@ const COUNTING: Duration = Duration::from_secs(10);
 /// The name of the task that fills a RAM disk.
 const FILL: &str = "fill";
 
-/// The name of the task that adds what was written meanwhile.
+/// The name of the task that fills it when the job has started meanwhile.
 const FILL_AGAIN: &str = "fill-again";
 
 /// How long a job that has started is compared with the disk.
@@ -61,7 +61,7 @@ const ROOM_LOOKS: u32 = 3;
 /// How the names of tasks begin that bring results home.
 const HOME: &str = "home-";
 
-fn failed(why: impl Into<String>, fault: Fault) -> Outcome {
+pub(crate) fn failed(why: impl Into<String>, fault: Fault) -> Outcome {
     Outcome::Failed { why: why.into(), blame: Vec::new(), fault }
 }
 
@@ -82,14 +82,28 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
         Work::StageIn => {
             // It makes input; without any there is nothing to make.
             let script = job.request.stage_in.clone().filter(|_| job.purpose != Purpose::Output);
-            let work = TaskWork::Fill { directories: directories(job), script };
+            let work =
+                |moving| TaskWork::Fill { directories: directories(job), script: script.clone(), moving };
             let nodes = allocation.nodes.clone();
-            let filled = stage(daemon, job, nodes.clone(), &id, FILL, work.clone(), until).await;
+            // A program that runs changes its output while it is copied. It is looked at once more before it is covered.
+            let moving = |job: &Job| {
+                let runs = job.job_state == JobState::Running && job.prolog == Prolog::Over;
+                runs && job.purpose == Purpose::Output
+            };
+            let filled = stage(daemon, job, nodes.clone(), &id, FILL, work(moving(job)), until).await;
+            let now = daemon.job(job.id);
             match (filled, job.job_state) {
-                (Outcome::Done(_), JobState::Running) => {
-                    // The job has gone on writing to disk meanwhile; what it wrote must be there when the RAM disk comes.
-                    stage(daemon, job, nodes, &id, FILL_AGAIN, work, until).await
+                (Outcome::Failed { .. }, _) if !moving(job) && now.as_ref().is_some_and(moving) => {
+                    stage(daemon, job, nodes, &id, FILL_AGAIN, work(true), until).await
                 }
+                (Outcome::Failed { why, blame, .. }, _)
+                    if job.purpose == Purpose::Output
+                        && now.is_some_and(|now| now.job_state == JobState::Running) =>
+                {
+                    // It may be the job itself that was in the way.
+                    Outcome::Failed { why, blame, fault: Fault::Again }
+                }
+                (Outcome::Done(text), JobState::Running) => Outcome::Done(text),
                 (Outcome::Done(text), _) => match too_tight(daemon, job, &id).await {
                     Ok(Some(why)) => Outcome::Tight(why),
                     Ok(None) => Outcome::Done(text),
@@ -148,7 +162,7 @@ pub(crate) fn resume(daemon: &Arc<Daemon>, id: Incarnation, task: Task) {
 }
 
 /// What the log says when work is done, in the words of the thesis where it has some.
-fn said(job: &Job, work: Work) -> String {
+pub(crate) fn said(job: &Job, work: Work) -> String {
     let id = job.id;
     match work {
         Work::Construct => format!("done constructing RSA block for job {id}"),
@@ -164,14 +178,14 @@ fn said(job: &Job, work: Work) -> String {
     }
 }
 
-fn directories(job: &Job) -> Vec<Directory> {
+pub(crate) fn directories(job: &Job) -> Vec<Directory> {
     let found = job.directories(job.purpose).into_iter().enumerate();
     found
         .map(|(index, (path, input, output))| Directory { path, name: index.to_string(), input, output })
         .collect()
 }
 
-fn covers(job: &Job) -> Vec<Cover> {
+pub(crate) fn covers(job: &Job) -> Vec<Cover> {
     let found = job.directories(job.purpose).into_iter().enumerate();
     found
         .map(|(index, (path, _, output))| Cover { path, from: index.to_string(), read_only: !output })
@@ -185,6 +199,7 @@ fn words(faults: &[NodeFault]) -> String {
 
 async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
     let Some(allocation) = &job.allocation else { return failed("it has no RSA nodes", Fault::Again) };
+    crate::late::warn(daemon, job).await;
     let secret = match Secret::new() {
         Ok(secret) => secret,
         Err(error) => return failed(format!("random numbers: {error}"), Fault::Again),
@@ -274,7 +289,7 @@ async fn kept_ramdisk(daemon: &Arc<Daemon>, id: &RamDiskId) -> Result<(Secret, L
 const WORTH_SHARING: (u64, u64) = (256 << 20, 5000);
 
 /// Copying for a job, by one or more of its RSA nodes.
-struct Staging {
+pub(crate) struct Staging {
     daemon: Arc<Daemon>,
     job: Job,
     id: RamDiskId,
@@ -371,7 +386,13 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
 
 impl Staging {
     /// Copying by one task, which ends with the work that it belongs to.
-    fn new(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, nodes: Vec<NodeName>, until: Instant) -> Staging {
+    pub(crate) fn new(
+        daemon: &Arc<Daemon>,
+        job: &Job,
+        id: &RamDiskId,
+        nodes: Vec<NodeName>,
+        until: Instant,
+    ) -> Staging {
         Staging {
             daemon: Arc::clone(daemon),
             job: job.clone(),
@@ -388,7 +409,7 @@ impl Staging {
     /// What of the copy is whose; nothing if one task is to do it all.
     async fn shares(&self, name: &str, work: &TaskWork) -> Result<Vec<Vec<(String, String)>>, Outcome> {
         let (directories, home) = match work {
-            TaskWork::Fill { directories, script: None } => (directories.clone(), false),
+            TaskWork::Fill { directories, script: None, .. } => (directories.clone(), false),
             TaskWork::BringHome { directories, script: None, pack: None, .. } => (directories.clone(), true),
             _ => return Ok(Vec::new()),
         };
@@ -414,7 +435,7 @@ impl Staging {
     }
 
     /// Runs one task on a node, and follows it to its end.
-    async fn task(
+    pub(crate) async fn task(
         &self,
         node: &NodeName,
         name: &str,
@@ -647,15 +668,23 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
             return Outcome::Refused { why: words(&faults), fault: Fault::Again };
         }
     }
+    let waits = || daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting);
+    if !waits() {
+        return crate::late::mount(daemon, job, id, &layout, &secret, until).await;
+    }
     match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until).await {
+        Ok(()) if !waits() => {
+            // The job may have started in between, and have written to disk and to RAM.
+            failed("its Prolog gave up waiting while it was mounted", Fault::Again)
+        }
         Ok(()) => {
             let what = match job.purpose {
                 Purpose::Input => "input",
                 Purpose::Both => "input and output",
                 Purpose::Output => "output",
             };
-            let mut text = format!("{} ({what})", said(job, Work::Mount));
-            if daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting) {
+            let text = format!("{} ({what})", said(job, Work::Mount));
+            {
                 // The job is to start now; nothing of its own is hidden from it.
                 let (daemon, job, id) = (Arc::clone(daemon), job.clone(), id.clone());
                 tokio::spawn(async move {
@@ -663,20 +692,6 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
                         tracing::debug!(job = %job.id, why, "it was not compared with the disk");
                     }
                 });
-            } else {
-                // It is mounted, and must not be taken for a mount that failed because this takes long.
-                let until = until.checked_sub(CATCH_UP_MARGIN).unwrap_or(until);
-                match catch_up(daemon, job, id, until, false).await {
-                    Ok(more) => text += &format!("; {more}"),
-                    Err(why) => {
-                        let why = format!(
-                            "what it wrote to {} in the moment before may be on disk alone: {why}",
-                            job.outputs()
-                        );
-                        let text = plain(&why, MESSAGE);
-                        let _ = daemon.event(Event::Noticed { job: job.id, text }).await;
-                    }
-                }
             }
             Outcome::Done(text)
         }

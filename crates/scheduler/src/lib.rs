@@ -10,6 +10,7 @@
 //! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided
+//! - `late`: laying a RAM disk over the output of a job that runs
 //! - `parts`: what each RSA node has of the results, in case that it is lost; saving what the others have
 //! - `serve`: the API, and [`openapi`], its description
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
@@ -20,6 +21,7 @@ mod clock;
 pub mod daemon;
 mod execute;
 mod fleet;
+mod late;
 mod metrics;
 pub mod openapi;
 mod parts;

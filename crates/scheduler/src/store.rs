@@ -822,6 +822,46 @@ mod tests {
     }
 
     #[test]
+    fn a_journal_of_the_former_version_is_read_and_its_jobs_keep_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, schedule) = kept(dir.path(), vec![waiting(7, b"/a")]);
+        let mut job: serde_json::Value = serde_json::to_value(&schedule.jobs()[&id(7)]).unwrap();
+        job["id"] = "7".into();
+        let fields = job.as_object_mut().unwrap();
+        for new in ["noted", "older", "unsure", "still_runs"] {
+            fields.remove(new).unwrap();
+        }
+        let mut past = job.clone();
+        past["id"] = "5.1".into();
+        let node = serde_json::json!({
+            "pool": "default", "capacity": 1, "up": true, "drained": "", "promised": { "7": 5 }, "residue": [], "failures": 0
+        });
+        store.connection.execute("UPDATE jobs SET id = '7', job = ?1", [job.to_string()]).unwrap();
+        store.connection.execute("UPDATE nodes SET node = ?1", [node.to_string()]).unwrap();
+        let row = params![past.to_string(), NOW.0 as i64];
+        store.connection.execute("INSERT INTO past_jobs VALUES ('5.1', ?1, ?2)", row).unwrap();
+        let former = "DROP TABLE identity; DROP TABLE replaced; PRAGMA user_version = 2;";
+        store.connection.execute_batch(former).unwrap();
+        drop(store);
+        let mut store = Store::open(dir.path()).unwrap();
+        let loaded = store.load().unwrap();
+        let old = Incarnation { job: JobId(7), submitted: 0, restarts: 0 };
+        assert_eq!(loaded.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [old]);
+        assert_eq!(old.ramdisk().as_str(), "job-7-0");
+        assert_eq!((&loaded.nodes[0].1.promised, loaded.nodes[0].1.heard), (&[(old, Bytes(5))].into(), true));
+        // It has known of all that there was.
+        assert_eq!(store.identity().unwrap().began, Time(0));
+        let schedule = Schedule::new(Site::default(), loaded.jobs, Nodes::new(), 0, Epoch(0));
+        let schedule = schedule.with_former(loaded.former);
+        assert_eq!(schedule.identify(&waiting(7, b"/a").job), old);
+        let mut again = waiting(5, b"/a").job;
+        again.id.restarts = 2;
+        again.submitted += 100;
+        assert_eq!(schedule.identify(&again).key(), "5.2");
+        assert_eq!(store.past_lives(JobId(5)).unwrap().len(), 1);
+    }
+
+    #[test]
     fn what_jobs_were_promised_is_known_though_their_node_is_not_understood() {
         let dir = tempfile::tempdir().unwrap();
         let (store, schedule) = kept(dir.path(), vec![waiting(1, b"/a")]);

@@ -1447,6 +1447,10 @@ impl Engine<'_> {
         };
         (as_wanted
             && record.describes(source)
+            && self
+                .options
+                .again_from
+                .is_none_or(|from| ({ source.st_ctime }, source.st_ctime_nsec as i64) < from)
             && attributes::is_regular(found)
             && found.st_size == source.st_size
             && crate::manifest::mtime(found) == record.mtime

@@ -49,6 +49,9 @@ pub struct Options {
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.
     pub recheck: bool,
+    /// Copy again what was changed then or later (seconds and nanoseconds), also if it looks as it did: within one tick of
+    /// the clock a file can change twice, and its times only once.
+    pub again_from: Option<(i64, i64)>,
     /// Marks temporary names as those of one run, which then needs no lock against others. Without it they follow from
     /// the final name alone, so that the same copy finds them again, and the target is locked.
     pub tag: Option<String>,
@@ -104,6 +107,7 @@ impl Default for Options {
             ownership: Ownership::Preserve,
             attributes_best_effort: false,
             recheck: false,
+            again_from: None,
             tag: None,
             unseen: false,
             manifest: None,

@@ -34,6 +34,8 @@ pub struct JobDetails {
     pub work_dir: PathBuf,
     /// Where the output of its script goes; of a job without a script, where it would. Its user chose it.
     pub std_out: Option<PathBuf>,
+    /// Where the errors of its script go.
+    pub std_err: Option<PathBuf>,
     /// Its user's comment; empty if there is none.
     pub comment: String,
     /// The comment that only administrators write, and everybody reads; empty if there is none.

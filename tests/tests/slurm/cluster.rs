@@ -313,9 +313,14 @@ impl Cluster {
         status["jobs"].as_array().unwrap().iter().find(|job| life(job) == id.to_string()).cloned()
     }
 
+    /// The whole name of the newest job with a number.
+    pub fn key(&self, id: u32) -> String {
+        self.story(id)["job"]["id"].as_str().unwrap().to_owned()
+    }
+
     /// What stands in the names of files of a job that are put beside others.
     pub fn label(&self, id: u32) -> String {
-        self.story(id)["job"]["id"].as_str().unwrap().replace('@', "-")
+        self.key(id).replace('@', "-")
     }
 
     pub fn story(&self, id: u32) -> Value {

@@ -160,6 +160,9 @@ fn an_older_copy_of_the_journal_commands_nobody_before_somebody_says_so() {
     put_back(&older, &state);
     cluster.ondeck(&["serve"]).assert_code(1).assert_says("--take-over");
     cluster.take_over();
+    wait_until(DEADLINE, "its RAM disk is found again", || {
+        cluster.job(writer.job).is_some_and(|job| job["rsa_state"] == "INUSE_OUT")
+    });
     writer.end(&cluster, "older");
     cluster.wait_done(writer.job);
     writer.assert_home();

@@ -15,6 +15,7 @@ mod faults;
 mod io_nodes;
 mod jobs;
 mod journals;
+mod late;
 mod life;
 mod lives;
 mod merge;

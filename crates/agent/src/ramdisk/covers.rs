@@ -32,6 +32,7 @@ use super::{
     CLIENT, DATA, ORDERLY, RamDisk, all_mounts, as_root_or_owner, check_path, lock, needs_mount, own_mounts,
     take_away, within,
 };
+use crate::fleet::late::NOT_MOUNTED;
 use crate::record::Covered;
 
 /// How many of those who hold files are named.
@@ -125,10 +126,10 @@ fn name_of(cover: &Cover, real: &Path) -> String {
 /// A directory that was opened to be covered.
 pub(super) struct Aimed {
     cover: Cover,
-    real: PathBuf,
-    directory: Arc<OwnedFd>,
+    pub(super) real: PathBuf,
+    pub(super) directory: Arc<OwnedFd>,
     /// The mount that it is on.
-    mount: u64,
+    pub(super) mount: u64,
 }
 
 /// A user with all groups. One that the name service does not know has no further groups.
@@ -333,6 +334,15 @@ impl RamDisk {
 
     /// Mounts the RAM disk over all that was aimed at, or over nothing.
     pub(super) fn cover(&self, build: &Build) -> Result<(), EngineError> {
+        self.cover_with(build, &mut |_| Ok(()))
+    }
+
+    /// The same; `before` is told the number of each mount that is about to be there, and may refuse it.
+    pub(super) fn cover_with(
+        &self,
+        build: &Build,
+        before: &mut dyn FnMut(u64) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
         let aimed = lock(&self.aimed).take();
         let record = self.record();
         if !record.covered.is_empty() {
@@ -373,7 +383,9 @@ impl RamDisk {
         self.note(|record| record.covered = covered)?;
         let mut own = Vec::new();
         for (index, (one, tree)) in trees.iter().enumerate() {
-            let mounted = self.attach(build, one, tree, &own);
+            let number = tree.id().map_err(|error| EngineError::io("mount on", &one.real, error));
+            let told = number.and_then(&mut *before);
+            let mounted = told.and_then(|()| self.attach(build, one, tree, &own));
             match mounted {
                 Ok(id) => own.push(id),
                 Err(error) => {
@@ -481,7 +493,7 @@ impl RamDisk {
     }
 
     /// The mounts that cover something, the innermost first.
-    fn cover_mounts(&self) -> Result<Vec<Mount>, EngineError> {
+    pub(super) fn cover_mounts(&self) -> Result<Vec<Mount>, EngineError> {
         let shown = self.record().shown;
         let mut own = own_mounts(&self.place)?;
         own.retain(|mount| !shown.iter().any(|shown| shown.path == mount.at));
@@ -645,7 +657,7 @@ impl RamDisk {
             Err(error) => return vec![format!("it can't be told whether its covers are mounted: {error}")],
         };
         let gone = covered.iter().filter(|covered| !own.iter().any(|mount| mount.at == covered.real));
-        gone.map(|covered| format!("it is not mounted over {} any more", covered.real.display())).collect()
+        gone.map(|covered| format!("{NOT_MOUNTED}{} any more", covered.real.display())).collect()
     }
 
     /// Refuses if a cover that was noted is not there: the agent was killed while it mounted them, or somebody took one

@@ -162,6 +162,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
     findings.push(hook("Epilog", &settings));
     findings.push(task_prolog(&settings));
     findings.push(prolog_flags(&settings));
+    findings.push(process_tracking(&settings));
     findings.extend(time_for_hooks(config, &settings));
     findings.push(job_submit(&settings));
     findings.push(lock_in(config, &settings));
@@ -337,6 +338,25 @@ fn prolog_flags(settings: &BTreeMap<String, String>) -> Finding {
             "write PrologFlags=Alloc: otherwise the Prolog of a node runs at a job's first step there, too late",
         ),
     )
+}
+
+/// Output of jobs that run is covered while their processes are stopped, which needs their control groups, and mounts that
+/// appear in them.
+fn process_tracking(settings: &BTreeMap<String, String>) -> Finding {
+    const WHAT: &str = "late covering";
+    let (tracking, container) = (setting(settings, "proctracktype"), setting(settings, "jobcontainertype"));
+    if tracking != "proctrack/cgroup" {
+        let remedy =
+            "set ProctrackType=proctrack/cgroup; or have jobs wait for their RAM disk with #RSA_WAIT=hold";
+        let detail = format!("with {tracking}, jobs that start before their RAM disk is ready work on disk");
+        return finding(WHAT, State::Limited, detail, Some(remedy));
+    }
+    if container.contains("tmpfs") {
+        let remedy = "have jobs wait for their RAM disk with #RSA_WAIT=hold";
+        let detail = format!("with {container}, jobs that start before their RAM disk is ready work on disk");
+        return finding(WHAT, State::Limited, detail, Some(remedy));
+    }
+    finding(WHAT, State::Ok, tracking, None)
 }
 
 /// Slurm must not end a hook that is within its own limit: that drains the node.

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use ondeck_api::wire::Directory;
+use ondeck_api::wire::{Directory, Work};
 use ondeck_core::Bytes;
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{Event, Exclude, Monitor, Options, Roots, StageError, TargetRoot, stage_roots};
@@ -18,6 +18,9 @@ use super::{Failure, kept};
 use crate::run::homecoming::{Before, clock_of};
 use crate::run::make_mount_point;
 
+/// Threads that copy what has changed since the last time.
+const ROUND_THREADS: usize = 8;
+
 impl Worker<'_> {
     /// Puts every directory's content into the RAM disk.
     pub fn fill(&self, directories: &[Directory], script: Option<&Path>) -> Result<Option<String>, Failure> {
@@ -25,7 +28,7 @@ impl Worker<'_> {
         if self.has_a_part() {
             // What is output, too, needs notes of every file, and is filled by one task.
             for directory in opened.iter().filter(|directory| !directory.wanted.output) {
-                self.copy_in(&opened, directory)?;
+                self.copy_in(&opened, directory, None)?;
             }
             self.check_gate()?;
             return Ok(None);
@@ -33,14 +36,16 @@ impl Worker<'_> {
         let no_notes = |error: io::Error| self.ram_failure(&opened, "its notes", &error);
         kept::prepare().map_err(no_notes)?;
         let scripted = script.and_then(|_| opened.iter().position(|directory| directory.wanted.input));
-        let mut before = Vec::new();
+        let (mut before, mut again) = (Vec::new(), Vec::new());
         for directory in &opened {
+            // It may have been filled before: what changed at that very moment is not known to be copied.
+            again.push(kept::since(&directory.wanted.name).map(a_tick_before));
             kept::forget(&directory.wanted.name).map_err(no_notes)?;
             before.push(if directory.wanted.output { Some(self.before(directory)?) } else { None });
         }
         for (index, directory) in opened.iter().enumerate() {
             if Some(index) != scripted {
-                self.copy_in(&opened, directory)?;
+                self.copy_in(&opened, directory, again[index])?;
             }
         }
         // Last, because its processes live until the end of the task.
@@ -82,6 +87,10 @@ impl Worker<'_> {
     /// What has to be known of an output directory as it was before it is copied.
     fn before(&self, directory: &Opened<'_>) -> Result<((i64, i64), Before), Failure> {
         let since = self.clock(directory)?;
+        if self.is_moving() {
+            // Names come and go; it is looked at when they don't.
+            return Ok((since, Before::default()));
+        }
         let before =
             Before::linked_in(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
                 let path = directory.path.join(std::ffi::OsStr::from_bytes(&path));
@@ -95,7 +104,12 @@ impl Worker<'_> {
         Ok((since, before))
     }
 
-    fn copy_in(&self, all: &[Opened<'_>], directory: &Opened<'_>) -> Result<(), Failure> {
+    fn copy_in(
+        &self,
+        all: &[Opened<'_>],
+        directory: &Opened<'_>,
+        again_from: Option<(i64, i64)>,
+    ) -> Result<(), Failure> {
         let name = &directory.wanted.name;
         let slot = if self.has_a_part() {
             kept::open_slot(&self.ram, name)
@@ -111,6 +125,9 @@ impl Worker<'_> {
             delete: !self.has_a_part(),
             // The job is shown it when it is done.
             unseen: true,
+            again_from,
+            // Small files over a network are waited for, not computed.
+            threads: if again_from.is_some() { ROUND_THREADS } else { 0 },
             // The copies in RAM are the user's alone.
             attributes_best_effort: true,
             // RAM needs no sync. The manifest tells later what the job left as it was.
@@ -143,7 +160,7 @@ impl Worker<'_> {
         }
         let path = directory.path.display();
         match copied {
-            Ok(_) if self.failures().0 == 0 => Ok(()),
+            Ok(_) if self.failures().0 == 0 || self.is_moving() => Ok(()),
             Ok(_) => {
                 // If it is the RAM disk that fails, nothing is wrong with the files.
                 self.check_gate()?;
@@ -159,6 +176,11 @@ impl Worker<'_> {
             }
             Err(error) => Err(Failure::passing(format!("staging in {path}: {error}"))),
         }
+    }
+
+    /// Whether the job changes the directories meanwhile: it is filled once more before it is shown.
+    fn is_moving(&self) -> bool {
+        matches!(self.order.request.work, Work::Fill { moving: true, .. })
     }
 
     fn fill_by_script(
@@ -216,6 +238,12 @@ impl Worker<'_> {
             self.capacity()
         ))
     }
+}
+
+/// So much earlier that no tick of a filesystem's clock is in between. Where it counts seconds, so does the time.
+fn a_tick_before((seconds, rest): (i64, i64)) -> (i64, i64) {
+    const TICK: i64 = 20_000_000;
+    if rest >= TICK { (seconds, rest - TICK) } else { (seconds - 1, rest + 1_000_000_000 - TICK) }
 }
 
 /// A number of entries in words.

@@ -133,6 +133,14 @@ pub fn recall(name: &str) -> io::Result<Filled> {
     Ok(Filled { since: note.since, mechanism, baseline, ours })
 }
 
+/// When a directory was last filled, if that is known.
+pub fn since(name: &str) -> Option<(i64, i64)> {
+    // What is not understood is no reason to trust anything: the copy then looks at what it has recorded alone, as for one
+    // that was interrupted.
+    let note: Note = serde_json::from_slice(&read_note(&path(name, "json")).ok()?).ok()?;
+    (note.version == VERSION).then_some(note.since)
+}
+
 /// Remembers what was copied later. Whatever is interrupted in between makes that what the job does to it is put beside
 /// the file on disk, or is copied once too often.
 pub fn remember_more(name: &str, baseline: &Baseline, ours: &Ours) -> io::Result<()> {

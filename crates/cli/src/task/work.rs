@@ -104,7 +104,7 @@ pub fn work(
         };
         match &order.request.work {
             Work::Survey { directories, home } => worker.survey(directories, *home),
-            Work::Fill { directories, script } => worker.fill(directories, script.as_deref()),
+            Work::Fill { directories, script, .. } => worker.fill(directories, script.as_deref()),
             Work::CatchUp { directories } => worker.catch_up(directories),
             Work::BringHome { directories, salvage: true, .. } => worker.salvage(directories),
             Work::BringHome { directories, script, pack, salvage: false } => {

@@ -189,6 +189,9 @@ pub struct Job {
     pub salvage: bool,
     /// Whether mounting it failed, so that some nodes may show it.
     pub mount_failed: bool,
+    /// How often its output could not be covered while it ran.
+    #[serde(default)]
+    pub late: u32,
     /// How often unmounting failed in a row.
     pub unmounts: u32,
     /// How often staging out failed in a row.

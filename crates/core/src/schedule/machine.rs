@@ -201,6 +201,12 @@ pub enum Outcome {
         /// What follows.
         fault: Fault,
     },
+    /// The job runs, and its output could not be covered now; it works on disk as before, and nothing was changed. It may
+    /// be tried again, but not for ever.
+    Later {
+        /// In words: what, where, and what to do.
+        why: String,
+    },
     /// It failed.
     Failed {
         /// In words: what, where, and what to do.
@@ -465,6 +471,13 @@ impl Schedule {
         Ok(effects)
     }
 }
+
+/// How many times as long it may take to cover the output of a job that runs.
+const LATE_MOUNTS: u32 = 3;
+
+/// After which times covering the output of a job that runs is tried again.
+const LATE_PAUSES: [Duration; 3] =
+    [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(300)];
 
 /// What its user is told of a job that may start.
 const IS_READY: &str = "its RAM disk is ready";
@@ -965,6 +978,7 @@ impl Step<'_> {
             salvage: false,
             mount_failed: false,
             unmounts: 0,
+            late: 0,
             stage_outs: 0,
             not_before: None,
             retry_now: false,
@@ -1288,6 +1302,8 @@ impl Step<'_> {
         let attempts = self.schedule.site.attempts;
         let (now, backoff) = (self.now, self.schedule.site.backoff);
         let outcome = match outcome {
+            Outcome::Later { why } if work == Work::Mount => return self.not_covered(id, &why),
+            Outcome::Later { why } => Outcome::Failed { why, blame: Vec::new(), fault: Fault::Again },
             Outcome::Refused { why, fault } if work == Work::Mount => {
                 // The job has worked on disk all the time.
                 self.job(id).results = false;
@@ -1394,8 +1410,32 @@ impl Step<'_> {
                 self.destroyed(id, &left, &why);
             }
             // All others were made one of these above.
-            (_, Outcome::Tight(_) | Outcome::Salvaged { .. } | Outcome::Refused { .. }) => {}
+            (
+                _,
+                Outcome::Tight(_)
+                | Outcome::Salvaged { .. }
+                | Outcome::Refused { .. }
+                | Outcome::Later { .. },
+            ) => {}
         }
+    }
+
+    /// The output of a job that runs was not covered: it is tried again a few times, and then the RSA nodes are for others.
+    fn not_covered(&mut self, id: Incarnation, why: &str) {
+        let now = self.now;
+        let job = self.job(id);
+        // It has worked on disk all the time.
+        job.results = false;
+        let pause = LATE_PAUSES.get(job.late as usize).copied();
+        job.late += 1;
+        job.not_before = pause.map(|pause| now.plus(pause));
+        job.hopeless |= pause.is_none();
+        let then = match pause {
+            Some(pause) => format!("it is tried again in {} s", pause.as_secs()),
+            None => "the job works on disk; with #RSA_WAIT=hold it starts with its RAM disk".to_owned(),
+        };
+        self.become_state(id, RsaState::Ready, "");
+        self.tell(id, format!("its output is not in RAM: {why}; {then}"));
     }
 
     fn stage_out_failed(&mut self, id: Incarnation, why: &str, fault: Fault) {
@@ -1967,7 +2007,13 @@ impl Step<'_> {
     fn work(&mut self, id: Incarnation, work: Work, state: RsaState) -> bool {
         self.schedule.last_task += 1;
         let number = self.schedule.last_task;
-        let task = Task { number, work, until: self.now.plus(self.limit(work)) };
+        let mut limit = self.limit(work);
+        let job = &self.schedule.jobs[&id];
+        if work == Work::Mount && job.prolog == Prolog::Over {
+            // What the job has written meanwhile is copied first.
+            limit *= LATE_MOUNTS;
+        }
+        let task = Task { number, work, until: self.now.plus(limit) };
         let job = self.job(id);
         job.task = Some(task);
         let prepares = work == Work::StageIn && job.purpose == Purpose::Output;

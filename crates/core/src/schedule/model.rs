@@ -292,6 +292,9 @@ impl World {
                     Work::Mount => {
                         let refused = Outcome::Refused { why: String::new(), fault: Fault::User };
                         all.push(Happening::Ends(index, refused));
+                        if job.prolog == Prolog::Over {
+                            all.push(Happening::Ends(index, Outcome::Later { why: String::new() }));
+                        }
                     }
                     _ => {}
                 }
@@ -551,7 +554,7 @@ impl World {
             self.schedule.jobs()[&self.id(index)].salvage && !self.schedule.jobs()[&self.id(index)].broken;
         let physical = &mut self.physical[index];
         let done = matches!(outcome, Outcome::Done(_));
-        if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. })) {
+        if matches!((work, outcome), (Work::Mount, Outcome::Refused { .. } | Outcome::Later { .. })) {
             (physical.mounted, physical.unsaved) = (false, false);
         }
         match work {
@@ -1026,6 +1029,50 @@ fn a_job_that_was_released_by_hand_is_not_held_again() {
     world.schedule.handle(NOW, Event::Starting(Box::new(world.seen(1, &requests)))).unwrap();
     let job = &world.schedule.jobs()[&id(0)];
     assert_eq!((job.held, job.rsa_state), (false, RsaState::Ready));
+}
+
+#[test]
+fn output_that_can_not_be_covered_while_its_job_runs_is_tried_a_few_times_and_then_the_nodes_are_for_others()
+{
+    let requests = [request(None, Some("/a"), false)];
+    let mut world = World::new(1, 1, 2, site(), u8::MAX);
+    world.slurm.fill(Slurm::Next);
+    world.happen(&Happening::Queue, &requests);
+    let job = |world: &World| world.schedule.jobs()[&id(0)].clone();
+    world.happen(&Happening::Becomes(0, Slurm::Running { prolog_ran: false, nodes: 1 }), &requests);
+    for _ in [Work::Construct, Work::StageIn] {
+        world.happen(&Happening::Queue, &requests);
+        world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
+    }
+    // Its Prolog may still come: nothing is laid over anything before that is known.
+    assert_eq!((job(&world).rsa_state, job(&world).prolog), (RsaState::Ready, Prolog::Expected));
+    world.happen(&Happening::PrologGivenUp(0), &requests);
+    let mut now = NOW;
+    for seconds in [10, 60, 300] {
+        let task = job(&world).task.unwrap();
+        assert_eq!((task.work, job(&world).results), (Work::Mount, true));
+        let later = Outcome::Later { why: "a file is open".into() };
+        let ended = Event::Ended { job: id(0), number: task.number, outcome: later };
+        world.schedule.handle(now, ended).unwrap();
+        assert_eq!(
+            (job(&world).rsa_state, job(&world).results, job(&world).task),
+            (RsaState::Ready, false, None)
+        );
+        assert!(job(&world).message.contains(&format!("a file is open; it is tried again in {seconds} s")));
+        let again = now.plus(Duration::from_secs(seconds));
+        assert_eq!(job(&world).not_before, Some(again));
+        now = again;
+        world.schedule.handle(now, Event::Tick).unwrap();
+    }
+    let number = job(&world).task.unwrap().number;
+    let later = Outcome::Later { why: "a file is open".into() };
+    world.schedule.handle(now, Event::Ended { job: id(0), number, outcome: later }).unwrap();
+    assert!(job(&world).message.contains("RSA_WAIT=hold"), "{}", job(&world).message);
+    let task = job(&world).task.unwrap();
+    assert_eq!(task.work, Work::Destroy);
+    let done = Event::Ended { job: id(0), number: task.number, outcome: Outcome::Done(String::new()) };
+    world.schedule.handle(now, done).unwrap();
+    assert_eq!((job(&world).rsa_state, job(&world).allocation), (RsaState::Ineligible, None));
 }
 
 #[test]

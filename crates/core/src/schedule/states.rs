@@ -138,7 +138,7 @@ pub enum Move {
 /// | BOOTED | stage in | destroy | stage in for output, else destroy | destroy |
 /// | STAGING_IN | wait | stop | input: stop | stop |
 /// | ABORTED | destroy | destroy | destroy | destroy |
-/// | READY | wait | destroy | output, or the Prolog waits: mount; too late: destroy | destroy |
+/// | READY | wait | destroy | the Prolog waits: mount; over and output: mount while it is frozen, a few times; else destroy | destroy |
 /// | INUSE_IN | - | - | after the delay, if there is output and it is not ending: unmount | unmount |
 /// | INUSE_BOTH, INUSE_OUT | - | - | wait | unmount |
 /// | UNMOUNT_NEEDED | - | - | unmount unless files are open | unmount by force |
@@ -187,7 +187,14 @@ pub fn decide(job: &Job) -> Move {
         (S::Aborted, _) => Move::Destroy,
 
         (S::Ready, Ondeck) => Move::Wait,
-        (S::Ready, Running) if job.purpose == Purpose::Output => Move::Mount,
+        (S::Ready, Running) if job.purpose == Purpose::Output && !job.may_try() => Move::Destroy,
+        (S::Ready, Running) if job.purpose == Purpose::Output => match job.prolog {
+            Prolog::Waiting => Move::Mount,
+            // Its program starts in a moment, or has started: until that is known, nothing is laid over anything.
+            Prolog::Expected => Move::Wait,
+            Prolog::Over if job.backing_off() => Move::Wait,
+            Prolog::Over => Move::Mount,
+        },
         (S::Ready, Running) => match job.prolog {
             Prolog::Waiting => Move::Mount,
             Prolog::Expected => Move::Wait,

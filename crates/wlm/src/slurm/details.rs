@@ -7,8 +7,8 @@ use super::record::{records, text};
 use crate::{JobDetails, WlmError};
 
 /// What is asked of squeue, in the order of [`parse`].
-pub const FIELDS: &[&str; 7] =
-    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment"];
+pub const FIELDS: &[&str; 8] =
+    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment", "stderr"];
 
 /// States of a job that has ended (squeue(1), job state codes).
 const ENDED: &[&str] = &[
@@ -27,7 +27,7 @@ const ENDED: &[&str] = &[
 pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, WlmError> {
     let id = job.to_string();
     let records = records::<{ FIELDS.len() }>(output, separator)?;
-    let [_, state, exit_code, work_dir, std_out, comment, admin_comment] =
+    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err] =
         records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
     let state = text(state);
     let exit_code = match text(exit_code).parse() {
@@ -38,6 +38,7 @@ pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, W
     Ok(JobDetails {
         work_dir: path(work_dir),
         std_out: Some(path(std_out)).filter(|path| path.is_absolute()),
+        std_err: Some(path(std_err)).filter(|path| path.is_absolute()),
         comment: text(comment),
         admin_comment: text(admin_comment),
         exit_code,
@@ -64,9 +65,9 @@ mod tests {
     use super::*;
 
     /// Slurm 22.05.8, with `|` in place of the separator.
-    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|\n\
-        35|FAILED|9|/home||(null)|ondeck:hold|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|\n\
-        37|FAILED|768|/|/o|(null)|(null)|\n";
+    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|\n\
+        35|FAILED|9|/home||(null)|ondeck:hold|(null)|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|\n\
+        37|FAILED|768|/|/o|(null)|(null)|/o|\n";
 
     #[test]
     fn details_are_read() {
@@ -74,6 +75,7 @@ mod tests {
         let details = read(34).unwrap();
         assert_eq!(details.work_dir.to_str(), Some("/home/a b"));
         assert_eq!(details.std_out.unwrap().to_str(), Some("/home/a b/out 34"));
+        assert_eq!(details.std_err.unwrap().to_str(), Some("/e"));
         assert_eq!((details.comment.as_str(), details.admin_comment.as_str()), ("x", ""));
         assert_eq!(details.exit_code, Some(128 + 53));
         let details = read(35).unwrap();
