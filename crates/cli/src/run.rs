@@ -10,15 +10,19 @@
 //!
 //! - `plan`: from options and directives to directories, mechanisms and sizes, before anything is changed
 //! - `keeper`: the life of the job; `program`: starting processes inside, ending what they leave behind
-//! - `homecoming`: how results come home; `switch`: from input to output after a delay
+//! - `homecoming`: how results come home; `target`: if their directory is not where it was; `switch`: from input to
+//!   output after a delay
+//! - `heir`: who takes the place of a keeper that is killed; `journal`: what it must know
 //! - `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts talk
 //! - `slurm` and `deadline`: what changes inside a batch job; `report`: the record of a run
 //! - `held`: listing runs, giving up what one holds
 
 mod deadline;
 mod front;
+mod heir;
 mod held;
 pub mod homecoming;
+mod journal;
 mod keeper;
 mod message;
 mod plan;
@@ -26,6 +30,7 @@ mod program;
 mod report;
 mod slurm;
 mod switch;
+mod target;
 mod watchers;
 
 pub use keeper::make_mount_point;
@@ -159,7 +164,8 @@ const EXAMPLES: &str = "Examples:
   ondeck run --list                          runs of yours on this machine
   ondeck run --resume ID                     stage out what a run still holds in RAM
 
-Exit codes: the program's own (128+n if signal n ended it); 122 the results are not all on disk: they are held in
+Exit codes: the program's own (128+n if signal n ended it); 121 the results are on disk, but their directory was
+renamed while the program ran and the message says where it is; 122 the results are not all on disk: they are held in
 RAM and the message says how to finish; 123 they were abandoned; 125 refused or failed before the program started,
 nothing was changed; 126 the program can't be executed; 127 it was not found.";
 

@@ -13,6 +13,9 @@ pub const USAGE: u8 = 2;
 pub const STAGE_FAILED: u8 = 3;
 /// `ondeck serve`: another scheduler has taken its place. It must not be started again by itself.
 pub const DISPLACED: u8 = 4;
+/// `ondeck run`: all results are on disk, but not under the path that was named: a directory was renamed while the program
+/// ran, and its results are where it is now. It outranks the program's own code.
+pub const RESULTS_ELSEWHERE: u8 = 121;
 /// `ondeck run`: the results are not (all) on disk. They are held in RAM and the message says how to finish.
 /// It outranks the program's own code, which stands in the report: a lost result never looks like success.
 pub const RESULTS_NOT_STAGED: u8 = 122;

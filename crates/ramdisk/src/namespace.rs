@@ -90,6 +90,28 @@ impl Namespaces {
         }
     }
 
+    /// Sends all that is needed to act as this process does, through a socket of packets. It waits there if nobody
+    /// receives it, and keeps the RAM disk alive.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn hand_over(&self, socket: &OwnedFd) -> io::Result<()> {
+        let fds: Vec<BorrowedFd<'_>> = [Some(&self.mount), Some(&self.ram_disk), self.user.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|fd| fd.as_fd())
+            .collect();
+        send_built(socket, &fds, self.features)
+    }
+
+    /// Receives what [`Namespaces::hand_over`] has sent.
+    ///
+    /// # Errors
+    /// The kernel's; also if nothing was sent.
+    pub fn received(socket: &OwnedFd) -> io::Result<Namespaces> {
+        receive(socket, rustix::process::geteuid().is_root()).map_err(|(_, error)| error)
+    }
+
     /// Moves the calling process, which must have one thread only, into the namespaces.
     ///
     /// It makes two system calls and nothing else, so it may be called between fork and exec.
@@ -193,23 +215,42 @@ fn build_inside(mount_point: &Path, size: Bytes, uid: u32, gid: u32) -> Result<B
 
 /// Sends the result: a byte for the step (0: success) and the errno or the features, and the descriptors.
 fn report(socket: &OwnedFd, result: Result<Built, (usize, io::Error)>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>>;
-    let message = match &result {
+    // If the parent is gone, nobody needs the answer.
+    let _ = match &result {
         Ok(built) => {
-            fds = [Some(&built.mount), Some(&built.ram_disk), built.user.as_ref()]
+            let fds: Vec<BorrowedFd<'_>> = [Some(&built.mount), Some(&built.ram_disk), built.user.as_ref()]
                 .into_iter()
                 .flatten()
                 .map(|fd| fd.as_fd())
                 .collect();
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-            [0, u8::from(built.features.huge_pages), u8::from(built.features.no_swap)]
+            send_built(socket, &fds, built.features)
         }
-        Err((step, error)) => [*step as u8, error.raw_os_error().unwrap_or(libc::EIO) as u8, 0],
+        Err((step, error)) => {
+            send(socket, [*step as u8, error.raw_os_error().unwrap_or(libc::EIO) as u8, 0], &[])
+        }
     };
-    // If the parent is gone, nobody needs the answer.
-    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// Leaves a descriptor in a socket of packets, where it stays open as long as somebody has the other end.
+///
+/// # Errors
+/// The kernel's.
+pub fn deposit(socket: &OwnedFd, what: BorrowedFd<'_>) -> io::Result<()> {
+    send(socket, [0; 3], &[what])
+}
+
+fn send_built(socket: &OwnedFd, fds: &[BorrowedFd<'_>], features: Features) -> io::Result<()> {
+    send(socket, [0, u8::from(features.huge_pages), u8::from(features.no_swap)], fds)
+}
+
+fn send(socket: &OwnedFd, message: [u8; 3], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 fn receive(socket: &OwnedFd, root: bool) -> Result<Namespaces, (usize, io::Error)> {

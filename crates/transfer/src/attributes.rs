@@ -204,7 +204,7 @@ pub(crate) fn apply_at(
 
 /// Changes some attributes of an open directory of the target, whose state is `have`, in the order of [`apply`].
 ///
-/// An extended attribute that can't be changed is the error, after everything else has been applied.
+/// An owner or an extended attribute that can't be changed is the error, after everything else has been applied.
 pub(crate) fn change(
     fd: BorrowedFd<'_>,
     have: &Stat,
@@ -212,16 +212,20 @@ pub(crate) fn change(
     privilege: &Privilege,
 ) -> Result<(), Fault> {
     let mut mode = changes.mode;
+    let mut lost = None;
     if changes.owner.is_some() || changes.group.is_some() {
         let mut want = *have;
         want.st_uid = changes.owner.unwrap_or(have.st_uid);
         want.st_gid = changes.group.unwrap_or(have.st_gid);
         if (want.st_uid, want.st_gid) != (have.st_uid, have.st_gid) {
-            let kept = chown(&want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid))?;
+            let kept = chown(&want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid));
+            let kept = kept.unwrap_or_else(|fault| {
+                lost = Some(fault);
+                Kept { user: false, group: false }
+            });
             mode = mode.map(|mode| mode & !kept.unsafe_bits());
         }
     }
-    let mut lost = None;
     for (name, value) in &changes.xattrs {
         let changed = match value {
             Some(value) => fs::fsetxattr(fd, &**name, value, XattrFlags::empty()),

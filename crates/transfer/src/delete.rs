@@ -5,13 +5,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{self, AtFlags, Mode, RawDir};
+use rustix::fs::{self, AtFlags, Mode, RawDir, Stat};
 use rustix::io::Errno;
 
 use crate::attributes::{self, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join};
 use crate::engine::Engine;
 use crate::error::{During, EntryError, Fault};
+use crate::merge::Side;
 use crate::progress::Event;
 
 /// Bytes of directory entries that are read at a time.
@@ -99,8 +100,6 @@ impl Engine<'_> {
         depth: usize,
     ) -> Result<bool, Fault> {
         const ACTION: &str = "deleting it";
-        /// A level needs a descriptor, 4 KiB of heap and about 1 KiB of a worker's stack.
-        const DEEPEST: usize = 4096;
         let path = join(parent, name.to_bytes());
         let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
@@ -111,11 +110,39 @@ impl Engine<'_> {
             (self.monitor.event)(Event::Would("delete", &path));
             return Ok(true);
         }
-        let mut emptied = true;
-        if is_directory(&stat) {
-            if self.is_closed_own(&stat) {
-                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+        if !self.is_closed_own(&stat) {
+            return self.remove_open(dir, name, &path, &stat, ours, depth);
+        }
+        if let Some(policy) = self.policy {
+            policy.opening_up(Side::Target, &path, &stat);
+        }
+        attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+        let removed = self.remove_open(dir, name, &path, &stat, ours, depth);
+        if !matches!(removed, Ok(true)) {
+            // It stays, as it was.
+            match attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return removed.and(Err(Fault::new("giving it its mode back", error))),
             }
+        }
+        removed
+    }
+
+    /// The same of an entry that is accessible.
+    fn remove_open(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        path: &[u8],
+        stat: &Stat,
+        ours: bool,
+        depth: usize,
+    ) -> Result<bool, Fault> {
+        const ACTION: &str = "deleting it";
+        /// A level needs a descriptor, 4 KiB of heap and about 1 KiB of a worker's stack.
+        const DEEPEST: usize = 4096;
+        let mut emptied = true;
+        if is_directory(stat) {
             if depth == DEEPEST {
                 return Err(Fault::message(ACTION, "the tree is nested too deeply; remove it with rm -r"));
             }
@@ -128,25 +155,25 @@ impl Engine<'_> {
                 if matches!(inner_name.to_bytes(), b"." | b"..") {
                     continue;
                 }
-                if self.options.exclude.matches(&path, inner_name.to_bytes()) {
+                if self.options.exclude.matches(path, inner_name.to_bytes()) {
                     emptied = false;
                     continue;
                 }
-                emptied &= self.remove_at_depth(&path, inner.as_fd(), inner_name, ours, depth + 1)?;
+                emptied &= self.remove_at_depth(path, inner.as_fd(), inner_name, ours, depth + 1)?;
             }
         }
-        let allowed = ours || self.policy.is_none_or(|policy| policy.may_delete(&path, &stat));
+        let allowed = ours || self.policy.is_none_or(|policy| policy.may_delete(path, stat));
         if !allowed || !emptied {
             // A directory stays because of what it holds, and that was told already.
-            if !allowed && !is_directory(&stat) {
-                (self.monitor.event)(Event::Kept(&path));
+            if !allowed && !is_directory(stat) {
+                (self.monitor.event)(Event::Kept(path));
             }
             return Ok(false);
         }
-        let flags = if is_directory(&stat) { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let flags = if is_directory(stat) { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match fs::unlinkat(dir, name, flags) {
             Ok(()) | Err(Errno::NOENT) => {
-                (self.monitor.event)(Event::Deleted(&path));
+                (self.monitor.event)(Event::Deleted(path));
                 self.counts.deleted();
                 Ok(true)
             }

@@ -21,11 +21,12 @@ use crate::error::{During, Fault, StageError};
 use crate::file::{LargeFile, TRIES, kept_changing};
 use crate::links::{Links, Role, Waiting};
 use crate::manifest::{Lines, Manifest, OpenError, Previous, Record};
-use crate::merge::{Action, DirectoryAction, MergePolicy, Merged, Place};
+use crate::merge::{Action, DirectoryAction, MergePolicy, Merged, Place, Side};
 use crate::progress::{Event, Monitor};
 use crate::queue::{Done, Queue};
 use crate::throttle::Throttle;
 use crate::verify::{self, Verified};
+use crate::whereabouts::{Whereabouts, whereabouts};
 use crate::{Options, Ownership};
 
 /// What a copy did.
@@ -156,6 +157,7 @@ pub(crate) struct Worker {
 }
 
 const READING_SOURCE: &str = "reading the source";
+const RESTORING: &str = "giving it its mode back";
 
 /// Bytes of directory entries read at a time: about a thousand names.
 const LISTING: usize = 32 << 10;
@@ -228,7 +230,14 @@ pub fn stage(
             }
         }
         refuse_nesting(&source_path, &target_path)?;
-        return stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor);
+        let place = match &target {
+            TargetRoot::Existing(target) => InPlace::of(target, &target_path),
+            TargetRoot::New(parent, _) => InPlace::of_parent(parent, &target_path),
+        };
+        let place = place.map_err(target_error)?;
+        let summary =
+            stage_roots(Roots { source, target, source_path, target_path }, options, None, monitor)?;
+        return place.confirm().map(|()| summary);
     }
     if existing.as_ref().is_some_and(|(stat, _)| is_directory(stat)) {
         return Err(StageError::Mismatch(format!(
@@ -242,9 +251,36 @@ pub fn stage(
     let (source_dir, name) = open_parent(&source_path).map_err(source_error)?;
     let (target_dir, target_name) =
         open_parent(if existing.is_some() { &target_path } else { target }).map_err(target_error)?;
+    let place = InPlace::of_parent(&target_dir, &target_path).map_err(target_error)?;
     let roots =
         Roots { source: source_dir, target: TargetRoot::Existing(target_dir), source_path, target_path };
-    run(roots, Some((name, target_name)), options, None, monitor)
+    let summary = run(roots, Some((name, target_name)), options, None, monitor)?;
+    place.confirm().map(|()| summary)
+}
+
+/// A directory that is written to, and the path that must lead to it when success is claimed.
+struct InPlace {
+    directory: OwnedFd,
+    path: PathBuf,
+}
+
+impl InPlace {
+    fn of(directory: &OwnedFd, path: &Path) -> Result<InPlace, Errno> {
+        Ok(InPlace { directory: rustix::io::fcntl_dupfd_cloexec(directory, 0)?, path: path.to_owned() })
+    }
+
+    /// The same of the directory that a new target is made in.
+    fn of_parent(parent: &OwnedFd, path: &Path) -> Result<InPlace, Errno> {
+        InPlace::of(parent, path.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn confirm(self) -> Result<(), StageError> {
+        match whereabouts(&self.path, self.directory.as_fd()) {
+            Ok(Whereabouts::InPlace) => Ok(()),
+            Ok(now) => Err(StageError::Moved { path: self.path, now }),
+            Err(source) => Err(StageError::Target { path: self.path, source }),
+        }
+    }
 }
 
 /// The same between open directories, steered by a policy.
@@ -480,14 +516,31 @@ impl Engine<'_> {
             (None, Some(policy)) => policy.directory(b"", source.as_fd(), Some(&target_stat)),
             (None, None) => self.default_directory_action(),
         };
+        // Afterwards, because the policy looks at its mode.
+        let restore_source = self.open_up_root(Side::Source, &source, &source_stat)?;
+        let restore_mode = self.open_up_root(Side::Target, &target, &target_stat)?;
         let entered = Entered {
             target: Some(target),
             kind: Kind::Existing,
             partial: None,
-            restore_mode: None,
-            restore_source: None,
+            restore_mode,
+            restore_source,
         };
         self.node(None, CString::default(), source, source_stat, entered, action)
+    }
+
+    /// Makes a root that shuts out its owner accessible. Returns the mode that it is to get back.
+    fn open_up_root(&self, side: Side, root: &OwnedFd, stat: &Stat) -> Result<Option<u32>, Fault> {
+        let single = self.single.is_some() || self.options.dry_run;
+        let is_ours = side == Side::Target || self.policy.is_some_and(|policy| policy.may_open_up());
+        if single || !is_ours || !self.is_closed_own(stat) {
+            return Ok(None);
+        }
+        if let Some(policy) = self.policy {
+            policy.opening_up(side, b"", stat);
+        }
+        fs::fchmod(root, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700)).during("opening it")?;
+        Ok(Some(stat.st_mode & 0o7777))
     }
 
     /// The root when the target directory is new.
@@ -650,7 +703,39 @@ impl Engine<'_> {
         name: &CStr,
     ) -> Result<Option<(Arc<DirNode>, OwnedFd)>, Fault> {
         let fds = parent.fds(&self.budget)?;
-        let (source, source_stat, restore_source) = self.open_source_directory(fds.source.as_fd(), name)?;
+        let path = || dir::join(&parent.path(), name.to_bytes());
+        let Some((source, source_stat, restore_source)) =
+            self.open_source_directory(fds.source.as_fd(), name, &path)?
+        else {
+            return Ok(None);
+        };
+        let entered = self.enter_both(parent, name, &fds, &source, restore_source);
+        match entered {
+            Ok(Some((entered, action))) => {
+                let listing = open_listing(&source)?;
+                let node =
+                    self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
+                Ok(Some((node, listing)))
+            }
+            left_out => {
+                // Nothing else will.
+                if let Some(mode) = restore_source {
+                    fs::fchmod(&source, Mode::from_raw_mode(mode)).during(RESTORING)?;
+                }
+                left_out.map(|_| None)
+            }
+        }
+    }
+
+    /// The target's side of a directory whose source is open, and what is to be done with it.
+    fn enter_both(
+        &self,
+        parent: &Arc<DirNode>,
+        name: &CStr,
+        fds: &DirFds,
+        source: &OwnedFd,
+        restore_source: Option<u32>,
+    ) -> Result<Option<(Entered, DirectoryAction)>, Fault> {
         let found = match (&fds.target, parent.kind) {
             (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
             _ => None,
@@ -666,11 +751,9 @@ impl Engine<'_> {
             DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
             DirectoryAction::Merge { .. } => {}
         }
-        let mut entered = self.enter_target(parent, &fds, name, found.as_ref())?;
+        let mut entered = self.enter_target(parent, fds, name, found.as_ref())?;
         entered.restore_source = restore_source;
-        let listing = open_listing(&source)?;
-        let node = self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
-        Ok(Some((node, listing)))
+        Ok(Some((entered, action)))
     }
 
     /// Opens or makes the target's directory for a source directory.
@@ -689,6 +772,11 @@ impl Engine<'_> {
         match found {
             Some(stat) if is_directory(stat) => {
                 let kind = if parent.kind == Kind::Resumed { Kind::Resumed } else { Kind::Existing };
+                if let Some(policy) = self.policy
+                    && self.is_closed_own(stat)
+                {
+                    policy.opening_up(Side::Target, &dir::join(&parent.path(), name.to_bytes()), stat);
+                }
                 let (opened, restore_mode) = self.open_existing(target, name, stat)?;
                 Ok(Entered { target: Some(opened), kind, partial: None, restore_mode, restore_source: None })
             }
@@ -761,33 +849,59 @@ impl Engine<'_> {
             && rustix::process::geteuid().as_raw() == stat.st_uid
     }
 
-    /// Opens an entry of the source. In a run the source is a RAM disk whose entries are the caller's own: one whose
-    /// mode shuts out even its owner is opened for a moment, and gets its mode back.
-    pub fn open_in_source(&self, dir: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Fault> {
+    /// Opens a file of the source. In a run the source is a RAM disk whose entries are the caller's own: one whose mode
+    /// shuts out even its owner is opened for a moment, in which its extended attributes are read too, and gets its mode
+    /// back.
+    pub fn open_in_source(
+        &self,
+        at: &At<'_>,
+        flags: OFlags,
+    ) -> Result<(OwnedFd, Option<Vec<attributes::Xattr>>), Fault> {
         const ACTION: &str = "opening it";
-        match fs::openat(dir, name, flags, Mode::empty()) {
-            Err(Errno::ACCESS) if self.policy.is_some() && !self.privilege.root => {
-                let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
-                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
-                let opened = fs::openat(dir, name, flags, Mode::empty());
-                attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777).during(ACTION)?;
-                opened.during(ACTION)
-            }
-            other => other.during(ACTION),
-        }
+        let (dir, name) = (at.fds.source.as_fd(), at.name);
+        let policy = match (fs::openat(dir, name, flags, Mode::empty()), self.policy) {
+            (Err(Errno::ACCESS), Some(policy)) if !self.privilege.root => policy,
+            (opened, _) => return Ok((opened.during(ACTION)?, None)),
+        };
+        let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+        policy.opening_up(Side::Source, &at.path(), &stat);
+        attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
+        let opened = fs::openat(dir, name, flags, Mode::empty()).during(ACTION).and_then(|file| {
+            let xattrs = attributes::read_xattrs(file.as_fd(), self.policy)?;
+            Ok((file, Some(xattrs)))
+        });
+        attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777).during(RESTORING)?;
+        opened
     }
 
-    /// The same for a directory, which stays open to us until it is complete.
+    /// Whether a file of the source shuts out its owner, and may not be opened now.
+    pub fn is_shut(&self, at: &At<'_>) -> Result<bool, Fault> {
+        if self.privilege.root || self.policy.is_none_or(|policy| policy.may_open_up()) {
+            return Ok(false);
+        }
+        let stat = fs::statat(&at.fds.source, at.name, AtFlags::SYMLINK_NOFOLLOW)
+            .during("reading its attributes")?;
+        Ok(stat.st_mode & 0o400 == 0 && rustix::process::geteuid().as_raw() == stat.st_uid)
+    }
+
+    /// The same for a directory, which stays open to us until it is complete. `None` if it may not be opened now.
     fn open_source_directory(
         &self,
         dir: BorrowedFd<'_>,
         name: &CStr,
-    ) -> Result<(OwnedFd, Stat, Option<u32>), Fault> {
+        path: &dyn Fn() -> Vec<u8>,
+    ) -> Result<Option<(OwnedFd, Stat, Option<u32>)>, Fault> {
         const ACTION: &str = "opening it";
         let mut closed = None;
-        if self.policy.is_some() && !self.privilege.root {
+        if let Some(policy) = self.policy
+            && !self.privilege.root
+        {
             let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
             if self.is_closed_own(&stat) {
+                if !policy.may_open_up() {
+                    return Ok(None);
+                }
+                policy.opening_up(Side::Source, &path(), &stat);
                 attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
                 closed = Some(stat.st_mode);
             }
@@ -797,7 +911,7 @@ impl Engine<'_> {
         if let Some(mode) = closed {
             stat.st_mode = mode;
         }
-        Ok((source, stat, closed.map(|mode| mode & 0o7777)))
+        Ok(Some((source, stat, closed.map(|mode| mode & 0o7777))))
     }
 
     /// What setting an entry's attributes came to, as far as it is a failure.
@@ -891,10 +1005,12 @@ impl Engine<'_> {
     pub fn finished_one(&self, node: &Arc<DirNode>) {
         let mut node = node.clone();
         while node.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if !self.monitor.progress.is_cancelled()
-                && let Err(fault) = self.complete(&node)
-            {
-                self.failed(node.path(), fault);
+            let complete = self.complete(&node);
+            // Also if it could not be completed, and before the directory above is shut again.
+            for result in [complete, self.shut_source(&node)] {
+                if let Err(fault) = result {
+                    self.failed(node.path(), fault);
+                }
             }
             node.close();
             match &node.parent {
@@ -906,19 +1022,26 @@ impl Engine<'_> {
 
     /// All entries of a directory are in place: remove what is not the source's, set its attributes, show it.
     fn complete(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+        // The mode of a directory that was opened up, until it has it again or has got another one.
+        let mut opened_up = node.restore_mode;
+        let done = if self.monitor.progress.is_cancelled() {
+            Ok(())
+        } else {
+            self.complete_target(node, &mut opened_up)
+        };
+        if let Some(mode) = opened_up
+            && let Some(target) = &node.fds(&self.budget)?.target
+        {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
+        }
+        done
+    }
+
+    fn complete_target(&self, node: &Arc<DirNode>, opened_up: &mut Option<u32>) -> Result<(), Fault> {
         if self.single.is_some() {
             return Ok(());
         }
         let fds = node.fds(&self.budget)?;
-        let completed = self.complete_target(node, &fds);
-        // Not before: reading the extended attributes of a directory needs the right to read it.
-        if let Some(mode) = node.restore_source {
-            fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
-        }
-        completed
-    }
-
-    fn complete_target(&self, node: &Arc<DirNode>, fds: &DirFds) -> Result<(), Fault> {
         let path = node.path();
         let Some(target) = &fds.target else { return Ok(()) };
         if node.delete && !node.incomplete.load(Ordering::Relaxed) {
@@ -937,6 +1060,7 @@ impl Engine<'_> {
             }
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
+            *opened_up = None;
         }
         let mut changed = false;
         if let (Kind::Existing, false, Some(policy), Some(entered)) =
@@ -954,10 +1078,10 @@ impl Engine<'_> {
             let mut changes =
                 changes.map_err(|source| Fault { action: "reading its extended attributes", source })?;
             changed = !changes.is_empty();
-            changes.mode = changes.mode.or(node.restore_mode);
+            changes.mode = changes.mode.or(opened_up.take());
             lost = attributes::change(target.as_fd(), &have, &changes, &self.privilege);
-        } else if let (Some(mode), false) = (node.restore_mode, node.attributes) {
-            fs::fchmod(target, Mode::from_raw_mode(mode)).during("giving it its mode back")?;
+        } else if let Some(mode) = opened_up.take() {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(RESTORING)?;
         }
         if let Some(temporary) = &node.partial {
             self.show_directory(node, temporary)?;
@@ -970,6 +1094,13 @@ impl Engine<'_> {
             policy.placed(&path, &fs::fstat(target).during("reading its attributes")?);
         }
         self.judge(lost)
+    }
+
+    /// Gives a directory of the source the mode back that shuts out its owner.
+    fn shut_source(&self, node: &Arc<DirNode>) -> Result<(), Fault> {
+        let Some(mode) = node.restore_source else { return Ok(()) };
+        let fds = node.fds(&self.budget)?;
+        fs::fchmod(&fds.source, Mode::from_raw_mode(mode)).during(RESTORING)
     }
 
     /// Gives a complete new directory its name.

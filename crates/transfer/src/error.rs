@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::whereabouts::Whereabouts;
+
 /// The copy as a whole could not begin or could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
@@ -48,6 +50,15 @@ pub enum StageError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The target was renamed, removed or hidden while it was copied to.
+    #[error("the target {} is not where it was: {now}; nothing says that the copy can be found. Put it back, or run the same \
+             command again", .path.display())]
+    Moved {
+        /// The target.
+        path: PathBuf,
+        /// What became of it.
+        now: Whereabouts,
     },
     /// The source or the target is not whole, or was not all the time.
     #[error("{0}; nothing says that this copy is complete, and nothing more was deleted")]

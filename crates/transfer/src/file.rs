@@ -58,8 +58,11 @@ impl Engine<'_> {
     /// Copies a regular file, or begins to if it is large.
     pub(crate) fn regular_file(&self, at: &At<'_>, worker: &mut Worker, attempt: u32) -> Result<(), Fault> {
         let mut attempt = attempt;
+        if self.is_shut(at)? {
+            return Ok(());
+        }
         loop {
-            let source = self.open_source(at)?;
+            let (source, xattrs) = self.open_source(at)?;
             let stat = fs::fstat(&source).during("reading its attributes")?;
             if !is_regular(&stat) {
                 return Err(Fault::message(
@@ -124,7 +127,7 @@ impl Engine<'_> {
             {
                 return Ok(());
             }
-            let copied = self.copy_regular(at, source, stat, placement, worker, attempt);
+            let copied = self.copy_regular(at, (source, xattrs), stat, placement, worker, attempt);
             match copied {
                 Ok(Progressed::Done | Progressed::Begun) => return Ok(()),
                 Ok(Progressed::Changed) if attempt + 1 < TRIES => {
@@ -147,34 +150,40 @@ impl Engine<'_> {
         }
     }
 
-    fn open_source(&self, at: &At<'_>) -> Result<OwnedFd, Fault> {
+    /// With its extended attributes, if they could not be read later.
+    fn open_source(&self, at: &At<'_>) -> Result<(OwnedFd, Option<Vec<Xattr>>), Fault> {
         // Reading a source should not change its access time; only its owner (or root) may ask for that.
         if self.privilege.root {
             match fs::openat(&at.fds.source, at.name, READ_FLAGS | OFlags::NOATIME, Mode::empty()) {
                 Err(Errno::PERM) => {}
-                other => return other.during("opening it"),
+                other => return Ok((other.during("opening it")?, None)),
             }
         }
-        self.open_in_source(at.fds.source.as_fd(), at.name, READ_FLAGS)
+        self.open_in_source(at, READ_FLAGS)
     }
 
     fn copy_regular(
         &self,
         at: &At<'_>,
-        source: OwnedFd,
+        (source, xattrs): (OwnedFd, Option<Vec<Xattr>>),
         stat: Stat,
         placement: Placement,
         worker: &mut Worker,
         attempt: u32,
     ) -> Result<Progressed, Fault> {
-        let xattrs = attributes::read_xattrs(source.as_fd(), self.policy)?;
+        let xattrs = match xattrs {
+            Some(xattrs) => xattrs,
+            None => attributes::read_xattrs(source.as_fd(), self.policy)?,
+        };
         let working_name = self.working_name(at.node, &placement);
         let directory = at.fds.target()?;
         // Until its owner and ACL are right, a file is its maker's alone.
         let plain = at.node.created_as.get() == Some(&(stat.st_uid, stat.st_gid))
             && !at.node.hands_down_acl
             && !xattrs.iter().any(|xattr| *xattr.name == *ACL_ACCESS);
-        let mode = Mode::from_raw_mode(stat.st_mode & if plain { 0o777 } else { 0o700 });
+        // Extended attributes can only be given to a file that one may write to.
+        let writable = if xattrs.is_empty() { 0 } else { 0o600 };
+        let mode = Mode::from_raw_mode(stat.st_mode & if plain { 0o777 } else { 0o700 } | writable);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let create = || fs::openat(directory, &*working_name, flags, mode);
         let target = self.replacing_leftover(directory, &working_name, create).during("creating it")?;

@@ -22,7 +22,7 @@
 //! - [`manifest`], [`checksum`], [`verify`]: what was promised, and how it is checked
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
 //! - `attributes`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
-//! - [`survey`]: walking a tree without copying it
+//! - [`survey`]: walking a tree without copying it; [`whereabouts()`]: whether a path still leads to what was opened
 //! - [`pack`]: many small files as one archive, and back
 //! - [`progress`], `throttle`, `exclude`: watching it, slowing it, leaving things out
 
@@ -45,6 +45,7 @@ mod queue;
 pub mod survey;
 mod throttle;
 pub mod verify;
+mod whereabouts;
 
 pub use attributes::{copy_directory_attributes, xattrs_at, xattrs_of};
 pub use checksum::Checksum;
@@ -53,3 +54,4 @@ pub use error::{EntryError, StageError};
 pub use exclude::Exclude;
 pub use options::{Gate, Options, Ownership};
 pub use progress::{Event, Monitor, Progress};
+pub use whereabouts::{Whereabouts, whereabouts};

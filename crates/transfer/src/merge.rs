@@ -130,4 +130,25 @@ pub trait MergePolicy: Sync {
 
     /// An entry is in place; `target` is what the target has now.
     fn placed(&self, path: &[u8], target: &Stat);
+
+    /// Whether entries of the source that shut out even their owner may be made accessible while they are copied. If not,
+    /// they are passed over.
+    fn may_open_up(&self) -> bool {
+        true
+    }
+
+    /// Such an entry is about to be made accessible, which is told here, so that it can get back its mode from
+    /// somebody else if this process dies before it gives it back.
+    fn opening_up(&self, side: Side, path: &[u8], stat: &Stat) {
+        let _ = (side, path, stat);
+    }
+}
+
+/// The two ends of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Where entries come from.
+    Source,
+    /// Where they go.
+    Target,
 }

@@ -80,6 +80,7 @@ mod stream;
 mod unpack;
 mod write;
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -115,13 +116,15 @@ pub struct PackOptions {
     pub level: i32,
     /// Flush the archive to stable storage before it gets its name.
     pub sync: bool,
+    /// By inode, the modes of entries that have others for the time of the packing, so that they can be read.
+    pub modes: HashMap<u64, u32>,
     /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
     pub xattr_name: Option<fn(&CStr) -> Option<CString>>,
 }
 
 impl Default for PackOptions {
     fn default() -> Self {
-        PackOptions { threads: 0, level: 3, sync: true, xattr_name: None }
+        PackOptions { threads: 0, level: 3, sync: true, modes: HashMap::new(), xattr_name: None }
     }
 }
 

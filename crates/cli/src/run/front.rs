@@ -1,22 +1,25 @@
 //! The command in front: what the user sees, and the signals they send.
 //!
-//! It holds nothing that can't be lost. A signal that the terminal sent went to the whole process group, so the
+//! It holds nothing that can't be lost as long as the keeper lives, and takes its [place](super::heir) otherwise. A signal that the terminal sent went to the whole process group, so the
 //! program has it already; one that was sent to this process alone is passed on.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use ondeck_core::exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::heir::{Heir, children_before};
 use super::keeper::Keeper;
 use super::message::{Line, Message, Order};
 use super::plan::{Job, Plan};
-use super::program::{Surroundings, run_on_disk};
+use super::program::{Surroundings, adopt_orphans, run_on_disk};
 use super::{Fallback, RunArgs, held, slurm};
 use crate::display;
 use crate::state;
@@ -26,38 +29,51 @@ pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result
     let surroundings = Surroundings::of_this_process();
     let base = state::runs()?;
     let (ours, theirs) = UnixStream::pair().context("can't talk to the keeper")?;
+    let (handover, handed) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .context("can't talk to the keeper")?;
     let signals = Signals::block().context("can't receive signals")?;
+    let keeper = Keeper::new(plan, job, args, base, surroundings, children_before());
+    // What is orphaned by the death of the keeper, the program above all, becomes a child of this process.
+    adopt_orphans(true);
     // SAFETY: this process has one thread, so the child is a complete copy of it.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()).context("can't start the keeper"),
         0 => {
-            drop(ours);
+            drop((ours, handover));
             drop(signals);
-            let code = Keeper::new(plan, job, args, base, theirs, surroundings).keep();
+            let code = keeper.keep(theirs, &handed);
             // SAFETY: the keeper is a copy of its parent and must not run its exit handlers.
             unsafe { libc::_exit(i32::from(code)) }
         }
-        _ => {
-            drop(theirs);
+        child => {
+            drop((theirs, handed));
+            let mut heir = Heir::new(keeper, child as u32, handover);
             let mut front = Front::new(ours, signals, args.json, args.quiet)?;
-            match front.watch()? {
-                Outcome::Finished(code) => Ok(code),
-                Outcome::NotStarted(code, text)
-                    if code == exit::NOT_STARTED && fallback == Fallback::Disk =>
-                {
-                    eprintln!("ondeck: running on disk: {text}");
-                    front.signals.unblock();
-                    Ok(run_on_disk(&job.command, args.report.as_deref(), &text))
-                }
-                Outcome::NotStarted(code, text) => {
-                    eprintln!("ondeck run: {text}");
-                    Ok(code)
-                }
-                Outcome::KeeperLost => {
-                    bail!(
-                        "the keeper process was killed, and the RAM disk is lost with it; what was copied out before is \
-                         on disk"
-                    )
+            loop {
+                let outcome = match front.watch()? {
+                    Outcome::KeeperLost => heir.line_lost(&mut front)?,
+                    other => Some(other),
+                };
+                match outcome {
+                    None | Some(Outcome::KeeperLost) => {}
+                    Some(Outcome::Finished(code)) => return Ok(code),
+                    Some(Outcome::NotStarted(code, text))
+                        if code == exit::NOT_STARTED && fallback == Fallback::Disk =>
+                    {
+                        eprintln!("ondeck: running on disk: {text}");
+                        front.signals.unblock();
+                        adopt_orphans(false);
+                        return Ok(run_on_disk(heir.command(), args.report.as_deref(), &text));
+                    }
+                    Some(Outcome::NotStarted(code, text)) => {
+                        eprintln!("ondeck run: {text}");
+                        return Ok(code);
+                    }
                 }
             }
         }
@@ -71,32 +87,67 @@ pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
         bail!("`{id}` is not the name of a run; `ondeck run --list` shows them");
     }
     let socket = base.join(id).join("control");
-    let stream = UnixStream::connect(&socket).with_context(|| {
+    let stream = match UnixStream::connect(&socket) {
+        // A new keeper is on its way.
+        Err(_) if held::is_claimed(&base.join(id)).unwrap_or(false) => reconnect(&socket),
+        connected => connected,
+    };
+    let stream = stream.with_context(|| {
         format!("there is no run {id} of yours on this machine, or its keeper is gone; `ondeck run --list` shows them")
     })?;
     let signals = Signals::block().context("can't receive signals")?;
     let mut front = Front::new(stream, signals, json, quiet)?;
     front.line.send(&order).context("can't reach the run's keeper")?;
-    match front.watch()? {
-        Outcome::Finished(code) => Ok(code),
-        Outcome::NotStarted(code, text) => {
-            eprintln!("ondeck run: {text}");
-            Ok(code)
+    loop {
+        match front.watch()? {
+            Outcome::Finished(code) => return Ok(code),
+            Outcome::NotStarted(code, text) => {
+                eprintln!("ondeck run: {text}");
+                return Ok(code);
+            }
+            Outcome::KeeperLost => {
+                let again = reconnect(&socket).and_then(Line::new).and_then(|mut line| {
+                    line.send(&order)?;
+                    Ok(line)
+                });
+                let Ok(line) = again else {
+                    eprintln!(
+                        "ondeck run: the run's keeper was killed, and no other one has taken its place; `ondeck run --list` \
+                         says what is left of the run"
+                    );
+                    return Ok(exit::RESULTS_NOT_STAGED);
+                };
+                front.line = line;
+            }
         }
-        Outcome::KeeperLost => bail!("the run's keeper ended without an answer"),
     }
 }
 
-enum Outcome {
+/// Waits for a new keeper to take the place of one that was killed.
+fn reconnect(socket: &Path) -> io::Result<UnixStream> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match UnixStream::connect(socket) {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
+            connected => return connected,
+        }
+    }
+}
+
+/// How watching a run ended.
+pub enum Outcome {
+    /// The run is over, with this exit code.
     Finished(u8),
     /// Nothing was changed.
     NotStarted(u8, String),
+    /// The other end of the line is closed, or has said all that it will.
     KeeperLost,
 }
 
 /// What the run is doing, as far as a signal is concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub enum Stage {
     /// Staging in: a signal ends the run, nothing is lost.
     Before,
     /// The program runs: signals are its.
@@ -105,12 +156,21 @@ enum Stage {
     After,
 }
 
-struct Front {
-    line: Line,
+/// What a user sees of a run.
+pub struct Front {
+    /// The line to the keeper.
+    pub line: Line,
     signals: Signals,
     json: bool,
     quiet: bool,
-    stage: Stage,
+    /// How far the run is.
+    pub stage: Stage,
+    /// The program's process, once it was started.
+    pub program: Option<u32>,
+    /// The program's exit code, once it has ended.
+    pub code: Option<u8>,
+    /// The exit code and the last line for people, once nothing is left to do.
+    pub ended: Option<(u8, String)>,
     interrupts: u32,
     bar: Option<ProgressBar>,
     bar_label: String,
@@ -126,6 +186,9 @@ impl Front {
             json,
             quiet,
             stage: Stage::Before,
+            program: None,
+            code: None,
+            ended: None,
             interrupts: 0,
             bar: None,
             bar_label: String::new(),
@@ -134,7 +197,8 @@ impl Front {
         })
     }
 
-    fn watch(&mut self) -> Result<Outcome> {
+    /// Shows what happens, and passes on what the user sends, until the run is over or the line is lost.
+    pub fn watch(&mut self) -> Result<Outcome> {
         /// Inside a Slurm job held results die with the job, so the stage-out is tried again until then.
         const RETRY: Duration = Duration::from_secs(30);
         let mut retry_at: Option<Instant> = None;
@@ -168,8 +232,14 @@ impl Front {
                 return Ok(Outcome::KeeperLost);
             };
             for message in messages {
-                if self.json {
-                    eprintln!("{}", serde_json::to_string(&message)?);
+                match message {
+                    Message::Ended { exit_code, summary } => {
+                        self.ended = Some((exit_code, summary));
+                        continue;
+                    }
+                    Message::StoodIn => return Ok(Outcome::KeeperLost),
+                    _ if self.json => eprintln!("{}", serde_json::to_string(&message)?),
+                    _ => {}
                 }
                 match message {
                     Message::Finished { exit_code, summary } => {
@@ -222,8 +292,12 @@ impl Front {
             }
             Message::Note { text } => self.say(&text),
             Message::Warning { text } => self.warn(&text),
-            Message::ProgramEnded { .. } => self.stage = Stage::After,
-            Message::Finished { .. } | Message::Held { .. } => {}
+            Message::ProgramStarted { pid } => self.program = Some(pid),
+            Message::ProgramEnded { exit_code } => {
+                self.stage = Stage::After;
+                self.code = Some(exit_code);
+            }
+            Message::Finished { .. } | Message::Held { .. } | Message::Ended { .. } | Message::StoodIn => {}
         }
     }
 
@@ -233,13 +307,15 @@ impl Front {
         }
     }
 
-    fn say(&mut self, text: &str) {
+    /// Something worth knowing.
+    pub fn say(&mut self, text: &str) {
         if !self.quiet && !self.json {
             self.warn(text);
         }
     }
 
-    fn warn(&mut self, text: &str) {
+    /// Something that went wrong.
+    pub fn warn(&mut self, text: &str) {
         if self.json {
             return; // the event says it
         }

@@ -1,11 +1,15 @@
 //! Runs of this user: listing them, and giving up what one still holds.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::fs::File;
+use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ondeck_core::exit;
+use rustix::fs::FlockOperation;
 
 use super::front;
 use super::message::Order;
@@ -23,30 +27,10 @@ pub fn list() -> Result<u8> {
         }
         any = true;
         let text = std::fs::read_to_string(entry.path().join("state")).unwrap_or_default();
-        let alive = match UnixStream::connect(entry.path().join("control")) {
-            Ok(_) => true,
-            Err(error) if is_nobody(&error) => false,
-            // Its results may be held: nothing of it is removed because it can't be asked.
-            Err(error) => {
-                println!("{id}  can't be asked: {error}");
-                continue;
-            }
-        };
-        // A run that is just beginning does not answer yet. One that was made later than now was made by another clock.
-        let young = entry
-            .metadata()
-            .and_then(|m| m.modified())
-            .is_ok_and(|made| made.elapsed().map_or(true, |age| age < std::time::Duration::from_secs(60)));
-        if !alive && young {
-            println!("{id}  starting, or just ended");
-            continue;
-        }
-        let state =
-            if alive { text.trim() } else { "its keeper is gone; nothing of it can be saved any more" };
+        // Its results may be held: nothing of it is removed because it can't be asked.
+        let state = state_of(&entry.path(), text.trim())
+            .unwrap_or_else(|error| format!("it can't be asked what it does: {error}"));
         println!("{id}  {state}");
-        if !alive {
-            remove_dead(&entry.path());
-        }
     }
     if !any {
         println!("no runs");
@@ -54,20 +38,93 @@ pub fn list() -> Result<u8> {
     Ok(exit::OK)
 }
 
+/// What a run does, of which `last` is the last that it wrote down. What is left of one that is gone is removed.
+fn state_of(dir: &Path, last: &str) -> std::io::Result<String> {
+    match UnixStream::connect(dir.join("control")) {
+        Ok(_) => return Ok(last.to_owned()),
+        Err(error) if is_nobody(&error) => {}
+        Err(error) => return Err(error),
+    }
+    // The command that started it lives, and takes the keeper's place.
+    if is_claimed(dir)? {
+        return Ok("starting, ending, or getting a new keeper".to_owned());
+    }
+    let ram_disk = dir.join("ramdisk");
+    Ok(match who_sees(&ram_disk)? {
+        Some(pid) => format!(
+            "its keeper was killed, and no command was left to take its place; its program goes on, and until that ends \
+             the results can be copied from /proc/{pid}/root{}",
+            ram_disk.display()
+        ),
+        None => {
+            remove_dead(dir);
+            "its keeper was killed, and its RAM disk is gone; what was copied out before is on disk"
+                .to_owned()
+        }
+    })
+}
+
 /// Whether nobody listens on a run's socket any more, or not yet.
 fn is_nobody(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
+
+/// Claims the directory of a run for this process, and those that it forks, until the last of them has ended.
+pub fn claim(dir: &Path) -> std::io::Result<File> {
+    let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+/// Whether a process of the run lives.
+pub fn is_claimed(dir: &Path) -> std::io::Result<bool> {
+    let lock = match File::options().write(true).open(dir.join(LOCK)) {
+        // It is made at once after the directory. One that was made later than now was made by another clock.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let made = std::fs::metadata(dir)?.modified()?;
+            return Ok(made.elapsed().map_or(true, |age| age < Duration::from_secs(60)));
+        }
+        other => other?,
+    };
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A process that has the RAM disk mounted.
+fn who_sees(ram_disk: &Path) -> std::io::Result<Option<u32>> {
+    let ram_disk = ram_disk.canonicalize().unwrap_or_else(|_| ram_disk.to_owned());
+    for entry in std::fs::read_dir("/proc")? {
+        let Ok(pid) = entry?.file_name().to_string_lossy().parse() else { continue };
+        // Of another user, or gone: neither is the run's program.
+        let Ok(mounts) = std::fs::read(format!("/proc/{pid}/mountinfo")) else { continue };
+        let mut points =
+            mounts.split(|byte| *byte == b'\n').filter_map(|line| line.split(|b| *b == b' ').nth(4));
+        if points.any(|point| point == ram_disk.as_os_str().as_bytes()) {
+            return Ok(Some(pid));
+        }
+    }
+    Ok(None)
+}
+
+/// The file in a run's directory that its processes have locked.
+pub const LOCK: &str = "lock";
+
+/// What the files of a run that it keeps in its directory end in.
+const OURS: [&str; 4] = ["manifest", "baseline", "journal", "partial"];
 
 /// Removes the directory of a run whose keeper is gone (killed with the whole machine or cgroup).
 fn remove_dead(dir: &Path) {
     // Only what a run makes there: never anything recursive in a directory that something could be mounted in.
-    for name in ["control", "state", "log"] {
+    for name in ["control", "state", "log", LOCK] {
         let _ = std::fs::remove_file(dir.join(name));
     }
     if let Ok(entries) = std::fs::read_dir(dir) {
-        for entry in
-            entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "manifest"))
+        for entry in entries
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some_and(|e| OURS.iter().any(|o| e == *o)))
         {
             let _ = std::fs::remove_file(entry.path());
         }

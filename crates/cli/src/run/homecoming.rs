@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -22,12 +23,14 @@ use std::sync::{Arc, Mutex};
 
 use ondeck_transfer::checksum::{Checksum, Digest};
 use ondeck_transfer::manifest;
-use ondeck_transfer::merge::{Action, Changes, DirectoryAction, MergePolicy, Merged, Place};
+use ondeck_transfer::merge::{Action, Changes, DirectoryAction, MergePolicy, Merged, Place, Side};
 use ondeck_transfer::survey::{Descend, Visit, survey};
 use ondeck_transfer::verify::digest_of;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat, Timespec};
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
+
+use super::journal::Journal;
 
 /// How an output directory is shown to the program, which decides how its results come home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +89,7 @@ fn is_directory(stat: &Stat) -> bool {
 /// What changes when something is written to a file, or when its mode or owner is changed; but not when one of its names
 /// is made or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Content {
+pub struct Content {
     size: i64,
     modified: Moment,
     mode: u32,
@@ -101,6 +104,27 @@ impl Content {
             mode: stat.st_mode,
             owner: (stat.st_uid, stat.st_gid),
         }
+    }
+
+    /// From the fields of a line, the last of which are its own.
+    pub fn parse<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Content> {
+        let size = fields.next()?.parse().ok()?;
+        let modified = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
+        let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        fields.next().is_none().then_some(Content { size, modified, mode, owner })
+    }
+
+    #[cfg(test)]
+    pub fn example() -> Content {
+        Content { size: 7, modified: (-1, 999_999_999), mode: 0o100_600, owner: (5, 6) }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Content { size, modified, mode, owner } = self;
+        write!(f, "{size} {} {} {mode:o} {} {}", modified.0, modified.1, owner.0, owner.1)
     }
 }
 
@@ -162,6 +186,21 @@ impl Appearance {
     fn value(&self, name: &CStr) -> Option<u128> {
         let name = key(name.to_bytes());
         self.xattrs.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+}
+
+impl fmt::Display for Appearance {
+    /// The rest of a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Appearance { changed, accessed, modified, mode, owner, xattrs } = self;
+        for moment in [changed, accessed, modified] {
+            write!(f, " {} {}", moment.0, moment.1)?;
+        }
+        write!(f, " {mode:o} {} {}", owner.0, owner.1)?;
+        for (name, value) in xattrs {
+            write!(f, " {name:032x}={value:032x}")?;
+        }
+        Ok(())
     }
 }
 
@@ -325,13 +364,16 @@ impl Before {
     }
 }
 
+/// The device and the inode of a file.
+pub type FileId = (u64, u64);
+
 /// Inodes on disk with several names, one of which this run has given to something else, removed or made: that changes
 /// their ctime for the other names, too. With the content that they had. All output directories of a run share it.
 #[derive(Debug, Default)]
-pub struct Loosened(Mutex<HashMap<(u64, u64), Content>>);
+pub struct Loosened(Mutex<HashMap<FileId, Content>>);
 
 impl Loosened {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(u64, u64), Content>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<FileId, Content>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -339,11 +381,19 @@ impl Loosened {
         self.lock().get(&(stat.st_dev, stat.st_ino)) == Some(&Content::of(stat))
     }
 
-    /// If it has several names.
-    fn add(&self, stat: &Stat) {
-        if stat.st_nlink > 1 && !is_directory(stat) {
-            self.lock().insert((stat.st_dev, stat.st_ino), Content::of(stat));
+    /// If it has several names. Returns what is new then.
+    fn add(&self, stat: &Stat) -> Option<(FileId, Content)> {
+        if stat.st_nlink < 2 || is_directory(stat) {
+            return None;
         }
+        let added = ((stat.st_dev, stat.st_ino), Content::of(stat));
+        let known = self.lock().insert(added.0, added.1);
+        (known != Some(added.1)).then_some(added)
+    }
+
+    /// What a keeper that was killed had added.
+    pub fn recall(&self, added: impl IntoIterator<Item = (FileId, Content)>) {
+        self.lock().extend(added);
     }
 }
 
@@ -401,16 +451,20 @@ pub struct Baseline {
     held: Vec<&'static [u8]>,
 }
 
+/// How the names of those extended attributes begin that RAM can hold.
+const KINDS: [&[u8]; 3] = [b"trusted.", b"user.", b"system.posix_acl_"];
+
 /// Of what kinds the extended attributes of a directory in RAM can be: tmpfs has no `user.*` before Linux 6.6.
 fn held_in(ram: BorrowedFd<'_>) -> Vec<&'static [u8]> {
-    let mut held: Vec<&[u8]> = vec![b"trusted."];
+    let [trusted, user, acls] = KINDS;
+    let mut held = vec![trusted];
     let probe = c"user.ondeck-probe";
     if fs::fsetxattr(ram, probe, b"", fs::XattrFlags::empty()).is_ok() && fs::fremovexattr(ram, probe).is_ok()
     {
-        held.push(b"user.");
+        held.push(user);
     }
     if fs::fgetxattr(ram, c"system.posix_acl_access", &mut [0_u8; 0]) != Err(Errno::OPNOTSUPP) {
-        held.push(b"system.posix_acl_");
+        held.push(acls);
     }
     held
 }
@@ -451,6 +505,11 @@ impl Baseline {
         }
         Ok(Baseline { entries, directories, before, held })
     }
+
+    /// If nothing is known but what was on disk.
+    pub fn of_disk(before: Arc<Before>) -> Baseline {
+        Baseline { before, ..Baseline::default() }
+    }
 }
 
 /// The first line of a baseline that is kept in a file.
@@ -478,24 +537,17 @@ impl Baseline {
             )?;
         }
         for (path, directory) in &self.directories {
-            let Appearance { changed, accessed, modified, mode, owner, xattrs } = directory;
-            write!(file, "directory {path:032x}")?;
-            for moment in [changed, accessed, modified] {
-                write!(file, " {} {}", moment.0, moment.1)?;
-            }
-            write!(file, " {mode:o} {} {}", owner.0, owner.1)?;
-            for (name, value) in xattrs {
-                write!(file, " {name:032x}={value:032x}")?;
-            }
-            writeln!(file)?;
+            writeln!(file, "directory {path:032x}{directory}")?;
         }
         for (path, Linked { inode, names, content }) in &self.before.linked {
-            let Content { size, modified, mode, owner } = content;
-            writeln!(
-                file,
-                "linked {path:032x} {inode} {names} {size} {} {} {mode:o} {} {}",
-                modified.0, modified.1, owner.0, owner.1
-            )?;
+            writeln!(file, "linked {path:032x} {inode} {names} {content}")?;
+        }
+        // Only of an overlay.
+        for (path, directory) in &self.before.directories {
+            writeln!(file, "shown {path:032x}{directory}")?;
+        }
+        for kind in &self.held {
+            writeln!(file, "held {}", String::from_utf8_lossy(kind))?;
         }
         file.into_inner().map_err(io::IntoInnerError::into_error)?;
         std::fs::rename(&partial, path)
@@ -504,18 +556,22 @@ impl Baseline {
     /// Reads one that was kept, also by the version before.
     pub fn read(path: &Path) -> io::Result<Baseline> {
         let (mut entries, mut directories, mut before) = (HashMap::new(), HashMap::new(), Before::default());
+        let mut held = Vec::new();
         read_lines(path, &[BASELINE, BASELINE_1], &mut |line| {
             if let Some(line) = line.strip_prefix("directory ") {
                 directories.extend([parse_directory(line)?]);
             } else if let Some(line) = line.strip_prefix("linked ") {
                 before.linked.extend([parse_linked(line)?]);
+            } else if let Some(line) = line.strip_prefix("shown ") {
+                before.directories.extend([parse_directory(line)?]);
+            } else if let Some(kind) = line.strip_prefix("held ") {
+                held.push(*KINDS.iter().find(|known| **known == kind.as_bytes())?);
             } else {
                 entries.extend([parse_entry(line)?]);
             }
             Some(())
         })?;
-        // Nothing that is kept in a file is of an overlay.
-        Ok(Baseline { entries, directories, before: Arc::new(before), held: Vec::new() })
+        Ok(Baseline { entries, directories, before: Arc::new(before), held })
     }
 
     /// Whether nothing was done to the top since, or it is not known.
@@ -641,12 +697,7 @@ fn parse_linked(line: &str) -> Option<(u128, Linked)> {
     let mut fields = line.split(' ');
     let path = u128::from_str_radix(fields.next()?, 16).ok()?;
     let (inode, names) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    let size = fields.next()?.parse().ok()?;
-    let modified = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    let mode = u32::from_str_radix(fields.next()?, 8).ok()?;
-    let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    let content = Content { size, modified, mode, owner };
-    fields.next().is_none().then_some((path, Linked { inode, names, content }))
+    Some((path, Linked { inode, names, content: Content::parse(fields)? }))
 }
 
 /// The hash of a path.
@@ -677,6 +728,11 @@ pub struct Homecoming {
     pub salvage: bool,
     /// What this run itself has done to names of files that have several.
     pub loosened: Arc<Loosened>,
+    /// Directories on disk, by hash of the path, that a keeper had entered and not completed when it was killed: their
+    /// inodes, and when they were written last before it put anything into them.
+    pub entered: Mutex<HashMap<u128, (u64, Moment)>>,
+    /// Where all this is written down, for one who has to go on with it.
+    pub journal: Option<Journal>,
 }
 
 impl Homecoming {
@@ -695,6 +751,22 @@ impl Homecoming {
         }
         let linked = self.baseline.before.linked.get(&key(path));
         !linked.is_some_and(|linked| linked.has_only_other_names(target))
+    }
+
+    /// An entry that nobody else has changed is about to lose this name, or has got another one.
+    fn loosen(&self, target: &Stat) {
+        if let (Some((file, content)), Some(journal)) = (self.loosened.add(target), &self.journal) {
+            journal.loosened(file, &content);
+        }
+    }
+
+    /// When a directory on disk was written last, before this run put anything into it.
+    fn entered_at(&self, path: &[u8], target: &Stat) -> Moment {
+        let entered = self.entered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match entered.get(&key(path)) {
+            Some((inode, modified)) if *inode == target.st_ino => *modified,
+            _ => modified_at(target),
+        }
     }
 
     /// Whether nothing was done to the top of an output directory since the program was shown it.
@@ -746,7 +818,8 @@ impl Homecoming {
     /// The time of the last writing that a directory gets, if not the one that it has by now.
     fn modified(&self, merged: &Merged<'_>) -> Option<Moment> {
         let left = modified_at(merged.source);
-        let (entered, now) = (modified_at(merged.entered), modified_at(merged.target));
+        let entered = self.entered_at(merged.path, merged.entered);
+        let now = modified_at(merged.target);
         let wanted = match self.shown(merged.path) {
             // Bringing a file that was changed where it stands is no writing to its directory.
             Some(shown) if shown.modified == left => Some(entered),
@@ -875,7 +948,7 @@ impl MergePolicy for Homecoming {
         match place.target {
             Some(target) if self.is_foreign(&path, target) => self.beside(place.name),
             Some(target) => {
-                self.loosened.add(target);
+                self.loosen(target);
                 Action::Copy
             }
             None => Action::Copy,
@@ -895,7 +968,13 @@ impl MergePolicy for Homecoming {
                 "someone else put another kind of entry there while the program ran; rename theirs and try again",
             );
         }
+        if let (Some(journal), Some(target)) = (&self.journal, target) {
+            journal.entered(key(path), target.st_ino, self.entered_at(path, target));
+        }
         if target.is_none() {
+            if let Some(journal) = &self.journal {
+                journal.made(key(path));
+            }
             self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(path));
         }
         let delete = !self.interim.load(Relaxed)
@@ -929,7 +1008,7 @@ impl MergePolicy for Homecoming {
             Mechanism::Disk => false,
         };
         if may {
-            self.loosened.add(target);
+            self.loosen(target);
         }
         may
     }
@@ -985,12 +1064,27 @@ impl MergePolicy for Homecoming {
         Ok(changes)
     }
 
+    fn may_open_up(&self) -> bool {
+        // The program would see it, and may change the mode itself meanwhile.
+        !self.interim.load(Relaxed)
+    }
+
+    fn opening_up(&self, side: Side, path: &[u8], stat: &Stat) {
+        if let Some(journal) = &self.journal {
+            journal.opening_up(side, path, stat.st_ino, stat.st_mode & 0o7777);
+        }
+    }
+
     fn placed(&self, path: &[u8], target: &Stat) {
+        if let Some(journal) = &self.journal {
+            journal.placed(key(path), target.st_ino, changed_at(target));
+        }
         let mut ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         ours.insert(key(path), (target.st_ino, changed_at(target)));
         drop(ours);
+        self.entered.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&key(path));
         // A further name has changed the ctime for those that were placed before.
-        self.loosened.add(target);
+        self.loosen(target);
     }
 }
 
@@ -1078,14 +1172,17 @@ mod tests {
             (key(b""), appearance(vec![])),
             (key(b"d"), appearance(vec![(1, u128::MAX), (u128::MAX, 0)])),
         ]);
-        let content = Content { size: 7, modified: (-1, 999_999_999), mode: 0o100_600, owner: (5, 6) };
-        let linked = HashMap::from([(key(b"l"), Linked { inode: u64::MAX, names: 3, content })]);
-        let before = Arc::new(Before { linked: linked.clone(), ..Before::default() });
-        Baseline { entries, directories: directories.clone(), before, held: Vec::new() }
+        let linked = Linked { inode: u64::MAX, names: 3, content: Content::example() };
+        let linked = HashMap::from([(key(b"l"), linked)]);
+        let shown = HashMap::from([(key(b"s"), appearance(vec![(3, 4)]))]);
+        let before = Before { linked: linked.clone(), directories: shown.clone(), ..Before::default() };
+        let held = vec![KINDS[0], KINDS[2]];
+        Baseline { entries, directories: directories.clone(), before: Arc::new(before), held: held.clone() }
             .write(&path)
             .unwrap();
         let found = Baseline::read(&path).unwrap();
         assert_eq!((&found.directories, &found.before.linked), (&directories, &linked));
+        assert_eq!((&found.before.directories, &found.held), (&shown, &held));
         let found = found.entries;
         assert_eq!(found.len(), 2);
         let entry = &found[&key(b"a\nb")];
@@ -1096,13 +1193,20 @@ mod tests {
         assert_eq!((entry.owner, entry.digest), ((20_001, 7), digest));
         // What the version before has kept.
         let text = std::fs::read_to_string(&path).unwrap().replacen("baseline 2", "baseline 1", 1);
-        let old = |line: &&str| !line.starts_with("directory ") && !line.starts_with("linked ");
+        let old = |line: &&str| {
+            !["directory ", "linked ", "shown ", "held "].iter().any(|new| line.starts_with(new))
+        };
         std::fs::write(&path, text.lines().filter(old).map(|line| format!("{line}\n")).collect::<String>())
             .unwrap();
         let found = Baseline::read(&path).unwrap();
         assert!(found.contains(b"a\nb") && found.directories.is_empty() && found.before.linked.is_empty());
-        let damaged =
-            ["# ondeck baseline 1\n12 34", "# ondeck baseline 2\ndirectory 1 2", "", &"x".repeat(2 << 20)];
+        let damaged = [
+            "# ondeck baseline 1\n12 34",
+            "# ondeck baseline 2\ndirectory 1 2",
+            "# ondeck baseline 2\nheld x",
+            "",
+            &"x".repeat(2 << 20),
+        ];
         for text in damaged {
             std::fs::write(&path, text).unwrap();
             assert!(Baseline::read(&path).is_err());

@@ -21,48 +21,65 @@ use anyhow::{Context, Result, anyhow};
 use ondeck_core::fit::in_mib;
 use ondeck_core::{Bytes, PackFormat, duration, exit};
 use ondeck_ramdisk::mounts::{self, Overlay, Target};
-use ondeck_ramdisk::namespace::Namespaces;
+use ondeck_ramdisk::namespace::{self, Namespaces};
+use ondeck_transfer::merge::{MergePolicy, Side};
 use ondeck_transfer::pack::{self, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
-    Event, Exclude, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
+    Event, Exclude, Gate, Monitor, Options, Ownership, Progress, Roots, StageError, Summary, TargetRoot,
     stage_roots,
 };
 use rustix::fs::{FileType, Mode, OFlags, Timespec};
+use rustix::process::Pid;
 
 use super::deadline::{Deadline, measure_rate};
 use super::homecoming::{
     Baseline, Before, Homecoming, Loosened, Mechanism, is_whiteout, remove_marks, seen_through_overlay,
 };
+use super::journal::{self, Journal, OpenedUp};
 use super::message::{Line, Message, Order};
 use super::plan::{Directory, Job, Plan, is_empty};
 use super::program::{self, Surroundings};
 use super::report::{self, Report};
 use super::switch::Switch;
 use super::watchers::{TICK, Watchers};
-use super::{RunArgs, slurm};
+use super::{RunArgs, held, slurm};
 
 /// What processes that the program left behind get between the request to end and the end.
-const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// What `--list` says of results that are held.
+const HOLDING: &str = "holds results that are not on disk; `ondeck run --resume` stages them out";
 
 /// A job's life from outside.
 pub struct Keeper {
-    shared: Shared,
-    watchers: Watchers,
+    /// What the phases need.
+    pub shared: Shared,
+    /// Those who watch.
+    pub watchers: Watchers,
     report: Report,
     report_path: Option<PathBuf>,
     base: PathBuf,
+    /// Outputs whose results a killed keeper has left where they can't be found, and why.
+    out_of_reach: Vec<(usize, String)>,
+    /// Whether a process waits to go on if this one is killed.
+    guarded: bool,
+    /// What says that the run's directory is in use.
+    claim: Option<fs::File>,
 }
 
 /// What the phases, and the threads that work beside them, need.
 pub struct Shared {
     /// What was decided before the start.
     pub plan: Plan,
-    command: Vec<OsString>,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
     options: Options,
     /// When the program must end before its batch job does.
     pub margin: Margin,
     surroundings: Surroundings,
+    /// Children that are not the run's.
+    pub spare: Vec<Pid>,
     id: String,
     /// The run's directory.
     pub dir: PathBuf,
@@ -76,16 +93,18 @@ pub struct Shared {
 
 /// An output directory in RAM.
 pub struct Output {
-    directory: usize,
+    /// The index of its directory in the plan.
+    pub directory: usize,
     /// Its results: the directory in RAM that the program writes to, or the overlay's upper layer.
-    ram: OwnedFd,
+    pub ram: OwnedFd,
     /// The name of that directory on the RAM disk.
-    slot: String,
-    homecoming: Homecoming,
+    pub slot: String,
+    /// How its results come home.
+    pub homecoming: Homecoming,
     /// Whether everything of it is on disk.
-    home: AtomicBool,
+    pub home: AtomicBool,
     /// Whether our mount over it was taken away, for the user's script.
-    detached: AtomicBool,
+    pub detached: AtomicBool,
 }
 
 #[derive(Default)]
@@ -117,14 +136,14 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Keeper {
-    /// In the keeper's process, right after the fork.
+    /// Before the fork, so that the command has a copy. `spare` are the children that it has already.
     pub fn new(
         plan: Plan,
         job: Job,
         args: &RunArgs,
         base: PathBuf,
-        front: UnixStream,
         surroundings: Surroundings,
+        spare: Vec<Pid>,
     ) -> Keeper {
         let id = new_id();
         let dir = base.join(&id);
@@ -146,12 +165,7 @@ impl Keeper {
             Some(text) => duration::parse(text, 1).map_or(Margin::Computed, Margin::Fixed),
             None => Margin::Computed,
         };
-        let watchers = Watchers {
-            fronts: Line::new(front).ok().into_iter().collect(),
-            listener: None,
-            dir: dir.clone(),
-            last: None,
-        };
+        let watchers = Watchers { fronts: Vec::new(), listener: None, dir: dir.clone(), last: None };
         let report_path = args.report.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
         Keeper {
             shared: Shared {
@@ -160,6 +174,7 @@ impl Keeper {
                 options,
                 margin,
                 surroundings,
+                spare,
                 id,
                 dir,
                 outputs: Mutex::default(),
@@ -170,16 +185,29 @@ impl Keeper {
             report,
             report_path,
             base,
+            out_of_reach: Vec::new(),
+            guarded: false,
+            claim: None,
         }
     }
 
-    /// Lives the whole life; returns the process's exit code, which nobody needs.
-    pub fn keep(mut self) -> u8 {
+    /// Lives the whole life; returns the process's exit code. `handover` is where the command finds what it needs if this
+    /// process is killed.
+    pub fn keep(mut self, front: UnixStream, handover: &OwnedFd) -> u8 {
         become_keeper();
-        let (exit_code, summary) = match self.live() {
+        // Those are the command's.
+        self.shared.spare.clear();
+        self.watchers.fronts.extend(Line::new(front));
+        let (exit_code, summary) = match self.live(handover) {
             Ok(code) => (code, self.report.summary()),
             Err((code, error)) => (code, format!("{error:#}")),
         };
+        self.leave(exit_code, summary)
+    }
+
+    /// The end of the process.
+    fn leave(&mut self, exit_code: u8, summary: String) -> u8 {
+        self.watchers.send(&Message::Ended { exit_code, summary: summary.clone() });
         // Nothing is left when the front ends: not even the pages of the RAM disk.
         self.clean_up();
         self.watchers.send(&Message::Finished { exit_code, summary });
@@ -187,7 +215,7 @@ impl Keeper {
     }
 
     /// From nothing to the end. An error means that the program was not started and nothing was changed.
-    fn live(&mut self) -> Result<u8, (u8, anyhow::Error)> {
+    fn live(&mut self, handover: &OwnedFd) -> Result<u8, (u8, anyhow::Error)> {
         let not_started = |error: anyhow::Error| (exit::NOT_STARTED, error);
         let paths: Vec<&std::path::Path> =
             self.shared.plan.directories.iter().map(|directory| directory.path.as_path()).collect();
@@ -195,6 +223,13 @@ impl Keeper {
         self.shared.options.gate = gate;
         let began = Instant::now();
         let namespaces = self.build().map_err(not_started)?;
+        namespaces
+            .hand_over(handover)
+            .and_then(|()| {
+                self.claim.as_ref().map_or(Ok(()), |claim| namespace::deposit(handover, claim.as_fd()))
+            })
+            .context("can't hand the RAM disk's descriptors over to the command")
+            .map_err(not_started)?;
         self.report.phase("build", began.elapsed(), 0, 0);
         let began = Instant::now();
         self.stage_in(&namespaces)?;
@@ -205,36 +240,128 @@ impl Keeper {
             self.note(note);
         }
         let code = self.run_program(&namespaces);
+        Ok(self.bring_results(&namespaces, code))
+    }
+
+    /// From the end of the program to the end of the run.
+    fn bring_results(&mut self, namespaces: &Namespaces, code: u8) -> u8 {
         let began = Instant::now();
-        let mut ending = self.bring_home(&namespaces, code);
+        let mut ending = self.bring_home(namespaces, code, false);
         self.report.waited_seconds += began.elapsed().as_secs_f64();
         loop {
             match ending {
                 Ending::Done(code) => {
                     self.finish(code);
-                    return Ok(code);
+                    return code;
                 }
-                Ending::Held(why) => match self.hold(&namespaces, &why) {
+                Ending::Held(why) => match self.hold(namespaces, &why) {
                     Order::Abandon => {
                         self.watchers.warning("the results were given up, as you said");
                         self.finish(exit::ABANDONED);
-                        return Ok(exit::ABANDONED);
+                        return exit::ABANDONED;
                     }
-                    _ => ending = self.bring_home(&namespaces, code),
+                    _ => ending = self.bring_home(namespaces, code, true),
                 },
             }
         }
     }
 
+    /// In the command, whose keeper was killed: learns what that one knew.
+    pub fn inherit(&mut self, namespaces: &Namespaces) {
+        rustix::process::umask(Mode::empty());
+        let paths: Vec<PathBuf> =
+            self.shared.plan.directories.iter().map(|directory| directory.path.clone()).collect();
+        // If it does not open now, it is asked again with every try to bring the results home.
+        let ask = move || -> Result<Option<Gate>> {
+            crate::gate::for_paths(&paths.iter().map(PathBuf::as_path).collect::<Vec<_>>())
+        };
+        self.shared.options.gate = ask().unwrap_or_else(|_| {
+            Some(Gate::new(move || match ask() {
+                Ok(gate) => gate.map_or(Ok(()), |gate| gate.check()),
+                Err(error) => Err(format!("{error:#}")),
+            }))
+        });
+        lock(&self.shared.outputs).clear();
+        self.out_of_reach.clear();
+        for index in 0..self.shared.plan.directories.len() {
+            if !self.shared.plan.directories[index].output {
+                continue;
+            }
+            let recalled = self.shared.recall_output(namespaces, index).or_else(|error| {
+                let path = self.shared.plan.directories[index].path.display();
+                self.watchers.warning(&format!(
+                    "{path}: what the keeper has written down of its results can't be read: {error}; what is on disk counts \
+                     as somebody else's"
+                ));
+                self.shared.output_of_nothing(namespaces, index).map(Some)
+            });
+            match recalled {
+                Ok(output) => {
+                    lock(&self.shared.outputs).extend(output.map(std::sync::Arc::new));
+                }
+                Err(error) => {
+                    self.out_of_reach.push((index, format!("its results can't be found in RAM: {error}")))
+                }
+            }
+        }
+        if self.report.directories.is_empty() {
+            self.describe_directories();
+            self.report.ram_disk = Some(report::RamDisk {
+                size: self.shared.plan.size.0,
+                huge_pages: namespaces.features.huge_pages,
+                no_swap: namespaces.features.no_swap,
+                ..report::RamDisk::default()
+            });
+            self.report.notes.push("the keeper process was killed; another one took its place".to_owned());
+        }
+        if self.shared.plan.delay.take().is_some() && lock(&self.shared.outputs).is_empty() {
+            self.watchers
+                .warning("the switch after the delay does not take place any more; the output goes to disk");
+        }
+    }
+
+    /// In a thread of the command, whose keeper was killed: waits for the program. Returns its exit code.
+    pub fn stand_in(&mut self, namespaces: &Namespaces, pid: u32) -> u8 {
+        self.listen_again();
+        self.watchers.phase("program", None);
+        self.watchers.state("the program runs");
+        let began = Instant::now();
+        let code = self.attend(namespaces, pid);
+        self.program_ended(namespaces, code, began);
+        self.watchers.send(&Message::StoodIn);
+        code
+    }
+
+    /// As a new keeper, after the program has ended: brings its results home.
+    pub fn go_on(&mut self, namespaces: &Namespaces, code: u8, front: UnixStream) -> u8 {
+        become_keeper();
+        self.shared.spare.clear();
+        self.guarded = false;
+        // The program's input and output were its own.
+        let _ = program::redirect(0..=1);
+        self.watchers.fronts.extend(Line::new(front));
+        self.listen_again();
+        self.report.program.exit_code = code;
+        let code = self.bring_results(namespaces, code);
+        let summary = self.report.summary();
+        self.leave(code, summary)
+    }
+
+    /// Takes the place of one who listened before. Without it the run goes on, unseen by `--list`.
+    fn listen_again(&mut self) {
+        let path = self.shared.dir.join("control");
+        let _ = fs::remove_file(&path);
+        self.watchers.listener = UnixListener::bind(path)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .ok();
+    }
+
     fn build(&mut self) -> Result<Namespaces> {
         let dir = &self.shared.dir;
         let mount_point = dir.join("ramdisk");
-        for path in [dir, &mount_point] {
-            fs::DirBuilder::new()
-                .mode(0o700)
-                .create(path)
-                .with_context(|| format!("can't make {}", path.display()))?;
-        }
+        make_private(dir)?;
+        self.claim = Some(held::claim(dir).with_context(|| format!("can't lock {}", dir.display()))?);
+        make_private(&mount_point)?;
         let listener =
             UnixListener::bind(dir.join("control")).context("can't listen for `ondeck run --resume`")?;
         listener.set_nonblocking(true)?;
@@ -378,7 +505,7 @@ impl Keeper {
                 program::send_signal(pid, number);
             }
         });
-        program::end_left_behind(GRACE);
+        program::end_left_behind(GRACE, &self.shared.spare);
         if !status.success() {
             anyhow::bail!(
                 "the stage-in script {} failed ({status}); the program was not started and nothing was changed",
@@ -437,6 +564,11 @@ impl Keeper {
                     .with_context(|| format!("can't show the RAM disk at {path}"))?;
             }
         }
+        self.describe_directories();
+        Ok(())
+    }
+
+    fn describe_directories(&mut self) {
         for directory in &self.shared.plan.directories {
             let mechanism = if directory.input && !directory.output {
                 "input"
@@ -452,7 +584,6 @@ impl Keeper {
                 mechanism,
             });
         }
-        Ok(())
     }
 
     /// Runs the program to its end, with everything that goes on beside it. Returns the exit code.
@@ -465,21 +596,33 @@ impl Keeper {
             Err(error) => {
                 let name = Path::new(&self.shared.command[0]).display().to_string();
                 self.watchers.warning(&format!("can't run {name}: {error}"));
-                program::start_failure(&self.shared.command[0], &error)
+                let code = program::start_failure(&self.shared.command[0], &error);
+                self.watchers.send(&Message::ProgramEnded { exit_code: code });
+                code
             }
             Ok(child) => {
+                self.watchers.send(&Message::ProgramStarted { pid: child.id() });
                 // The program's input and output are its own from now on: a reader of its pipe must not wait for us.
                 let _ = program::redirect(0..=1);
-                let status = self.accompany(namespaces, child.id());
-                self.report.program.signal = status.signal();
-                program::exit_code(status)
+                self.attend(namespaces, child.id())
             }
         };
+        self.program_ended(namespaces, code, began);
+        code
+    }
+
+    fn attend(&mut self, namespaces: &Namespaces, pid: u32) -> u8 {
+        let status = self.accompany(namespaces, pid);
+        self.report.program.signal = status.signal();
+        program::exit_code(status)
+    }
+
+    /// After the program: ends what it has left behind.
+    fn program_ended(&mut self, namespaces: &Namespaces, code: u8, began: Instant) {
         self.report.program.exit_code = code;
         self.report.program.seconds = began.elapsed().as_secs_f64();
         self.report.phase("program", began.elapsed(), 0, 0);
-        self.watchers.send(&Message::ProgramEnded { exit_code: code });
-        let left = program::end_left_behind(GRACE);
+        let left = program::end_left_behind(GRACE, &self.shared.spare);
         self.report.program.left_behind = left;
         if left > 0 {
             let processes = crate::display::count(left, "process").replace("processs", "processes");
@@ -489,7 +632,6 @@ impl Keeper {
             ));
         }
         self.look_at_use(namespaces);
-        code
     }
 
     /// Waits for the program; copies out, switches, watches the RAM disk and the batch job's limit meanwhile.
@@ -522,7 +664,11 @@ impl Keeper {
                 }) || handle.is_none()
                 {
                     // Without a descriptor (Linux before 5.3) the pid is asked at every tick.
-                    if let Some(status) = program::reap(pid, handle.is_some()) {
+                    // Told before it is collected: whoever takes over finds the one or the other.
+                    if let Some(status) = program::ended(pid) {
+                        let exit_code = program::exit_code(status);
+                        watchers.send(&Message::ProgramEnded { exit_code });
+                        let _ = program::reap(pid, false);
                         break status;
                     }
                 }
@@ -598,8 +744,13 @@ impl Keeper {
         ));
     }
 
-    /// Stages every output out.
-    fn bring_home(&mut self, namespaces: &Namespaces, code: u8) -> Ending {
+    /// Stages every output out. When it is done `again`, directories that are gone are opened anew by their paths.
+    fn bring_home(&mut self, namespaces: &Namespaces, code: u8, again: bool) -> Ending {
+        let mut problems = if again { self.open_targets_anew() } else { Vec::new() };
+        for (index, why) in &self.out_of_reach {
+            let path = self.shared.plan.directories[*index].path.display();
+            problems.push((*index, format!("{path}: {why}")));
+        }
         let outputs: Vec<_> = lock(&self.shared.outputs).clone();
         *lock(&self.shared.findings) = Findings::default();
         let total = outputs
@@ -609,9 +760,8 @@ impl Keeper {
             .sum();
         self.watchers.phase("stage_out", Some(total));
         self.watchers.state("staging out");
-        let mut problems = Vec::new();
         for output in &outputs {
-            if output.home.load(Relaxed) {
+            if output.home.load(Relaxed) || problems.iter().any(|(index, _)| *index == output.directory) {
                 continue;
             }
             let began = Instant::now();
@@ -624,15 +774,48 @@ impl Keeper {
             match result {
                 Ok((bytes, files)) => {
                     output.home.store(true, Relaxed);
+                    if let Some(journal) = &output.homecoming.journal {
+                        journal.home();
+                    }
                     self.report.phase("stage_out", began.elapsed(), bytes, files);
                 }
                 Err(Abort::Abandoned) => return Ending::Done(exit::ABANDONED),
-                Err(Abort::Failed(error)) => problems.push(format!("{path}: {error:#}")),
+                Err(Abort::Failed(error)) => problems.push((output.directory, format!("{path}: {error:#}"))),
             }
         }
         self.take_findings();
         self.report.results_on_disk = problems.is_empty();
-        if problems.is_empty() { Ending::Done(code) } else { Ending::Held(problems.join("\n")) }
+        if !problems.is_empty() {
+            let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
+            return Ending::Held(problems.join("\n"));
+        }
+        Ending::Done(if self.report.moved.is_empty() { code } else { exit::RESULTS_ELSEWHERE })
+    }
+
+    /// Opens the directories that are gone anew, by their paths. Returns which can't be, and why.
+    fn open_targets_anew(&mut self) -> Vec<(usize, String)> {
+        let outputs: Vec<_> = lock(&self.shared.outputs).clone();
+        let mut problems = Vec::new();
+        for output in outputs.iter().filter(|output| !output.home.load(Relaxed)) {
+            let path = self.shared.plan.directories[output.directory].path.display().to_string();
+            match self.shared.open_target_anew(output) {
+                Ok(false) => {}
+                Ok(true) => self.note(format!(
+                    "{path}: the directory was removed while the program ran; its results go to the one that is there now"
+                )),
+                Err(error) => problems.push((output.directory, format!("{path}: {error:#}"))),
+            }
+        }
+        problems
+    }
+
+    /// Tells of a directory whose results are not under its path.
+    fn tell_moved(&mut self, path: &str, now: &Path) {
+        let now = now.display().to_string();
+        self.watchers.warning(&format!(
+            "{path}: the directory was renamed while the program ran; its results are in {now}"
+        ));
+        self.report.moved.push(report::Moved { path: path.to_owned(), now });
     }
 
     fn copy_out(&mut self, output: &Output) -> Result<(u64, u64), Abort> {
@@ -664,6 +847,9 @@ impl Keeper {
             return Err(Abort::Abandoned);
         }
         let summary = summary.map_err(Abort::Failed)?;
+        let directory = &shared.plan.directories[output.directory];
+        // Only now, because it may have happened while they were copied.
+        let moved = directory.moved_to().map_err(Abort::Failed)?;
         let unverified = summary.verified.map_or(0, |verified| verified.failed);
         if summary.errors + unverified > 0 {
             let findings = lock(&shared.findings);
@@ -672,6 +858,10 @@ impl Keeper {
                 crate::display::count(summary.errors.max(unverified), "entry").replace("entrys", "entries"),
                 findings.errors.join("\n  ")
             )));
+        }
+        if let Some(now) = moved {
+            let path = directory.path.display().to_string();
+            self.tell_moved(&path, &now);
         }
         Ok((summary.bytes, summary.files))
     }
@@ -682,9 +872,19 @@ impl Keeper {
         let directory = &self.shared.plan.directories[output.directory];
         // The script must see the directory on disk under its path.
         let path = directory.path.clone();
+        // And it knows the directory by nothing else.
+        if let Some(now) = directory.moved_to().map_err(failed)? {
+            return Err(failed(anyhow!(
+                "the directory was renamed while the program ran and is {} now; move it back, for the stage-out script",
+                now.display()
+            )));
+        }
         // Once: a second time it would be the user's own mount.
         if !output.detached.swap(true, Relaxed) {
             namespaces.inside(|| mounts::detach(&path)).map_err(|error| failed(error.into()))?;
+            if let Some(journal) = &output.homecoming.journal {
+                journal.detached();
+            }
         }
         let ram = self.shared.dir.join("ramdisk").join(&output.slot);
         let environment = self.shared.environment(&ram);
@@ -701,7 +901,7 @@ impl Keeper {
             }
             Order::Signal { .. } | Order::Resume => {}
         });
-        program::end_left_behind(GRACE);
+        program::end_left_behind(GRACE, &self.shared.spare);
         if abandoned {
             return Err(Abort::Abandoned);
         }
@@ -731,10 +931,12 @@ impl Keeper {
         self.report.exit_code = exit::RESULTS_NOT_STAGED;
         self.report.results_on_disk = false;
         self.write_report();
-        self.watchers.state("holds results that are not on disk; `ondeck run --resume` stages them out");
-        self.watchers.send(&Message::Held { exit_code: exit::RESULTS_NOT_STAGED, text });
+        self.watchers.state(HOLDING);
+        let held = Message::Held { exit_code: exit::RESULTS_NOT_STAGED, text };
+        self.watchers.send(&held);
         // Nobody who reads our output must wait for as long as this takes.
         let _ = program::redirect(0..=2);
+        self.guard(namespaces, &held);
         let mut answer = None;
         while answer.is_none() {
             self.watchers.wait(None, Duration::from_secs(3600), &mut |order| {
@@ -744,6 +946,43 @@ impl Keeper {
             });
         }
         answer.unwrap_or(Order::Resume)
+    }
+
+    /// Goes on in a child of this process, which does nothing more but to start another one if that is killed: nobody else
+    /// is left who has the results, and they may be held for long.
+    fn guard(&mut self, namespaces: &Namespaces, held: &Message) {
+        if std::mem::replace(&mut self.guarded, true) {
+            return;
+        }
+        let mut again = false;
+        loop {
+            // SAFETY: the keeper has one thread between its phases, so the child is a complete copy of it.
+            match unsafe { libc::fork() } {
+                // Without a guard, as if it had been killed.
+                -1 => return,
+                0 => {
+                    // SAFETY: plain values. The child adopts what it starts, as its parent did.
+                    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+                    if again {
+                        // Whoever has asked for another try must not wait for its end.
+                        self.watchers.state(HOLDING);
+                        self.watchers.send(held);
+                    }
+                    return;
+                }
+                child => {
+                    let status = program::reap(child as u32, true);
+                    if let Some(code) = status.and_then(|status| status.code()) {
+                        // SAFETY: it has done and removed everything.
+                        unsafe { libc::_exit(code) }
+                    }
+                    // A script of the user's, of a stage-out that was tried again.
+                    program::end_left_behind(GRACE, &[]);
+                    self.inherit(namespaces);
+                    again = true;
+                }
+            }
+        }
     }
 
     /// Everything is on disk (or given up): the record.
@@ -796,16 +1035,20 @@ impl Keeper {
     }
 
     /// Removes what the run made outside of its namespaces; the namespaces and the RAM disk go with this process.
-    fn clean_up(&mut self) {
+    pub fn clean_up(&mut self) {
         lock(&self.shared.outputs).clear();
         self.watchers.listener = None;
         let dir = &self.shared.dir;
-        for name in ["control", "state", "log"] {
+        for name in ["control", "state", "log", held::LOCK] {
             let _ = fs::remove_file(dir.join(name));
         }
         for index in 0..self.shared.plan.directories.len() {
             let _ = fs::remove_file(manifest_path(dir, index));
             let _ = fs::remove_file(staged_path(dir, index));
+            for kept in [baseline_path(dir, index), journal_path(dir, index)] {
+                let _ = fs::remove_file(kept.with_extension("partial"));
+                let _ = fs::remove_file(kept);
+            }
         }
         let _ = fs::remove_dir(dir.join("ramdisk"));
         let _ = fs::remove_dir(dir);
@@ -876,6 +1119,9 @@ impl Shared {
             (Mechanism::Mirror, None) => Baseline::default(),
             _ => Baseline::of(ram.as_fd(), staged.as_deref(), before)?,
         };
+        // For one who takes over, and so before the program can change anything.
+        baseline.write(&baseline_path(&self.dir, index))?;
+        let journal = Journal::begin(&journal_path(&self.dir, index), mechanism, since)?;
         Ok(Output {
             directory: index,
             ram,
@@ -891,6 +1137,91 @@ impl Shared {
                 made: Mutex::default(),
                 salvage: false,
                 loosened: self.loosened.clone(),
+                entered: Mutex::default(),
+                journal: Some(journal),
+            },
+            home: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
+        })
+    }
+
+    /// An output as a keeper that was killed has left it; none if the program was never shown it.
+    fn recall_output(&self, namespaces: &Namespaces, index: usize) -> io::Result<Option<Output>> {
+        let path = journal_path(&self.dir, index);
+        let Some(recalled) = journal::recall(&path)? else { return Ok(None) };
+        let slot = slot_name(index);
+        let ram = self.open_any_slot(namespaces, index)?;
+        self.loosened.recall(recalled.loosened);
+        // The other way round than they were opened: what is in a directory before the directory.
+        for opened in recalled.opened_up.iter().rev() {
+            let root = if opened.side == Side::Source { &ram } else { &self.plan.directories[index].disk };
+            opened.shut(root.as_fd())?;
+        }
+        Ok(Some(Output {
+            directory: index,
+            ram,
+            slot,
+            homecoming: Homecoming {
+                mechanism: recalled.mechanism,
+                since: recalled.since,
+                baseline: Baseline::read(&baseline_path(&self.dir, index))?,
+                id: self.id.clone(),
+                nested: self.plan.directories[index].nested.clone(),
+                interim: AtomicBool::new(false),
+                ours: Mutex::new(recalled.ours),
+                made: Mutex::new(recalled.made),
+                salvage: false,
+                loosened: self.loosened.clone(),
+                entered: Mutex::new(recalled.entered),
+                journal: Some(Journal::go_on(&path)?),
+            },
+            home: AtomicBool::new(recalled.home),
+            detached: AtomicBool::new(recalled.detached),
+        }))
+    }
+
+    /// Opens an output's directory in RAM also if the program has given it a mode that shuts out its owner.
+    fn open_any_slot(&self, namespaces: &Namespaces, index: usize) -> io::Result<OwnedFd> {
+        let slot = slot_name(index);
+        match open_slot(namespaces, &slot) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            other => return other,
+        }
+        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+        let stat = rustix::fs::statat(&namespaces.ram_disk, &slot, flags)?;
+        let mode = stat.st_mode & 0o7777;
+        Journal::go_on(&journal_path(&self.dir, index))?.opening_up(Side::Source, b"", stat.st_ino, mode);
+        let chmod = |mode| {
+            let mode = Mode::from_raw_mode(mode);
+            rustix::fs::chmodat(&namespaces.ram_disk, &slot, mode, rustix::fs::AtFlags::empty())
+        };
+        // Only this process is left that could put anything else in its place.
+        chmod(mode | 0o700)?;
+        let opened = open_slot(namespaces, &slot);
+        chmod(mode)?;
+        opened
+    }
+
+    /// An output of which nothing is known but its results.
+    fn output_of_nothing(&self, namespaces: &Namespaces, index: usize) -> io::Result<Output> {
+        let (directory, slot) = (&self.plan.directories[index], slot_name(index));
+        Ok(Output {
+            directory: index,
+            ram: self.open_any_slot(namespaces, index)?,
+            slot,
+            homecoming: Homecoming {
+                mechanism: directory.mechanism,
+                since: directory.since,
+                baseline: Baseline::of_disk(directory.before.clone()),
+                id: self.id.clone(),
+                nested: directory.nested.clone(),
+                interim: AtomicBool::new(false),
+                ours: Mutex::default(),
+                made: Mutex::default(),
+                salvage: false,
+                loosened: self.loosened.clone(),
+                entered: Mutex::default(),
+                journal: None,
             },
             home: AtomicBool::new(false),
             detached: AtomicBool::new(false),
@@ -953,6 +1284,7 @@ impl Shared {
     /// Copies one output's results to disk.
     fn copy_out(&self, output: &Output, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
+        directory.moved_to()?;
         let options = Options {
             // What the policy allows is removed, and nothing else.
             delete: true,
@@ -981,10 +1313,53 @@ impl Shared {
     /// Packs one output's results into an archive in the directory on disk: `results-ID.tar` or `results-ID.tar.zst`.
     fn pack_out(&self, output: &Output, format: PackFormat, progress: &Progress) -> Result<Summary> {
         let directory = &self.plan.directories[output.directory];
+        directory.moved_to()?;
+        let mut opened = Vec::new();
+        let packed = self.pack_opened(output, format, progress, &mut opened);
+        for entry in opened.iter().rev() {
+            entry.shut(output.ram.as_fd()).context("giving the results their modes back")?;
+        }
+        packed
+    }
+
+    /// Notes an entry that shuts out the caller, its owner, as one that is made accessible now. Returns its mode then.
+    fn open_up(output: &Output, path: &[u8], stat: &rustix::fs::Stat) -> Option<(OpenedUp, Mode)> {
+        let needed = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => 0o700,
+            FileType::RegularFile => 0o400,
+            _ => return None,
+        };
+        let user = rustix::process::geteuid();
+        let mode = stat.st_mode & 0o7777;
+        if user.is_root() || user.as_raw() != stat.st_uid || mode & needed == needed {
+            return None;
+        }
+        output.homecoming.opening_up(Side::Source, path, stat);
+        let opened = OpenedUp { side: Side::Source, path: path.to_vec(), inode: stat.st_ino, mode };
+        Some((opened, Mode::from_raw_mode(mode | 0o700)))
+    }
+
+    fn pack_opened(
+        &self,
+        output: &Output,
+        format: PackFormat,
+        progress: &Progress,
+        opened: &mut Vec<OpenedUp>,
+    ) -> Result<Summary> {
+        let directory = &self.plan.directories[output.directory];
+        if let Some((root, mode)) = Shared::open_up(output, b"", &rustix::fs::fstat(&output.ram)?) {
+            rustix::fs::fchmod(&output.ram, mode)?;
+            opened.push(root);
+        }
         let overlay = output.homecoming.mechanism == Mechanism::Overlay;
         // An archive can't hold sockets, and nobody listens on them any more. An overlay's marks for deletions mean
         // nothing outside of it.
         survey(output.ram.as_fd(), &mut |visit| {
+            if let Some((entry, mode)) = Shared::open_up(output, visit.path, visit.stat) {
+                // Neither is a symlink, and nobody else is left who could put one there.
+                rustix::fs::chmodat(visit.dir, visit.name, mode, rustix::fs::AtFlags::empty())?;
+                opened.push(entry);
+            }
             if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket
                 || overlay && is_whiteout(visit.stat)
             {
@@ -998,6 +1373,7 @@ impl Shared {
         let name = CString::new(format!("results-{}.{format}", self.id))?;
         let options = PackOptions {
             threads: self.options.threads,
+            modes: opened.iter().map(|entry| (entry.inode, entry.mode)).collect(),
             xattr_name: overlay.then_some(seen_through_overlay),
             ..PackOptions::default()
         };
@@ -1144,8 +1520,18 @@ fn staged_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("in{index}.manifest"))
 }
 
-fn manifest_path(dir: &Path, index: usize) -> PathBuf {
+/// The manifest of an output's stage-out.
+pub fn manifest_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("out{index}.manifest"))
+}
+
+fn baseline_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("base{index}.baseline"))
+}
+
+/// What is known of an output's way home.
+pub fn journal_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("out{index}.journal"))
 }
 
 fn open_slot(namespaces: &Namespaces, name: &str) -> io::Result<OwnedFd> {
@@ -1206,6 +1592,11 @@ fn used_below(dir: &OwnedFd) -> Option<u64> {
     })
     .ok()?;
     Some(bytes)
+}
+
+fn make_private(path: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().mode(0o700).create(path);
+    made.with_context(|| format!("can't make {}", path.display()))
 }
 
 /// A name that no other run of this machine has.

@@ -37,11 +37,26 @@ pub enum Message {
         /// The message.
         text: String,
     },
+    /// The program was started.
+    ProgramStarted {
+        /// Its process.
+        pid: u32,
+    },
     /// The program has ended; its results are being staged out.
     ProgramEnded {
         /// Its exit code; 128 + n for signal n.
         exit_code: u8,
     },
+    /// Nothing is left to do but to remove the run's own traces. For the command alone, which does that if the keeper
+    /// can't.
+    Ended {
+        /// What `ondeck run` exits with.
+        exit_code: u8,
+        /// The last line for people.
+        summary: String,
+    },
+    /// One who stood in for the keeper is done. For the command alone.
+    StoodIn,
     /// The run is over and everything is where it belongs.
     Finished {
         /// What `ondeck run` exits with.

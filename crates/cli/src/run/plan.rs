@@ -150,6 +150,10 @@ pub struct Directory {
     pub path: PathBuf,
     /// It, on disk, opened before anything was mounted over it.
     pub disk: OwnedFd,
+    /// Its inode number, to know it again when it has to be opened anew.
+    pub inode: u64,
+    /// Its owner.
+    pub owner: u32,
     /// Whether it is staged in.
     pub input: bool,
     /// Whether it is staged out.
@@ -354,9 +358,12 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let disk = rustix::fs::open(&real, flags, Mode::empty())
             .with_context(|| format!("the {what} directory {} can't be read", path.display()))?;
+        let stat = rustix::fs::fstat(&disk)?;
         directories.push(Directory {
             path: real,
             disk,
+            inode: stat.st_ino,
+            owner: stat.st_uid,
             input,
             output: !input,
             mechanism: Mechanism::Disk,
@@ -400,7 +407,10 @@ fn decide(
         tell_of_other_owner(directory, notes)?;
     }
     if directory.input {
-        let seen = look(directory, None)?;
+        let mut seen = look(directory, None)?;
+        if let Some(shut) = seen.shut.take() {
+            bail!("{shut}, so it can't be staged in; chmod u+rwX it, or run with --fallback disk");
+        }
         directory.content = seen.content;
         if directory.output {
             seen.remember(directory, notes);
@@ -417,7 +427,16 @@ fn decide(
         return Ok(());
     }
     let mut seen = look(directory, (!root).then(OwnIds::of_this_process))?;
-    let (content, foreign) = (seen.content, seen.foreign.take());
+    let (content, foreign, shut) = (seen.content, seen.foreign.take(), seen.shut.take());
+    // An overlay shows it as it is. A copy would have to read it.
+    if let Some(shut) = &shut
+        && (foreign.is_some() || existing == Existing::Copy && !must_overlay)
+    {
+        bail!(
+            "{shut}, so it can't be copied into RAM; chmod u+rwX it{}, or run with --fallback disk",
+            if foreign.is_none() { ", leave out --existing copy" } else { "" }
+        );
+    }
     seen.remember(directory, notes);
     directory.content = content;
     let path = directory.path.display();
@@ -443,7 +462,10 @@ fn decide(
             Mechanism::Mirror
         }
         (Existing::Auto, None)
-            if !must_overlay && content.directories && content.bytes <= free.0 / SMALL_PART =>
+            if !must_overlay
+                && shut.is_none()
+                && content.directories
+                && content.bytes <= free.0 / SMALL_PART =>
         {
             Mechanism::Mirror
         }
@@ -524,6 +546,8 @@ struct Seen {
     content: Content,
     /// An entry whose owner or group a user namespace has no name for.
     foreign: Option<String>,
+    /// One whose mode shuts out the caller, its owner.
+    shut: Option<String>,
     before: Before,
     /// Files with names outside of the directory.
     outside: usize,
@@ -554,6 +578,8 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
     // Names that were not met yet of the files with several.
     let mut missing: HashMap<(u64, u64), u64> = HashMap::new();
     let mut foreign = None;
+    let mut shut = None;
+    let user = OwnIds::of_this_process().uid;
     let mut judge = |path: &[u8], uid: u32, gid: u32| {
         let Some(own) = own else { return };
         if foreign.is_none() && (uid != own.uid || gid != own.gid) {
@@ -576,6 +602,22 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
             if visit.stat.st_nlink > 1 && FileType::from_raw_mode(visit.stat.st_mode) != FileType::Directory {
                 let inode = (visit.stat.st_dev, visit.stat.st_ino);
                 *missing.entry(inode).or_insert(visit.stat.st_nlink) -= 1;
+            }
+        }
+        let needed = match FileType::from_raw_mode(visit.stat.st_mode) {
+            FileType::Directory => 0o500,
+            FileType::RegularFile => 0o400,
+            _ => 0,
+        };
+        if user != 0 && visit.stat.st_uid == user && visit.stat.st_mode & needed != needed {
+            let name = OsStr::from_bytes(visit.path).display();
+            let mode = visit.stat.st_mode & 0o7777;
+            shut.get_or_insert_with(|| {
+                format!("`{name}` in it has the mode {mode:04o}, which shuts out its owner")
+            });
+            if needed == 0o500 {
+                content.directories = true;
+                return Ok(Descend::No);
             }
         }
         match FileType::from_raw_mode(visit.stat.st_mode) {
@@ -603,5 +645,5 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
             });
     }
     let outside = missing.values().filter(|missing| **missing > 0).count();
-    Ok(Seen { content, foreign, before, outside })
+    Ok(Seen { content, foreign, shut, before, outside })
 }

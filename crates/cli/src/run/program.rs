@@ -153,14 +153,15 @@ pub fn reap_orphans(program: i32) {
 }
 
 /// Ends every process that the program left behind (they are children of this process, a subreaper): asks, waits
-/// `grace`, and kills. Returns how many there were.
-pub fn end_left_behind(grace: Duration) -> u64 {
+/// `grace`, and kills, but for those to `spare`. Returns how many there were.
+pub fn end_left_behind(grace: Duration, spare: &[Pid]) -> u64 {
     let mut ended = std::collections::HashSet::new();
     let deadline = Instant::now() + grace;
     loop {
         // A dead one may leave children of its own, which become ours in turn.
         while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
-        let left = children();
+        let mut left = children();
+        left.retain(|pid| !spare.contains(pid));
         if left.is_empty() {
             return ended.len() as u64;
         }
@@ -175,10 +176,32 @@ pub fn end_left_behind(grace: Duration) -> u64 {
     }
 }
 
-fn children() -> Vec<Pid> {
+/// The children of this process's first thread, which are all that it has forked while it had no other.
+pub fn children() -> Vec<Pid> {
     let own = std::process::id();
     let list = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+/// The child that was started first, if there is any but those to `spare`. Children of the program that became ours were
+/// started later than it.
+pub fn oldest_child(spare: &[Pid]) -> Option<u32> {
+    let started = |pid: &Pid| -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+        // The name stands in parentheses and may hold anything; the start is the 20th field behind it (proc(5)).
+        stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    };
+    let mut left = children();
+    left.retain(|pid| !spare.contains(pid));
+    let first =
+        left.into_iter().min_by_key(|pid| (started(pid).unwrap_or(u64::MAX), pid.as_raw_nonzero()))?;
+    Some(first.as_raw_nonzero().get() as u32)
+}
+
+/// Makes orphaned descendants children of this process, or no longer.
+pub fn adopt_orphans(adopt: bool) {
+    // SAFETY: takes plain values. It can only fail for want of the option, which Linux has had since 3.4.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopt), 0, 0, 0) };
 }
 
 /// Runs the command in place, on disk, as if Ondeck were not there.
@@ -249,6 +272,27 @@ pub fn send_signal(pid: u32, number: i32) {
     unsafe { libc::kill(pid as libc::pid_t, number) };
 }
 
+/// A status that is no process's: the child was reaped by somebody else.
+pub const UNKNOWN: i32 = 0xff00;
+
+/// A child's status, if it has ended. It stays there to be collected.
+pub fn ended(pid: u32) -> Option<ExitStatus> {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: fills a zeroed siginfo_t, which is valid; the fields of a child's end are read as the kernel wrote them.
+    let (code, status) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        if libc::waitid(libc::P_PID, pid, &mut info, flags) != 0 || info.si_pid() == 0 {
+            return None;
+        }
+        (info.si_code, info.si_status())
+    };
+    Some(ExitStatus::from_raw(match code {
+        libc::CLD_EXITED => (status & 0xff) << 8,
+        libc::CLD_DUMPED => status | 0x80,
+        _ => status,
+    }))
+}
+
 /// Collects a child's status; without `wait` only if it has ended.
 pub fn reap(pid: u32, wait: bool) -> Option<ExitStatus> {
     let mut status = 0;
@@ -258,7 +302,7 @@ pub fn reap(pid: u32, wait: bool) -> Option<ExitStatus> {
         {
             0 => return None,
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            -1 => return Some(ExitStatus::from_raw(0xff00)),
+            -1 => return Some(ExitStatus::from_raw(UNKNOWN)),
             _ => return Some(ExitStatus::from_raw(status)),
         }
     }

@@ -29,6 +29,8 @@ pub struct Report {
     pub phases: Vec<Phase>,
     /// Whether all results are on disk: every checksum is in a manifest, sizes agree, the target is synced.
     pub results_on_disk: bool,
+    /// Directories that were renamed while the program ran: their results are where they are now.
+    pub moved: Vec<Moved>,
     /// Files that someone else changed on disk meanwhile, and the name that the program's version has beside them.
     pub put_beside: Vec<Beside>,
     /// Files that the program deleted and that someone else had changed: they are still there.
@@ -95,6 +97,15 @@ pub struct Phase {
     pub files: u64,
     /// Bytes in a second.
     pub rate: f64,
+}
+
+/// A directory that is not where it was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Moved {
+    /// The path that was named.
+    pub path: String,
+    /// Where the directory is, with its results.
+    pub now: String,
 }
 
 /// A conflict.

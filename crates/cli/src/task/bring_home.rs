@@ -14,7 +14,9 @@ use ondeck_api::wire::Directory;
 use ondeck_core::PackFormat;
 use ondeck_transfer::pack::{self, PackError, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
-use ondeck_transfer::{Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, stage_roots};
+use ondeck_transfer::{
+    Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, Whereabouts, stage_roots, whereabouts,
+};
 use rustix::fs::FileType;
 
 use super::fill::entries;
@@ -104,9 +106,25 @@ impl Worker<'_> {
             }
             Err(error) => return Err(Failure::passing(format!("the results of {path}: {error}"))),
         };
-        match pack {
+        let done = match pack {
             Some(format) => self.pack_home(directory, &slot, format),
             None => self.copy_home(directory, slot),
+        };
+        self.confirm_place(directory).and(done)
+    }
+
+    /// Whether the path still leads to the directory that was written to. If not, the next try opens what is there then.
+    fn confirm_place(&self, directory: &Opened<'_>) -> Result<(), Failure> {
+        match whereabouts(&directory.path, directory.disk.as_fd()) {
+            Ok(Whereabouts::InPlace) => Ok(()),
+            Ok(now) => Err(Failure::passing(format!(
+                "{}: {now}, while the results were brought home; they are brought to what is at this path",
+                directory.path.display()
+            ))),
+            Err(error) => Err(Failure::passing(format!(
+                "{}: can't see whether this is still the directory that the results went to: {error}",
+                directory.path.display()
+            ))),
         }
     }
 
@@ -137,6 +155,8 @@ impl Worker<'_> {
             made: Mutex::new(HashSet::new()),
             salvage,
             loosened: self.loosened.clone(),
+            entered: Mutex::default(),
+            journal: None,
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;
         let manifest = match &self.order.request.share {
@@ -259,7 +279,8 @@ impl Worker<'_> {
                 return self.no_room(directory, 0);
             }
             Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
-        })
+        })?;
+        self.confirm_place(directory)
     }
 }
 

@@ -68,7 +68,7 @@ impl LargeFile {
             })
             .collect();
         let stored = map.len() as u64 + packed;
-        let mut header = header_of(b'f', &path, attributes_of(&stat, xattrs));
+        let mut header = header_of(b'f', &path, attributes_of(packer, &stat, xattrs));
         (header.size, header.stored) = (size, stored);
         if sparse {
             header.holes = Holes::InData;

@@ -412,7 +412,7 @@ impl Packer<'_> {
             What::Directory => header_of(
                 b'd',
                 path,
-                attributes_of(&entry.node.source, self.options.packed(read_xattrs(dir, None)?)),
+                attributes_of(self, &entry.node.source, self.options.packed(read_xattrs(dir, None)?)),
             ),
             What::Link(first) => {
                 let stat = fs::statat(dir, &*entry.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -422,7 +422,7 @@ impl Packer<'_> {
                     // archive would be of no use.
                     open_source(self, &fds, &entry.name)?;
                 }
-                let mut header = header_of(b'h', path, attributes_of(&stat, Vec::new()));
+                let mut header = header_of(b'h', path, attributes_of(self, &stat, Vec::new()));
                 header.link.clone_from(first);
                 header
             }
@@ -442,7 +442,7 @@ impl Packer<'_> {
                     }
                 };
                 let xattrs = self.options.packed(read_xattrs_at(dir, &entry.name, None)?);
-                let mut header = header_of(kind, path, attributes_of(&stat, xattrs));
+                let mut header = header_of(kind, path, attributes_of(self, &stat, xattrs));
                 if is_symlink(&stat) {
                     header.link = fs::readlinkat(dir, &*entry.name, Vec::new())
                         .during("reading where it points")?
@@ -488,7 +488,7 @@ impl Packer<'_> {
             let size = if whole > LARGE { found } else { whole };
             let segments = if size == whole { super::sparse::segments(file.as_fd(), &stat)? } else { None };
             let mut map = Vec::new();
-            let mut header = header_of(b'f', path, attributes_of(&stat, xattrs));
+            let mut header = header_of(b'f', path, attributes_of(self, &stat, xattrs));
             header.size = size;
             header.stored = size;
             if let Some(segments) = &segments {
@@ -805,9 +805,9 @@ pub(super) fn read_into(
     Ok(())
 }
 
-pub(super) fn attributes_of(stat: &Stat, xattrs: Vec<Xattr>) -> Attributes {
+pub(super) fn attributes_of(packer: &Packer<'_>, stat: &Stat, xattrs: Vec<Xattr>) -> Attributes {
     Attributes {
-        mode: stat.st_mode & 0o7777,
+        mode: packer.options.modes.get(&stat.st_ino).copied().unwrap_or(stat.st_mode & 0o7777),
         uid: stat.st_uid,
         gid: stat.st_gid,
         mtime: crate::manifest::mtime(stat),
