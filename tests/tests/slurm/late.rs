@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_testbed::{User, available, wait_until};
 
+use crate::aids::LONG;
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 use crate::jobs::{Gate, directives, note_source, says, wait_file, was_ram};
 use crate::life::directory;
