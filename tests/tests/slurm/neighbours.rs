@@ -92,7 +92,7 @@ fn two_users_see_nothing_of_each_other() {
                 "#!/bin/sh\n#RSA_WAIT=hold\n{}{}\
                  cat {own}/data > {found}\n\
                  (cat {others}/data; ls {others}; echo x > {others}/x; cat {others}/result\n\
-                 find /run/ondeck /tmp -type f -exec grep -l secret {{}} + ) 2> /dev/null > {found}-wrong\n\
+                 find /run/ondeck {bed} -type f -exec grep -l secret {{}} + ) 2> /dev/null > {found}-wrong\n\
                  for d in /proc/[0-9]*/root /proc/[0-9]*/cwd; do cat $d{others}/data; done 2> /dev/null >> {found}-wrong\n\
                  echo done > {own}/result\n",
                 directives(&[own], &[own]),
@@ -100,6 +100,7 @@ fn two_users_see_nothing_of_each_other() {
                 own = own.display(),
                 others = others.display(),
                 found = found.display(),
+                bed = cluster.bed.dir().display(),
             );
             cluster.slurm.submit(user, &script, &["--nodes=1", &format!("--nodelist={node}")])
         };
