@@ -7,6 +7,7 @@ mod scene;
 use std::fs;
 use std::io::BufRead;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -448,4 +449,24 @@ fn a_keeper_killed_in_the_stage_out_leaves_no_directory_as_only_its_own_copying_
             scene.assert_clean();
         }
     }
+}
+
+#[test]
+fn a_run_that_can_not_be_asked_is_listed_and_nothing_of_it_is_removed() {
+    let scene = Scene::new(Who::Me);
+    scene.dir("state");
+    for id in ["gone", "odd"] {
+        scene.dir(&format!("state/{id}"));
+        scene.file(&format!("state/{id}/lock"), "");
+        scene.file(&format!("state/{id}/out0.journal"), "");
+    }
+    fs::set_permissions(scene.path("state"), fs::Permissions::from_mode(0o700)).unwrap();
+    // Not what a keeper listens with: so nothing says that nobody is there.
+    let _socket = UnixDatagram::bind(scene.path("state/odd/control")).unwrap();
+    let listed = scene.run(&["run", "--list"]).assert_code(0).out.clone();
+    let of = |id: &str| listed.lines().find(|line| line.starts_with(id)).unwrap().to_owned();
+    assert!(of("odd").contains("can't be asked"), "{listed}");
+    assert!(of("gone").contains("its keeper was killed"), "{listed}");
+    assert_eq!(scene.list("state"), ["odd"]);
+    assert_eq!(scene.list("state/odd"), ["control", "lock", "out0.journal"]);
 }
