@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use ondeck_core::Bytes;
 
+use crate::mounts::{self, Mount};
+
 /// What limits a RAM disk here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreeRam {
@@ -40,7 +42,13 @@ pub fn free_ram() -> std::io::Result<FreeRam> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         own => own?,
     };
-    Ok(FreeRam { machine, cgroup: tightest(&own, Path::new("/sys/fs/cgroup")) })
+    let mounts = mounts::mounted()?;
+    // The last one that was mounted there is the one that is seen.
+    let root_of = |base: &Path| {
+        let at_base = |mount: &&Mount| mount.at == base && mount.kind.starts_with("cgroup");
+        mounts.iter().rev().find(at_base).map(|mount| mount.root.clone())
+    };
+    Ok(FreeRam { machine, cgroup: tightest(&own, Path::new("/sys/fs/cgroup"), root_of) })
 }
 
 /// The number behind `key` in a file of `key number` lines.
@@ -48,7 +56,9 @@ fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
 }
 
-fn tightest(own: &str, root: &Path) -> Option<(Bytes, PathBuf)> {
+/// `root_of` tells which group is mounted at a path. It and the process's own group are named alike: from the root of the
+/// process's namespace of groups, which need not be the kernel's.
+fn tightest(own: &str, root: &Path, root_of: impl Fn(&Path) -> Option<PathBuf>) -> Option<(Bytes, PathBuf)> {
     let mut least: Option<(Bytes, PathBuf)> = None;
     for line in own.lines() {
         let mut parts = line.splitn(3, ':');
@@ -63,7 +73,12 @@ fn tightest(own: &str, root: &Path) -> Option<(Bytes, PathBuf)> {
             continue;
         };
         // In a container the path may lie outside of what is mounted; the levels that exist are looked at.
-        let mut group = base.join(path.trim_start_matches('/'));
+        let below =
+            root_of(&base).and_then(|root| Path::new(path).strip_prefix(root).ok().map(Path::to_owned));
+        let mut group = match below {
+            Some(below) => base.join(below),
+            None => base.join(path.trim_start_matches('/')),
+        };
         while group.starts_with(&base) {
             if let Some(bytes) = left(&group)
                 && least.as_ref().is_none_or(|(known, _)| Bytes(bytes) < *known)
@@ -125,8 +140,14 @@ mod tests {
         write("job/memory.stat", "cache 5\ntotal_inactive_file 100000\n");
         write("job/step/memory.limit_in_bytes", "2000000\n");
         write("job/step/memory.usage_in_bytes", "0\n");
-        let found = tightest("4:memory:/job/step\n0::/\n", dir.path());
+        let found = tightest("4:memory:/job/step\n0::/\n", dir.path(), |_| None);
         assert_eq!(found, Some((Bytes(800_000), dir.path().join("memory/job"))));
+        // Seen from a namespace of groups whose root is elsewhere, and where a part of them is mounted.
+        for (own, mounted) in [("/../../job/step", "/../.."), ("/pod/job/step", "/pod")] {
+            let root_of = |_: &Path| Some(PathBuf::from(mounted));
+            let found = tightest(&format!("4:memory:{own}\n"), dir.path(), root_of);
+            assert_eq!(found, Some((Bytes(800_000), dir.path().join("memory/job"))), "{own}");
+        }
 
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("job")).unwrap();
@@ -135,8 +156,8 @@ mod tests {
         {
             fs::write(dir.path().join("job").join(name), text).unwrap();
         }
-        assert_eq!(tightest("0::/job\n", dir.path()).unwrap().0, Bytes(4400));
+        assert_eq!(tightest("0::/job\n", dir.path(), |_| None).unwrap().0, Bytes(4400));
         fs::write(dir.path().join("job/memory.max"), "max\n").unwrap();
-        assert_eq!(tightest("0::/job\n", dir.path()), None);
+        assert_eq!(tightest("0::/job\n", dir.path(), |_| None), None);
     }
 }
