@@ -114,7 +114,7 @@ fn they_go_on_after_a_second_though_nobody_says_so() {
         assert!(begin.elapsed() < LONGEST + Duration::from_millis(500), "{:?}", begin.elapsed());
         counting.must_go_on();
         // It is too late for everything.
-        assert!(holder.mounts(1).is_err());
+        assert!(holder.mounts(1, (0, 1)).is_err());
         assert!(holder.go_on().is_err());
     }
 }

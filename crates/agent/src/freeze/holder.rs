@@ -46,8 +46,8 @@ struct Order {
 enum Say {
     /// Stop them.
     Stop,
-    /// A mount of this number is about to be there, or is.
-    Mounts(u64),
+    /// A mount of this number and device is about to be there, or is. The number alone may be another's by now.
+    Mounts(u64, (u32, u32)),
     /// From now on what was mounted stays, also if nothing more is heard.
     Keep,
     /// Let them go on; what was mounted is taken away before, unless it was to be kept.
@@ -142,15 +142,15 @@ impl Holder {
         self.ask(&Say::Stop).map(drop)
     }
 
-    /// Says that a mount of this number is about to be there.
+    /// Says that a mount of this number and device is about to be there.
     ///
     /// # Errors
     /// If it is too late for it.
-    pub fn mounts(&mut self, id: u64) -> io::Result<()> {
+    pub fn mounts(&mut self, id: u64, device: (u32, u32)) -> io::Result<()> {
         if self.stopped.is_none_or(|stopped| stopped.elapsed() > MOUNT) {
             return Err(io::Error::other("the job has been stopped for too long to go on with it"));
         }
-        self.ask(&Say::Mounts(id)).map(drop)
+        self.ask(&Say::Mounts(id, device)).map(drop)
     }
 
     /// Has what was mounted stay.
@@ -225,7 +225,7 @@ struct Holding {
     order: Order,
     receiver: Receiver<Say>,
     stopped: Option<Instant>,
-    mounts: Vec<u64>,
+    mounts: Vec<(u64, (u32, u32))>,
     keep: bool,
 }
 
@@ -246,8 +246,8 @@ impl Holding {
                         return answer(&Heard::Failed(why));
                     }
                 },
-                Ok(Say::Mounts(id)) => {
-                    self.mounts.push(id);
+                Ok(Say::Mounts(id, device)) => {
+                    self.mounts.push((id, device));
                     answer(&Heard::Done);
                 }
                 Ok(Say::Keep) => {
@@ -325,11 +325,12 @@ impl Holding {
     }
 }
 
-fn undo(ids: &[u64], owner: Owner) -> Result<(), String> {
+fn undo(ids: &[(u64, (u32, u32))], owner: Owner) -> Result<(), String> {
     // Inner ones were mounted last.
     for id in ids.iter().rev() {
         let all = mounts::mounted().map_err(|error| error.to_string())?;
-        let Some(mount) = all.into_iter().find(|mount| mount.id == *id) else { continue };
+        let is_it = |mount: &mounts::Mount| (mount.id, mount.device) == *id;
+        let Some(mount) = all.into_iter().find(is_it) else { continue };
         crate::ramdisk::take_away(&mount, owner).map_err(|error| error.to_string())?;
     }
     Ok(())

@@ -1,15 +1,20 @@
 //! What a process holds of directories that are about to be covered: it would go on with what is below.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use ondeck_ramdisk::mounts::{Mount, mounted_of};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::groups::is_gone;
+
+/// How long it may take to resolve the path of a socket, while the job is stopped.
+const RESOLVING: Duration = Duration::from_millis(100);
 
 /// A directory that is about to be covered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,39 +163,52 @@ fn bound(base: &Path, sockets: &BTreeSet<String>, places: &[Place]) -> io::Resul
         if !path.is_absolute() {
             return Ok(Some(format!("has bound a socket by a relative path, which may be there: {name}")));
         }
-        let real = path.parent().and_then(|parent| parent.canonicalize().ok());
         let is_below = |path: &Path| places.iter().any(|place| path.starts_with(&place.real));
-        if is_below(path) || real.is_some_and(|real| is_below(&real)) {
+        if is_below(path) {
             return Ok(Some(format!("has bound a socket there: {name}")));
+        }
+        match real_parent(path) {
+            Ok(Some(real)) if is_below(&real) => {
+                return Ok(Some(format!("has bound a socket there: {name}")));
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                return Ok(Some(format!("has bound a socket where nobody answers: {name}")));
+            }
         }
     }
     Ok(None)
 }
 
+/// The real path of the directory that a path is in, if it can be told. The user has chosen it: whoever serves a filesystem
+/// on the way may never answer.
+fn real_parent(path: &Path) -> Result<Option<PathBuf>, RecvTimeoutError> {
+    let Some(parent) = path.parent().map(Path::to_owned) else { return Ok(None) };
+    let (sender, receiver) = sync_channel(1);
+    // It is left to itself if it hangs. A directory that is not there any more holds no socket.
+    std::thread::spawn(move || sender.send(parent.canonicalize().ok()));
+    receiver.recv_timeout(RESOLVING)
+}
+
 /// Refuses if one of these processes does not see the covers: where they are mounted, and of which device.
+///
+/// By the kernel's own table alone: on the way to a path, in the view of a process, there may be filesystems that its user
+/// serves, and that never answer.
 ///
 /// # Errors
 /// If it does not, or that can't be told.
 pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) -> io::Result<()> {
-    let mut known: BTreeMap<(PathBuf, PathBuf), ()> = BTreeMap::new();
+    let mut known: BTreeSet<(PathBuf, PathBuf)> = BTreeSet::new();
     for pid in pids {
         let base = PathBuf::from(format!("/proc/{pid}"));
         let view = (fs::read_link(base.join("ns/mnt"))?, fs::read_link(base.join("root"))?);
-        if known.contains_key(&view) {
+        if known.contains(&view) {
             continue;
         }
         let mounts = mounted_of(*pid)?;
         for cover in covers {
-            let top = mounts.iter().rev().find(|mount| mount.at == *cover);
-            let path = base.join("root").join(cover.strip_prefix("/").unwrap_or(cover));
-            // What is mounted above it would hide it.
-            let seen = match statx(CWD, &path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) {
-                Ok(stat) => Some((stat.stx_dev_major, stat.stx_dev_minor)),
-                // Root is not let in everywhere; the table above counts.
-                Err(rustix::io::Errno::ACCESS) => Some(device),
-                Err(error) => return Err(error.into()),
-            };
-            if top.is_none_or(|mount| mount.device != device) || seen != Some(device) {
+            let seen = seen_at(&mounts, cover);
+            if !seen.is_some_and(|mount| mount.at == *cover && mount.device == device) {
                 return Err(io::Error::other(format!(
                     "process {pid} does not see what is mounted over {}: it has mounts of its own (job_container/tmpfs, a \
                      container)",
@@ -198,7 +216,57 @@ pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) ->
                 )));
             }
         }
-        known.insert(view, ());
+        known.insert(view);
     }
     Ok(())
+}
+
+/// The mount that a path leads to which has no symlinks: from the root down, through what is mounted on each directory, and
+/// on that.
+fn seen_at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let on = |parent: u64, at: &Path| mounts.iter().find(|mount| mount.parent == parent && mount.at == at);
+    let is_known = |id: u64| mounts.iter().any(|mount| mount.id == id);
+    let mut seen = mounts.iter().find(|mount| mount.at == Path::new("/") && !is_known(mount.parent))?;
+    let mut prefixes: Vec<&Path> = path.ancestors().collect();
+    prefixes.reverse();
+    for prefix in prefixes {
+        while let Some(above) = on(seen.id, prefix).filter(|above| above.id != seen.id) {
+            seen = above;
+        }
+    }
+    Some(seen)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn mount(id: u64, parent: u64, at: &str, minor: u32) -> Mount {
+        Mount {
+            id,
+            parent,
+            device: (0, minor),
+            root: "/".into(),
+            at: at.into(),
+            kind: "tmpfs".into(),
+            source: "x".into(),
+            user: None,
+        }
+    }
+
+    #[test]
+    fn what_is_seen_at_a_path_is_what_is_mounted_last_on_the_way() {
+        let mut mounts = vec![mount(20, 1, "/", 1), mount(30, 20, "/data", 2), mount(31, 30, "/data/out", 3)];
+        assert_eq!(seen_at(&mounts, Path::new("/data/out")).unwrap().id, 31);
+        assert_eq!(seen_at(&mounts, Path::new("/data/out/below")).unwrap().id, 31);
+        assert_eq!(seen_at(&mounts, Path::new("/data/other")).unwrap().id, 30);
+        // Over it.
+        mounts.push(mount(32, 31, "/data/out", 4));
+        assert_eq!(seen_at(&mounts, Path::new("/data/out")).unwrap().id, 32);
+        // Over a directory above it.
+        mounts.push(mount(33, 30, "/data", 5));
+        assert_eq!(seen_at(&mounts, Path::new("/data/out")).unwrap().id, 33);
+        assert_eq!(seen_at(&[], Path::new("/data")), None);
+    }
 }

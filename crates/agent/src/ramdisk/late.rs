@@ -12,7 +12,7 @@ use std::time::Duration;
 use ondeck_ramdisk::{Build, EngineError};
 
 use super::covers::Aimed;
-use super::{RamDisk, all_mounts, lock, needs_mount};
+use super::{CLIENT, RamDisk, all_mounts, lock, needs_mount};
 use crate::freeze::groups::{JobGroups, State};
 use crate::freeze::holder::Holder;
 use crate::freeze::look::{self, Place};
@@ -89,7 +89,9 @@ impl RamDisk {
     pub(super) fn cover_frozen(&self, build: &Build) -> Result<(), EngineError> {
         let mut frozen = lock(&self.frozen);
         let frozen = frozen.as_mut().ok_or_else(gone)?;
-        self.cover_with(build, &mut |id| frozen.holder.mounts(id).map_err(failed))?;
+        let client = self.mounts_at(&self.place.path(CLIENT))?;
+        let client = client.first().map(|mount| mount.device).ok_or_else(gone)?;
+        self.cover_with(build, &mut |id| frozen.holder.mounts(id, client).map_err(failed))?;
         let covers: Vec<PathBuf> = self.record().covered.iter().map(|covered| covered.real.clone()).collect();
         let own = self.cover_mounts()?;
         let device = own.first().map(|mount| mount.device).ok_or_else(gone)?;

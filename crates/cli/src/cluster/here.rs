@@ -2,6 +2,7 @@
 //! stay in the way of the next one.
 
 use std::path::Path;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -10,6 +11,9 @@ use ondeck_agent::node::host_name;
 use ondeck_api::Config;
 use ondeck_api::wire::LocalReport;
 use ondeck_core::{Incarnation, JobId, Layout};
+
+/// How long it may take to see whether a job still has a process here.
+const LOOKING: Duration = Duration::from_secs(1);
 
 /// The number of the job that a RAM disk is of; nothing for one that was built by hand.
 fn job_of(layout: &Layout) -> Option<JobId> {
@@ -44,9 +48,17 @@ pub fn remove_dead_mounts(config: &Config, own: JobId, limit: Duration) -> Resul
         // What becomes of the RAM disk of the job that starts here is its scheduler's to say.
         let left = job_of(&local.layout).filter(|job| *job != own && !local.dead_mounts.is_empty());
         let Some(job) = left else { return false };
-        match is_on_this_node(job, local.layout.owner.uid) {
-            Ok(there) => !there,
+        let uid = local.layout.owner.uid;
+        let (sender, receiver) = sync_channel(1);
+        // What a process says of itself is in its memory, which may be a file of a server that never answers.
+        std::thread::spawn(move || sender.send(is_on_this_node(job, uid)));
+        match receiver.recv_timeout(LOOKING) {
+            Ok(Ok(there)) => !there,
             Err(error) => {
+                eprintln!("ondeck prolog: can't tell whether job {job} is still on this node: {error}");
+                false
+            }
+            Ok(Err(error)) => {
                 eprintln!("ondeck prolog: can't tell whether job {job} is still on this node: {error}");
                 false
             }
@@ -100,9 +112,13 @@ fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
             }
             Err(error) => Err(error),
         };
-        let (Some(command), Some(status)) = (read("cmdline")?, read("status")?) else { continue };
-        if command.starts_with(step.as_bytes()) {
-            return Ok(true);
+        let Some(status) = read("status")? else { continue };
+        // Only of root's processes it is believed that they watch a step.
+        if is_roots(&status) {
+            let Some(command) = read("cmdline")? else { continue };
+            if command.starts_with(step.as_bytes()) {
+                return Ok(true);
+            }
         }
         if !is_of(&status, uid) || has_left(&status) {
             continue;
@@ -124,6 +140,13 @@ fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
 fn has_ended(process: &Path, error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
         || error.kind() == std::io::ErrorKind::NotFound && !process.exists()
+}
+
+/// Whether a process is root's, whomever it acts as for the moment.
+fn is_roots(status: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(status);
+    let ids = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    ids.split_whitespace().next() == Some("0")
 }
 
 /// Whether one of the user ids of a process is this one, as /proc/PID/status has them.
