@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ondeck_agent::freeze::groups::{Group, State};
 use ondeck_agent::freeze::holder::{Holder, LONGEST};
 use ondeck_core::Owner;
+use ondeck_ramdisk::mounts;
 
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
@@ -141,4 +142,26 @@ fn what_slurm_has_suspended_stays_so() {
     assert!(error.to_string().contains("suspended"), "{error}");
     drop(holder);
     counting.must_stand_still();
+}
+
+#[test]
+fn a_mount_that_has_the_number_of_one_that_is_gone_is_not_taken_away() {
+    let Some(counting) = Counting::start("number") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mount =
+        |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).status().unwrap().success();
+    let at = dir.path().to_str().unwrap();
+    assert!(mount(&["mount", "-t", "tmpfs", "ondeck:others", at]));
+    let find = || mounts::mounted().unwrap().into_iter().find(|mount| mount.at == dir.path());
+    let others = find().unwrap();
+    for (device, stays) in [((others.device.0, others.device.1 + 1), true), (others.device, false)] {
+        let mut holder = counting.holder();
+        holder.stop().unwrap();
+        holder.mounts(others.id, device).unwrap();
+        holder.go_on().unwrap();
+        assert_eq!(find().is_some(), stays, "{device:?}");
+    }
+    if find().is_some() {
+        mount(&["umount", at]);
+    }
 }
