@@ -86,7 +86,11 @@ impl Commander {
 
     /// Whose scheduler is obeyed; nothing if none has claimed this agent.
     pub fn obeyed(&self) -> Option<Obeyed> {
-        self.kept().as_ref().map(|kept| Obeyed { journal: kept.journal.clone(), counter: kept.counter })
+        self.kept().as_ref().map(|kept| Obeyed {
+            journal: kept.journal.clone(),
+            counter: kept.counter,
+            session: kept.session,
+        })
     }
 
     fn keep(&self, kept: &Kept) -> Result<(), Refusal> {
@@ -158,7 +162,7 @@ impl Commander {
             }
         }
         *now = Some(next);
-        Ok(Obeyed { journal: claim.journal.clone(), counter })
+        Ok(Obeyed { journal: claim.journal.clone(), counter, session: claim.session })
     }
 
     /// Refuses an order that is not of the scheduler in charge. An order without authority is a person's: it may be about
@@ -256,7 +260,7 @@ mod tests {
             assert_eq!(obeys(&commander, &order("a", 2, 9)), Err(RefusalCode::NotInCharge));
             assert_eq!(obeys(&commander, &order("b", 1, 9)), Err(RefusalCode::NotInCharge));
         }
-        assert_eq!(load().obeyed(), Some(Obeyed { journal: "a".into(), counter: 7 }));
+        assert_eq!(load().obeyed(), Some(Obeyed { journal: "a".into(), counter: 7, session: 1 }));
         let commander = load();
         let refused = |claim: &Claim| commander.claim(&node, claim).unwrap_err().code;
         assert_eq!(refused(&claim("b", 3, 100)), RefusalCode::ForeignJournal);

@@ -92,6 +92,9 @@ pub struct Obeyed {
     pub journal: String,
     /// The greatest counter of it that the agent has seen.
     pub counter: u64,
+    /// Which start of its scheduler; zero from an agent that does not say it.
+    #[serde(default)]
+    pub session: u64,
 }
 
 /// Why the results that a RAM disk may hold need no guard any more.

@@ -42,6 +42,8 @@ pub(crate) struct Charge {
     claimed: Mutex<BTreeMap<NodeName, Instant>>,
     /// The agents that have said of an order that this daemon is not in charge.
     doubters: Mutex<BTreeSet<NodeName>>,
+    /// An agent that obeyed this daemon, and was taken over by another one.
+    displaced_by: Mutex<Option<NodeName>>,
 }
 
 impl Charge {
@@ -49,7 +51,13 @@ impl Charge {
         let secret = ondeck_ramdisk::Secret::new()?;
         let [a, b, c, d, e, f, g, h, ..] = secret.derive("session");
         let session = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-        Ok(Charge { identity, session, claimed: Mutex::default(), doubters: Mutex::default() })
+        Ok(Charge {
+            identity,
+            session,
+            claimed: Mutex::default(),
+            doubters: Mutex::default(),
+            displaced_by: Mutex::default(),
+        })
     }
 
     /// In whose name the next order is given.
@@ -136,13 +144,26 @@ impl Charge {
         Err(refused)
     }
 
-    /// Notes whom an agent obeys. One that obeys nobody was started anew without what it kept, and is claimed again.
+    /// Notes whom an agent obeys, as it has just said. One that obeys nobody was started anew without what it kept, and is
+    /// claimed again. One that obeyed this daemon and obeys another one was taken over.
     pub fn note(&self, node: &NodeName, obeyed: Option<&Obeyed>) {
         let mut claimed = self.claimed();
-        match (obeyed, claimed.get_mut(node)) {
-            (None, _) => drop(claimed.remove(node)),
-            (Some(_), Some(known)) => *known = Instant::now(),
-            (Some(_), None) => {}
+        let Some(obeyed) = obeyed else {
+            claimed.remove(node);
+            return;
+        };
+        let is_ours = obeyed.journal == self.identity.journal
+            && (obeyed.session == 0 || obeyed.session == self.session);
+        match claimed.get_mut(node) {
+            Some(known) if is_ours => *known = Instant::now(),
+            // What it said may be older than the claim.
+            Some(known) if known.elapsed() < BELIEVED => {}
+            Some(_) => {
+                let mut displaced_by =
+                    self.displaced_by.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                *displaced_by = Some(node.clone());
+            }
+            None => {}
         }
     }
 
@@ -164,21 +185,24 @@ impl Charge {
             };
             for node in doubters {
                 match daemon.fleet.node(Some(&node)).await {
-                    Ok(report) if report.authority.is_none() => charge.note(&node, None),
-                    Ok(_) if charge.claimed().contains_key(&node) => {
-                        tracing::error!(
-                            %node,
-                            "another scheduler has taken this one's place at an agent; this one ends. Do not start it again \
-                             before the other one has been stopped"
-                        );
-                        std::process::exit(i32::from(ondeck_core::exit::DISPLACED));
-                    }
-                    // It was never claimed, and is before the next order.
-                    Ok(_) => {}
+                    Ok(report) => charge.note(&node, report.authority.as_ref()),
                     Err(_) => charge.doubt(&node),
                 }
             }
+            if let Some(node) = charge.displaced() {
+                tracing::error!(
+                    %node,
+                    "another scheduler has taken this one's place at an agent; this one ends. Do not start it again before \
+                     the other one has been stopped"
+                );
+                std::process::exit(i32::from(ondeck_core::exit::DISPLACED));
+            }
         }
+    }
+
+    /// An agent that obeyed this daemon, and obeys another one by now.
+    fn displaced(&self) -> Option<NodeName> {
+        self.displaced_by.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 }
 

@@ -356,6 +356,17 @@ impl Daemon {
             .of_number(selector.job, caller)
             .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
         let last = past.values().rev().map(|(job, _)| job).find(|job| selector.takes(job.id));
+        if last.is_none()
+            && let Some(message) = self.may_be_elsewhere(queued)
+        {
+            return Ok(Waited {
+                done: false,
+                abandoned: false,
+                stuck: true,
+                state: "not known to the journal".into(),
+                message,
+            });
+        }
         match (last, queued) {
             (Some(job), None) => Ok(of(job, true)),
             (Some(job), Some(queued)) if job.id.is_same_job(queued.id) => Ok(of(job, true)),
@@ -368,6 +379,26 @@ impl Daemon {
             }),
             (None, None) => Err(unknown(selector)),
         }
+    }
+
+    /// Why nobody can say that a job has no results: it may have had a RAM disk before the journal began, on nodes that have
+    /// not answered since.
+    fn may_be_elsewhere(&self, queued: Option<&QueuedJob>) -> Option<String> {
+        let brain = self.brain();
+        let began = brain.schedule.began();
+        if queued.is_some_and(|queued| Time(queued.submitted.saturating_mul(1000)) > began) {
+            return None;
+        }
+        let nodes = brain.schedule.nodes().iter();
+        let silent: Vec<&str> =
+            nodes.filter_map(|(name, node)| (!node.heard).then_some(name.as_str())).collect();
+        (!silent.is_empty()).then(|| {
+            format!(
+                "nothing is known of it, and results that it had before the scheduler's journal began may be on {}, whose agents \
+                 have not answered since",
+                silent.join(", ")
+            )
+        })
     }
 
     /// Whether a hook comes from root of the node that it speaks of.

@@ -214,6 +214,9 @@ fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_
     cluster.kill(&node);
     fs::remove_dir_all(journal(&cluster)).unwrap();
     cluster.take_over();
+    // Of a job that nobody knows any more nobody says that it has no results.
+    let unknown = cluster.ondeck(&["wait", "4711", "--timeout", "5s"]);
+    unknown.assert_code(1).assert_says(&node);
     // It gets no other RAM disk while nobody knows what the silent node has.
     wait_until(DEADLINE, "it waits for the node", || {
         cluster.job(writer.job).is_some_and(|job| job["message"].as_str().unwrap().contains(&node))

@@ -404,6 +404,11 @@ impl Schedule {
         self.identities.identify(seen)
     }
 
+    /// When the journal began: of what was there before, it may not know.
+    pub fn began(&self) -> Time {
+        self.began
+    }
+
     /// What is left on nodes that lend nothing.
     pub fn strays(&self) -> &BTreeMap<NodeName, BTreeSet<RamDiskId>> {
         &self.strays
