@@ -281,15 +281,16 @@ fn what_is_left_on_a_compute_node_is_removed_when_its_agent_is_back() {
     );
     let job = cluster.start_staged(&text, 1);
     await_file(alice, "written");
-    cluster.kill("c1");
+    let node = cluster.slurm.job(job)["NodeList"].clone();
+    cluster.kill(&node);
     give(alice, "go");
     cluster.wait_done(job);
     assert_eq!(tree(&output)["file"], b"result\n");
     let mounted = || cluster.covers_of(&output);
-    assert!(!mounted().is_empty(), "the agent of c1 is away, and nobody else unmounts there");
+    assert!(!mounted().is_empty(), "the agent of {node} is away, and nobody else unmounts there");
     cluster.kill("scheduler");
     cluster.start_scheduler();
-    cluster.start_agent("c1");
+    cluster.start_agent(&node);
     wait_until(LONG, "nothing is mounted any more", || mounted().is_empty());
     cluster.assert_clean();
 }

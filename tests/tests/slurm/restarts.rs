@@ -188,13 +188,16 @@ fn a_job_goes_on_when_the_agents_of_its_nodes_and_of_the_rsa_are_killed_and_star
     );
     let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
     await_file(alice, "written");
-    for node in ["c1", "c2"].into_iter().chain(cluster.rsa_nodes(job).iter().map(String::as_str)) {
+    let shown_on = cluster.story(job)["job"]["io_nodes"].clone();
+    let shown_on: Vec<&str> =
+        shown_on.as_array().unwrap().iter().map(|node| node.as_str().unwrap()).collect();
+    for node in shown_on.iter().copied().chain(cluster.rsa_nodes(job).iter().map(String::as_str)) {
         cluster.kill(node);
         cluster.start_agent(node);
     }
     // The scheduler hears of all of them again.
     let address = |name: &str| std::net::SocketAddr::new(cluster.host(name).address().into(), 7272);
-    for node in ["c1", "c2"] {
+    for node in shown_on {
         wait_until(DEADLINE, "the agent listens", || cluster.host(node).listening().contains(&address(node)));
     }
     assert_eq!(cluster.covers_of(&output).len(), 2);
