@@ -345,7 +345,9 @@ impl Cluster {
 
     #[track_caller]
     pub fn wait_rsa(&self, id: u32, state: &str) {
-        wait_until(DEADLINE, &format!("job {id} becomes {state}"), || {
+        // Output is covered while the job runs, which is tried again after 10 s and a minute if the machine is busy.
+        let deadline = if state == "INUSE_OUT" { Duration::from_secs(120) } else { DEADLINE };
+        wait_until(deadline, &format!("job {id} becomes {state}"), || {
             let Some(job) = self.job(id) else { return false };
             assert!(
                 state == "INELIGIBLE" || job["rsa_state"] != "INELIGIBLE",

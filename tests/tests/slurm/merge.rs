@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::chown;
+use std::time::Duration;
 
-use ondeck_testbed::available;
+use ondeck_testbed::{available, wait_until};
 
 use crate::cluster::{Cluster, tree};
 use crate::jobs::{Blocker, Gate, directives};
@@ -83,6 +84,8 @@ fn a_job_that_runs_already_goes_on_to_see_all_that_it_wrote_when_the_ram_disk_co
         seen = seen.display(),
     );
     let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    // That is tried again after 10 s and a minute if the machine is busy.
+    wait_until(Duration::from_secs(120), "its RAM disk has come", || seen.exists());
     cluster.wait_done(job);
     let text = fs::read_to_string(&seen).unwrap();
     let (wrote, saw) = text.trim().split_once(' ').unwrap();

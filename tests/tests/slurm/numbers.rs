@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ondeck_testbed::{available, wait_until};
 
+use crate::aids::LONG;
 use crate::cluster::{Cluster, DEADLINE, Setup, life, tree};
 use crate::jobs::{Blocker, Gate, directives, says, wait_file, was_ram};
 use crate::life::directory;
@@ -136,5 +137,39 @@ fn a_number_that_is_used_again_is_another_job_whose_results_and_messages_are_its
     assert_eq!(tree(&mine), [("result".to_owned(), b"one\n".to_vec())].into());
     assert_eq!(tree(&hers), [("result".to_owned(), b"two\n".to_vec())].into());
     cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_slurmctld_that_forgets_a_job_takes_nothing_from_what_of_it_still_runs() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = directory(alice, "forgotten", &[]);
+    let script = format!(
+        "#!/bin/sh\n#RSA_WAIT=hold\n{}n=0\nwhile :; do n=$((n + 1)); echo $n >> {o}/log; sleep 0.05; done\n",
+        directives(&[], &[&output]),
+        o = output.display()
+    );
+    let job = cluster.slurm.submit(alice, &script, &["--output=/dev/null", "--nodes=2"]);
+    cluster.wait_rsa(job, "INUSE_OUT");
+    wait_until(DEADLINE, "it writes", || {
+        cluster.ondeck(&["status"]).success() && {
+            let node = cluster.slurm.job(job)["BatchHost"].clone();
+            cluster.host(&node).shell(&format!("[ -s {}/log ]", output.display())).success()
+        }
+    });
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller_clean();
+    // Its nodes end what slurmctld does not know, and their Epilogs run.
+    wait_until(LONG, "its results are home", || !tree(&output).is_empty() && cluster.job(job).is_none());
+    let files = tree(&output);
+    assert_eq!(files.keys().collect::<Vec<_>>(), ["log"], "it was split: {}", cluster.show(job));
+    let log = String::from_utf8(files["log"].clone()).unwrap();
+    for (index, line) in log.lines().enumerate() {
+        assert_eq!(line, (index + 1).to_string(), "{log}");
+    }
     cluster.assert_clean();
 }

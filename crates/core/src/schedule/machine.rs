@@ -764,7 +764,18 @@ impl Step<'_> {
             }
             let job = &self.schedule.jobs[&id];
             // One that came after the queue was asked is no part of the answer.
-            if job.since < taken && job.started.is_none_or(|started| started < taken) {
+            if job.since >= taken || job.started.is_some_and(|started| started >= taken) {
+                continue;
+            }
+            // Slurm shows a job that has ended for minutes. One that is gone without that may run still: slurmctld was
+            // started clean. Its nodes end it, and their Epilogs say so.
+            let may_run =
+                job.job_state == JobState::Running && job.rsa_state.is_shown() && !job.nodes.is_empty();
+            if may_run && job.ending.is_none() {
+                let until = self.now.plus(self.schedule.site.limits.ending);
+                self.job(id).ending = Some(until);
+                self.note(Some(id), "left the queue; its Epilogs are waited for".into());
+            } else if !may_run {
                 self.set_job_state(id, JobState::Finished, "left the queue");
             }
         }

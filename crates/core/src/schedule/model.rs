@@ -718,6 +718,10 @@ impl World {
                 let Some(job) = world.schedule.jobs().get(&self.id(index)).cloned() else { continue };
                 if job.task.is_some() {
                     world.happen(&Happening::Ends(index, Outcome::Done(String::new())), requests);
+                } else if job.ending.is_some() {
+                    // That its Epilogs never come is no further fault.
+                    world.faults = world.faults.saturating_add(1);
+                    world.happen(&Happening::EndingTimesOut(index), requests);
                 } else if job.not_before.is_some() {
                     world.happen(&Happening::PauseEnds(index), requests);
                 } else if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
