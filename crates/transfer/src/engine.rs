@@ -1447,10 +1447,11 @@ impl Engine<'_> {
         };
         (as_wanted
             && record.describes(source)
-            && self
-                .options
-                .again_from
-                .is_none_or(|from| ({ source.st_ctime }, source.st_ctime_nsec as i64) < from)
+            && self.options.again_from.is_none_or(|from| {
+                // A directory that is renamed takes its files to other paths, and changes no time of theirs.
+                ({ source.st_ctime }, source.st_ctime_nsec as i64) < from
+                    && record.inode == Some(crate::manifest::inode(source))
+            })
             && attributes::is_regular(found)
             && found.st_size == source.st_size
             && crate::manifest::mtime(found) == record.mtime

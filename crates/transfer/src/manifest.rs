@@ -8,7 +8,7 @@
 //! # source /scratch/case/input
 //! # target /ram/case/input
 //! R   1f0c...                       a run begins, on this boot of the machine
-//! f   xxh3-128:99aa...  4096  1700000000.000000000  1700000000.000000000  sub/file
+//! f   xxh3-128:99aa...  4096  1700000000.000000000  1700000000.000000000  sub/file  65026:131
 //! f   xxh3-128/16MiB:0f3c...  99999999  ...         big            a checksum over chunk checksums
 //! d   -  0  ...  sub
 //! S                                 everything above is on stable storage
@@ -17,6 +17,7 @@
 //! The fields of an entry: its type (`f` file, `h` further name of a file, `d` directory, `l` symlink, `p` FIFO,
 //! `s` socket, `c` and `b` devices, `x` what was recorded proved wrong), checksum, size, mtime and ctime of the *source* in seconds, path. Bytes below
 //! 0x20, 0x7f and the backslash are written as `\xHH`; all others, also those that are not UTF-8, as they are.
+//! Behind the path of a regular file stand the device and the inode number of the source, if they are known.
 //! A later line for the same path replaces an earlier one. A finished run rewrites the file without stale lines.
 //!
 //! Entries after the last `S` are trusted only on the boot that wrote them: a crash of the machine may have lost
@@ -53,6 +54,9 @@ pub struct Record {
     pub ctime: (i64, u32),
     /// The path relative to the root.
     pub path: Vec<u8>,
+    /// Device and inode number of the source, of regular files. A directory that is renamed takes its files to other paths,
+    /// and no time of theirs tells.
+    pub inode: Option<(u64, u64)>,
 }
 
 impl Record {
@@ -64,6 +68,7 @@ impl Record {
             mtime: mtime(source),
             ctime: (source.st_ctime, source.st_ctime_nsec as u32),
             path,
+            inode: matches!(kind, b'f' | b'h').then(|| inode(source)),
         }
     }
 
@@ -97,12 +102,15 @@ impl Record {
             self.size, self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1
         );
         escape(&self.path, line);
+        if let Some((device, inode)) = self.inode {
+            let _ = write!(line, "\t{device}:{inode}");
+        }
         line.push(b'\n');
     }
 
     /// Parses a line without its newline.
     pub fn parse(line: &[u8]) -> Option<Record> {
-        let mut fields = line.splitn(6, |b| *b == b'\t');
+        let mut fields = line.splitn(7, |b| *b == b'\t');
         let mut field = || fields.next();
         let kind = match field()? {
             [kind] if b"fhdlpscbx".contains(kind) => *kind,
@@ -124,12 +132,24 @@ impl Record {
         let mtime = parse_time(field()?)?;
         let ctime = parse_time(field()?)?;
         let path = unescape(field()?)?;
-        Some(Record { kind, checksum, size, mtime, ctime, path })
+        let inode = match field() {
+            None => None,
+            Some(inode) => {
+                let (device, inode) = std::str::from_utf8(inode).ok()?.split_once(':')?;
+                Some((device.parse().ok()?, inode.parse().ok()?))
+            }
+        };
+        Some(Record { kind, checksum, size, mtime, ctime, path, inode })
     }
 }
 
 pub(crate) fn mtime(stat: &Stat) -> (i64, u32) {
     (stat.st_mtime, stat.st_mtime_nsec as u32)
+}
+
+/// By what a file is told from another one of the same times: device and inode number.
+pub(crate) fn inode(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 fn parse_time(text: &[u8]) -> Option<(i64, u32)> {
@@ -379,8 +399,15 @@ impl Manifest {
 
     /// Takes back what is recorded of a path.
     pub fn disown(&self, path: &[u8]) {
-        let record =
-            Record { kind: b'x', checksum: None, size: 0, mtime: (0, 0), ctime: (0, 0), path: path.to_vec() };
+        let record = Record {
+            kind: b'x',
+            checksum: None,
+            size: 0,
+            mtime: (0, 0),
+            ctime: (0, 0),
+            path: path.to_vec(),
+            inode: None,
+        };
         let mut line = Vec::new();
         record.write_to(&mut line);
         // An entry that is not synced counts within this boot only; one that is taken back must stay so.
@@ -509,6 +536,7 @@ mod tests {
             mtime: (-5, 999_999_999),
             ctime: (1_700_000_000, 1),
             path: path.to_vec(),
+            inode: Some((65_026, u64::MAX)),
         }
     }
 
@@ -525,7 +553,10 @@ mod tests {
             let record = record(path);
             let line = line(&record);
             assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1);
-            assert_eq!(Record::parse(&line[..line.len() - 1]), Some(record));
+            assert_eq!(Record::parse(&line[..line.len() - 1]), Some(record.clone()));
+            // Without the inode, as former versions wrote it.
+            let former = &line[..line.iter().rposition(|b| *b == b'\t').unwrap()];
+            assert_eq!(Record::parse(former), Some(Record { inode: None, ..record }));
         }
     }
 

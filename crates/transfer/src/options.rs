@@ -50,7 +50,8 @@ pub struct Options {
     /// not change a file's times.
     pub recheck: bool,
     /// Copy again what was changed then or later (seconds and nanoseconds), also if it looks as it did: within one tick of
-    /// the clock a file can change twice, and its times only once.
+    /// the clock a file can change twice, and its times only once. With it, a file is also copied again if it is not the
+    /// inode that was copied to its path: renaming a directory changes no time of what is in it.
     pub again_from: Option<(i64, i64)>,
     /// Marks temporary names as those of one run, which then needs no lock against others. Without it they follow from
     /// the final name alone, so that the same copy finds them again, and the target is locked.

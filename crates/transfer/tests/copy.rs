@@ -534,3 +534,81 @@ fn a_source_that_is_not_whole_deletes_nothing_and_is_never_a_success() {
     assert_eq!(copy(true).0.unwrap().deleted, 1);
     assert!(!target.join("hidden").exists());
 }
+
+#[test]
+fn directories_that_change_places_between_two_rounds_are_copied_again_though_no_time_tells() {
+    let (ram, disk) = (ram(), disk());
+    let (source, target, manifest) = (disk.path().join("s"), ram.path().join("t"), disk.path().join("m"));
+    fs::create_dir(&target).unwrap();
+    // As rsync -a, tar and cp -p leave them: of one size and with one time, though not one content.
+    let write = |path: &str, content: &str| {
+        let path = source.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = fs::File::create(path).unwrap();
+        file.write_all_at(content.as_bytes(), 0).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)).unwrap();
+    };
+    let rename = |from: &str, to: &str| fs::rename(source.join(from), source.join(to)).unwrap();
+    let swap = |one: &str, other: &str| {
+        rename(one, "t");
+        rename(other, one);
+        rename("t", other);
+    };
+    for (path, content) in [
+        ("a/deep/file", "of a"),
+        ("b/deep/file", "of b"),
+        ("a/linked", "la"),
+        ("b/linked", "lb"),
+        ("c/file", "of c"),
+        ("d/file", "of d"),
+        ("one", "1"),
+        ("other", "2"),
+    ] {
+        write(path, content);
+    }
+    fs::create_dir(source.join("links")).unwrap();
+    for name in ["a", "b"] {
+        fs::hard_link(source.join(name).join("linked"), source.join("links").join(name)).unwrap();
+    }
+    let round = |again_from| {
+        let options = Options { delete: true, unseen: true, sync: false, again_from, ..options(&manifest) };
+        let summary = stage(&source, &target, &options);
+        trees::assert_same(&source, &target);
+        summary
+    };
+    // Nothing is copied again because of its time.
+    let later = Some((i64::MAX, 0));
+    round(None);
+    let still = round(later);
+    assert_eq!((still.files, still.unchanged), (0, 8), "{still:?}");
+
+    swap("a", "b");
+    assert_eq!(fs::read_to_string(source.join("a/deep/file")).unwrap(), "of b");
+    round(later);
+    assert_eq!(fs::read_to_string(target.join("a/deep/file")).unwrap(), "of b");
+    assert_eq!(fs::read_to_string(target.join("b/linked")).unwrap(), "la");
+    assert_eq!(round(later).files, 0);
+
+    // One takes the place of another.
+    rename("c", "former");
+    rename("d", "c");
+    round(later);
+    assert_eq!(fs::read_to_string(target.join("c/file")).unwrap(), "of d");
+    swap("one", "other");
+    round(later);
+    assert_eq!(fs::read_to_string(target.join("one")).unwrap(), "2");
+    assert_eq!(round(later).files, 0);
+
+    // A record of before says nothing of the inode.
+    let text = fs::read_to_string(&manifest).unwrap();
+    let former: Vec<&str> = text
+        .lines()
+        .map(|line| {
+            line.rsplit_once('\t')
+                .filter(|_| line.matches('\t').count() == 6)
+                .map_or(line, |(former, _)| former)
+        })
+        .collect();
+    fs::write(&manifest, former.join("\n") + "\n").unwrap();
+    assert_eq!(round(later).unchanged, 0);
+}

@@ -23,6 +23,8 @@ pub struct Place {
     pub real: PathBuf,
     /// The device of its files.
     pub device: (u32, u32),
+    /// The device of its filesystem, by which mounts and watches are told: on btrfs, another one.
+    pub filesystem: (u32, u32),
     /// Where it is in its filesystem, whatever is shown of that.
     pub inside: PathBuf,
 }
@@ -39,6 +41,7 @@ impl Place {
         Ok(Place {
             real: real.to_owned(),
             device: (stat.stx_dev_major, stat.stx_dev_minor),
+            filesystem: mount.device,
             inside: inside(real, mount),
         })
     }
@@ -94,6 +97,14 @@ fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
         for open in fs::read_dir(task.join("fd"))? {
             links.push((open?.path(), "has a file open"));
         }
+        // What is told of a descriptor beside what it leads to.
+        let told_of = |link: &Path| {
+            let number = link.file_name().unwrap_or_default();
+            match fs::read_to_string(task.join("fdinfo").join(number)) {
+                Err(error) if is_gone(&error) => Ok(String::new()),
+                other => other,
+            }
+        };
         for (link, what) in links {
             let path = match fs::read_link(&link) {
                 Ok(path) => path,
@@ -102,7 +113,16 @@ fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
             };
             let text = path.to_string_lossy();
             if let Some(inode) = text.strip_prefix("socket:[") {
-                sockets.insert(inode.trim_end_matches(']').to_owned());
+                if sockets.insert(inode.trim_end_matches(']').to_owned())
+                    && has_descriptors_queued(&told_of(&link)?)
+                {
+                    return Ok(Some("has descriptors on their way through a socket".to_owned()));
+                }
+            } else if let "anon_inode:inotify" | "anon_inode:[inotify]" | "anon_inode:[fanotify]" = &*text {
+                // What happens in RAM would never be told to it.
+                if watches(&told_of(&link)?, &mounts, places) {
+                    return Ok(Some("waits for changes (inotify, fanotify) on that filesystem".to_owned()));
+                }
             } else if text == "anon_inode:[io_uring]" {
                 // The kernel does not tell which files it has.
                 return Ok(Some("uses io_uring, whose open files nobody can see".to_owned()));
@@ -143,6 +163,36 @@ fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
         }
     }
     bound(&base, &sockets, places)
+}
+
+/// Whether a socket holds descriptors that nobody has taken yet, by what the kernel tells of it: they are no process's.
+fn has_descriptors_queued(told: &str) -> bool {
+    let mut numbers = told.lines().filter_map(|line| line.strip_prefix("scm_fds:"));
+    numbers.any(|number| number.trim() != "0")
+}
+
+/// Whether inotify or fanotify watches anything of the filesystem of one of the directories, by what the kernel tells of
+/// the descriptor. What can't be told may be there.
+fn watches(told: &str, mounts: &[Mount], places: &[Place]) -> bool {
+    told.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        if !matches!(fields.next(), Some("inotify" | "fanotify")) {
+            return false;
+        }
+        let hex = |key: &str| {
+            let text = line.split_whitespace().find_map(|field| field.strip_prefix(key))?;
+            Some(u64::from_str_radix(text, 16))
+        };
+        let filesystem = match (hex("sdev:"), hex("mnt_id:")) {
+            // As the kernel itself writes a device.
+            (Some(Ok(device)), _) => Some(((device >> 20) as u32, (device & 0xf_ffff) as u32)),
+            (None, Some(Ok(id))) => mounts.iter().find(|mount| mount.id == id).map(|mount| mount.device),
+            // The first line of fanotify tells of no watch.
+            (None, None) if line.starts_with("fanotify flags:") => return false,
+            _ => None,
+        };
+        filesystem.is_none_or(|filesystem| places.iter().any(|place| place.filesystem == filesystem))
+    })
 }
 
 /// A Unix socket of the process that has its name below one of the directories.
@@ -252,6 +302,81 @@ mod tests {
             kind: "tmpfs".into(),
             source: "x".into(),
             user: None,
+        }
+    }
+
+    #[test]
+    fn descriptors_in_a_socket_and_watches_are_seen_in_a_real_process() {
+        use rustix::fs::inotify;
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::io::IoSlice;
+        use std::os::unix::net::UnixStream;
+
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mounts = mounted_of(own).unwrap();
+        let opened = fs::File::open(&real).unwrap();
+        let id = statx(&opened, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).unwrap().stx_mnt_id;
+        let mount = mounts.iter().find(|mount| mount.id == id).unwrap();
+        let places = [Place::of(&opened, &real, mount).unwrap()];
+        drop(opened);
+        let seen = || held(&BTreeSet::from([own]), &places).unwrap().unwrap_or_default();
+        assert_eq!(seen(), "");
+
+        let (one, other) = UnixStream::pair().unwrap();
+        let file = fs::File::create(real.join("results")).unwrap();
+        assert!(seen().contains("has a file open there"), "{}", seen());
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut message = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [file.as_fd()];
+        assert!(message.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&one, &[IoSlice::new(b"x")], &mut message, SendFlags::empty()).unwrap();
+        drop(file);
+        assert!(seen().contains("has descriptors on their way through a socket"), "{}", seen());
+        drop((one, other));
+        assert_eq!(seen(), "");
+
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        // Of another filesystem, it is in nobody's way.
+        inotify::add_watch(&watch, "/proc/self", inotify::WatchFlags::CREATE).unwrap();
+        assert_eq!(seen(), "");
+        inotify::add_watch(&watch, &real, inotify::WatchFlags::CREATE).unwrap();
+        assert!(seen().contains("waits for changes"), "{}", seen());
+        drop(watch);
+        assert_eq!(seen(), "");
+    }
+
+    #[test]
+    fn what_the_kernel_tells_of_watches_is_understood() {
+        let mounts = [mount(20, 1, "/", 1), mount(0x2c, 20, "/data", 2)];
+        let place =
+            Place { real: "/data/out".into(), device: (0, 9), filesystem: (0, 2), inside: "/out".into() };
+        let told = |line: &str| {
+            watches(
+                &format!("pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t8\n{line}\n"),
+                &mounts,
+                std::slice::from_ref(&place),
+            )
+        };
+        for there in [
+            "inotify wd:1 ino:5e3d sdev:2 mask:100 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:3d5e",
+            "fanotify ino:68f71 sdev:2 mflags:0 mask:1b ignored_mask:0 fhandle-bytes:8",
+            "fanotify sdev:2 mflags:0 mask:1b ignored_mask:0",
+            "fanotify mnt_id:2c mflags:0 mask:1b ignored_mask:0",
+            // On a mount that the process does not see, or in words that nobody knows.
+            "fanotify mnt_id:77 mflags:0 mask:1b ignored_mask:0",
+            "inotify wd:1 something:else",
+        ] {
+            assert!(told(there), "{there}");
+        }
+        for elsewhere in [
+            "",
+            "inotify wd:1 ino:5e3d sdev:800002 mask:100 ignored_mask:0",
+            "fanotify flags:10 event-flags:8000",
+            "fanotify mnt_id:14 mflags:0 mask:1b ignored_mask:0",
+        ] {
+            assert!(!told(elsewhere), "{elsewhere}");
         }
     }
 
