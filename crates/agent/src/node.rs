@@ -22,7 +22,7 @@ use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 use crate::authority::{Commander, Order as OrderKind};
 use crate::capacity::{Capacity, machine_ram};
 use crate::ramdisk::{self, CoverPolicy, NotDestroyed, RamDisk};
-use crate::record::{self, Record, Shown};
+use crate::record::{self, Record};
 use crate::task::{Order, Task};
 
 /// The file with the newest epoch of every name.
@@ -82,10 +82,11 @@ pub enum StartError {
         /// Which directory.
         path: PathBuf,
     },
-    /// What is kept of a RAM disk can't be read, or not be understood. Its servers live on.
+    /// What is kept of a RAM disk is missing, can't be read, or not be understood. Its servers live on.
     #[error(
-        "can't understand what is kept of the RAM disk in {}: {source}; start the agent of the version that built it, \
-         or, if its data is not needed, remove that directory's record.json",
+        "can't understand what is kept of the RAM disk in {}: {source}; it may hold results, so it is left as it is. Put \
+         the file back, or start the agent of the version that built it; or, if its data is not needed, restart the node \
+         and remove that directory",
         .path.display()
     )]
     Record {
@@ -259,8 +260,12 @@ impl Node {
                     let secret = record::load_secret(&dir).map_err(unread)?;
                     self.recover_one(record, secret)?;
                 }
-                // It had hardly begun.
-                Err(source) if source.kind() == std::io::ErrorKind::NotFound => self.remove_unknown(&dir),
+                Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+                    if let Some(use_of_it) = self.use_of(&dir)? {
+                        return Err(unread(std::io::Error::other(format!("{source}, but {use_of_it}"))));
+                    }
+                    self.remove_unknown(&dir);
+                }
                 Err(source) => return Err(unread(source)),
             }
         }
@@ -335,55 +340,37 @@ impl Node {
         Ok(())
     }
 
-    /// A directory without a record: the agent ended before it wrote one.
+    /// What shows that the RAM disk in a place was built, whatever is kept of it. A record is written before anything is
+    /// mounted or started.
+    fn use_of(&self, dir: &Path) -> Result<Option<String>, StartError> {
+        let unknown = |source| StartError::Unknown { path: "/proc/self/mountinfo".into(), source };
+        let name = dir.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        // Where it is shown, its own name is the mount's; users can give any name to what they mount by FUSE.
+        let source = format!("ondeck:{name}@");
+        let is_its = |mount: &mounts::Mount| {
+            mount.at.starts_with(dir) || (mount.source.starts_with(&source) && !mount.is_a_users())
+        };
+        let mounted = mounts::mounted().map_err(unknown)?;
+        if let Some(mount) = mounted.iter().find(|mount| is_its(mount)) {
+            return Ok(Some(format!("{} is mounted", mount.at.display())));
+        }
+        let processes = place::marked(&self.state).map_err(no_processes)?;
+        let is_its = |found: &&place::Marked| found.id.rsplit_once('@').is_some_and(|(of, _)| of == name);
+        Ok(processes.iter().find(is_its).map(|found| format!("its process {} is running", found.pid)))
+    }
+
+    /// A directory without a record, of which nothing is mounted or running: the agent ended before it wrote one, or after
+    /// it had removed it.
     fn remove_unknown(&self, dir: &Path) {
         tracing::warn!(place = %dir.display(), "removing a place without a record");
         let Some(name) = dir.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok())
         else {
             return tracing::error!(place = %dir.display(), "not the name of a RAM disk; left alone");
         };
-        let id = RamDiskId { name, epoch: Epoch(0) };
-        let opened = Place::open(&self.state, id.clone());
-        let (place, below, all) = match (opened, mounts::mounted_below(dir), mounts::mounted()) {
-            (Ok(place), Ok(below), Ok(all)) => (place, below, all),
-            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-                return tracing::error!(place = %dir.display(), %error, "can't look at it; left alone");
-            }
-        };
-        // Where it was shown is not known, but every mount of it has a twin in the place.
-        let devices: Vec<(u32, u32)> = below.iter().map(|mount| mount.device).collect();
-        let shown = all
-            .into_iter()
-            .filter(|mount| devices.contains(&mount.device) && !mount.at.starts_with(dir))
-            .map(|mount| Shown { path: mount.at, made: false })
-            .collect();
-        let layout = Layout {
-            id,
-            engine: EngineKind::Tmpfs,
-            owner: ondeck_core::Owner { uid: 0, gid: 0 },
-            replicas: 1,
-            device: RAM.to_owned(),
-            metadata_device: None,
-            servers: Vec::new(),
-            clients: Vec::new(),
-            simulation: None,
-            number: 0,
-            job: None,
-        };
-        let record = Record {
-            version: record::VERSION,
-            layout,
-            server: true,
-            promised: BTreeMap::new(),
-            ports: Vec::new(),
-            shown,
-            covered: Vec::new(),
-            complete: false,
-            guarded: false,
-            first_view: None,
-            lease_until_ms: 0,
-        };
-        for error in ramdisk::tear_down(&place, &record, &self.capacity, &mut Destroyed::default()) {
+        let removed = Place::open(&self.state, RamDiskId { name, epoch: Epoch(0) })
+            .map_err(|error| EngineError::io("open", dir, error))
+            .and_then(|place| ramdisk::forget(&place));
+        if let Err(error) = removed {
             tracing::error!(place = %dir.display(), %error, "can't remove it");
         }
     }

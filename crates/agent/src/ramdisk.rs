@@ -1171,7 +1171,7 @@ fn empty(device: &Path) {
 }
 
 /// Removes the place, unless something is still mounted in it: its content would be removed too.
-fn forget(place: &Place) -> Result<(), EngineError> {
+pub(crate) fn forget(place: &Place) -> Result<(), EngineError> {
     let left = mounts::mounted_below(place.dir())
         .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
     if let Some(mount) = left.first() {

@@ -82,9 +82,10 @@ impl Record {
     /// If there is none, or it is not understood.
     pub fn load(place: &Path) -> std::io::Result<Record> {
         let path = place.join(RECORD);
-        let text = std::fs::read(&path)
-            .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-        Record::parse(&text)
+        let told =
+            |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let text = std::fs::read(&path).map_err(told)?;
+        Record::parse(&text).map_err(told)
     }
 
     fn parse(text: &[u8]) -> std::io::Result<Record> {

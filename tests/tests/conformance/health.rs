@@ -296,8 +296,8 @@ fn an_agent_that_can_not_read_what_it_kept_does_not_start_and_harms_nothing() {
     // directory.
     let aside = state.join("aside");
     for (file, remedy) in [
-        (place.join("secret"), "remove that directory's record.json"),
-        (place.join("record.json"), "remove that directory's record.json"),
+        (place.join("secret"), "restart the node and remove that directory"),
+        (place.join("record.json"), "restart the node and remove that directory"),
         (state.join("epochs.json"), "wait a day, and remove it"),
         (places.clone(), "put it right"),
     ] {
@@ -332,6 +332,52 @@ fn an_agent_that_can_not_read_what_it_kept_does_not_start_and_harms_nothing() {
     site.status("kept").assert_success();
     site.destroy("kept");
     site.assert_nothing_is_left();
+}
+
+#[test]
+fn an_agent_takes_away_no_ram_disk_whose_record_or_secret_is_gone() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    for case in [&site::TMPFS, &GLUSTER] {
+        let site = Site::with(Setup::default());
+        let views = site.build(case, "kept", "64MiB", 2);
+        write_pattern(&views[0].outside.join("file"), 100_000, 1);
+        let mut hosts = vec![case.servers[0], case.views[0].0];
+        hosts.dedup();
+        for host in hosts {
+            let running = || -> Vec<_> {
+                let mut all = site.host(host).processes();
+                all.retain(|process| process.command_line.get(1).is_none_or(|word| word != "agent"));
+                all.into_iter().map(|process| process.pid).collect()
+            };
+            let mounted =
+                || -> Vec<_> { site.host(host).new_mounts().into_iter().map(|mount| mount.target).collect() };
+            let before = (running(), mounted());
+            let (place, aside) =
+                (site.place(host, "kept"), site.places(host).parent().unwrap().join("aside"));
+            site.kill_agent(host);
+            for missing in ["record.json", "secret"] {
+                fs::rename(place.join(missing), &aside).unwrap();
+                let said = site.start_agent_in_vain(host);
+                assert!(said.contains(missing) && said.contains("Put the file back"), "{said}");
+                assert_eq!((running(), mounted()), before, "without {missing} on {host}");
+                assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+                fs::rename(&aside, place.join(missing)).unwrap();
+            }
+            // What had hardly begun when an agent ended is removed still.
+            let begun = site.place(host, "begun");
+            fs::create_dir(&begun).unwrap();
+            fs::write(begun.join("secret"), "x").unwrap();
+            site.start_agent(host);
+            assert!(!begun.exists());
+            assert_eq!((running(), mounted()), before);
+        }
+        assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+        site.status("kept").assert_success();
+        site.destroy("kept");
+        site.assert_nothing_is_left();
+    }
 }
 
 /// The last part of a path, which has another beginning in the host.
