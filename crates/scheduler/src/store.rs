@@ -86,6 +86,22 @@ pub enum StoreError {
         /// Why.
         why: String,
     },
+    /// It is gone, but what SQLite keeps beside it is there. Opening it would remove that.
+    #[error(
+        "the journal {} is {how}, but {} is there, which belongs to it and has its newest state; nothing was changed. Copy \
+         the directory away before anything else, then put the journal back, beside the same -wal file. If there is no \
+         copy of it, move both away and start `ondeck serve --take-over`: the RAM disks that the agents have are found, \
+         and no results are lost",
+        .path.display(), .log.display()
+    )]
+    Gone {
+        /// Which.
+        path: PathBuf,
+        /// Missing or empty.
+        how: &'static str,
+        /// What is there.
+        log: PathBuf,
+    },
     /// It was written by a later version.
     #[error(
         "the journal {} was written by a later version (its tables are of version {found}, this daemon knows {VERSION}); \
@@ -170,6 +186,7 @@ impl Store {
             }
             _ => StoreError::Sqlite { path: path.clone(), source },
         };
+        refuse_if_gone(directory, &path)?;
         let mut connection = Connection::open(&path).map_err(sqlite)?;
         // A transaction is on disk when it is said to be; readers do not wait for writers.
         let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
@@ -706,6 +723,25 @@ impl Store {
     }
 }
 
+/// A write-ahead log holds what is not yet in the journal itself. SQLite removes one that has no journal.
+fn refuse_if_gone(directory: &Path, path: &Path) -> Result<(), StoreError> {
+    let length = |path: &Path| match std::fs::metadata(path) {
+        Ok(found) => Ok(Some(found.len())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StoreError::File { path: path.to_owned(), source }),
+    };
+    let how = match length(path)? {
+        None => "missing",
+        Some(0) => "empty",
+        Some(_) => return Ok(()),
+    };
+    let log = directory.join("journal.sqlite-wal");
+    match length(&log)? {
+        None | Some(0) => Ok(()),
+        Some(_) => Err(StoreError::Gone { path: path.to_owned(), how, log }),
+    }
+}
+
 /// The job that a RAM disk belongs to, by its name.
 pub fn job_of(id: &RamDiskId) -> Option<Incarnation> {
     Incarnation::of_ramdisk(&id.name)
@@ -805,6 +841,37 @@ mod tests {
             let expected = [(&*first, ""), ("node r1", "torn {")];
             assert_eq!(aside, expected.map(|(what, row)| (what.to_owned(), row.to_owned())));
         }
+    }
+
+    #[test]
+    fn a_journal_that_is_gone_leaves_its_newest_state_beside_it_untouched() {
+        let (dir, kept_away) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (store, _) = kept(dir.path(), vec![waiting(1, b"/a")]);
+        let [journal, log] = ["journal.sqlite", "journal.sqlite-wal"].map(|name| kept_away.path().join(name));
+        // As they are when the daemon is killed.
+        std::fs::copy(dir.path().join("journal.sqlite"), &journal).unwrap();
+        std::fs::copy(dir.path().join("journal.sqlite-wal"), &log).unwrap();
+        drop(store);
+        let (saved, newest) = (std::fs::read(&journal).unwrap(), std::fs::read(&log).unwrap());
+        assert!(!saved.is_empty() && !newest.is_empty());
+        for left in [None, Some("")] {
+            std::fs::remove_file(&journal).unwrap();
+            if let Some(left) = left {
+                std::fs::write(&journal, left).unwrap();
+            }
+            let told = Store::open(kept_away.path()).err().unwrap().to_string();
+            assert!(told.contains("journal.sqlite-wal") && told.contains("Copy the directory"), "{told}");
+            assert_eq!(std::fs::read(&log).unwrap(), newest);
+            assert_eq!(std::fs::read(&journal).ok(), left.map(|left| left.as_bytes().to_vec()));
+            std::fs::write(&journal, &saved).unwrap();
+        }
+        // Put back, it is whole. An empty one alone is a new one, as ever.
+        let loaded = Store::open(kept_away.path()).unwrap().load().unwrap();
+        assert_eq!(loaded.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)]);
+        let empty = tempfile::tempdir().unwrap();
+        std::fs::write(empty.path().join("journal.sqlite"), "").unwrap();
+        std::fs::write(empty.path().join("journal.sqlite-wal"), "").unwrap();
+        assert!(Store::open(empty.path()).unwrap().load().unwrap().jobs.is_empty());
     }
 
     #[test]
