@@ -2,6 +2,7 @@
 //! before it starts, or not.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use ondeck_testbed::available;
@@ -19,6 +20,7 @@ fn output_alone() {
     on_deck_before_the_start(&cluster);
     under_a_job_that_started_at_once(&cluster);
     as_one_archive(&cluster);
+    with_modes_that_shut_out_their_owner(&cluster);
     cluster.assert_quiet();
     cluster.assert_clean();
 }
@@ -125,6 +127,38 @@ fn as_one_archive(cluster: &Cluster) {
         let name = format!("d{}/f{number}", number % 7);
         assert_eq!(found[&name], format!("result {number}\n").as_bytes());
     }
+}
+
+fn with_modes_that_shut_out_their_owner(cluster: &Cluster) {
+    let alice = cluster.user("alice");
+    let output = directory(alice, "shut", &[]);
+    let place = alice.scratch.join("shut-where");
+    let script = format!(
+        "#!/bin/sh\n#RSA_WAIT=hold\n{}{}\
+         echo s > {out}/secret\nsetfattr -n user.tag -v kept {out}/secret\nchmod 000 {out}/secret\n\
+         mkdir {out}/dark\necho deep > {out}/dark/file\nchmod 000 {out}/dark/file {out}/dark\n\
+         umask 0777\necho masked > {out}/masked\nmkdir {out}/closed\n",
+        directives(&[], &[&output]),
+        note_source(&output, &place),
+        out = output.display(),
+    );
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2"]);
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    cluster.wait_done(job);
+    assert!(was_ram(&place), "{}", says(&place));
+    // The test is root, who may look.
+    for (name, text) in [("secret", "s\n"), ("dark/file", "deep\n"), ("masked", "masked\n")] {
+        assert_eq!(fs::read_to_string(output.join(name)).unwrap(), text, "{name}");
+    }
+    for name in ["secret", "dark", "dark/file", "masked", "closed"] {
+        let found = fs::symlink_metadata(output.join(name)).unwrap();
+        assert_eq!((found.mode() & 0o7777, found.uid()), (0, alice.uid), "{name}");
+    }
+    assert_eq!(tree(&output).len(), 3);
+    let mut tag = Command::new("getfattr");
+    let tag = tag.args(["--only-values", "-n", "user.tag"]).arg(output.join("secret")).output().unwrap();
+    assert_eq!(tag.stdout, b"kept", "{tag:?}");
+    assert_passed(&cluster.states(job), &["INUSE_OUT", "STAGING_OUT", "TEARDOWN"]);
 }
 
 #[test]
