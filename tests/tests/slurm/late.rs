@@ -179,7 +179,7 @@ fn holds(
     let job = cluster.slurm.submit(user, &script, &all);
     // On a machine that is out of breath there may be another reason first.
     wait_until(LONG, "its user is told", || {
-        let note = cluster.note(job);
+        let note = told(cluster, job);
         [NOT_COVERED, output.to_str().unwrap(), "RSA_WAIT=hold"].iter().all(|part| note.contains(part))
     });
     gate.open();
@@ -212,6 +212,12 @@ fn a_job_that_holds_something_of_its_output_is_not_covered_and_loses_nothing() {
     let told = story.find("its standard output").unwrap_or_else(|| panic!("{story}"));
     assert!(told < story.find("done constructing").unwrap_or_else(|| panic!("{story}")), "{story}");
     cluster.assert_clean();
+}
+
+/// What a job's user is told last; nothing while nobody knows the job.
+fn told(cluster: &Cluster, job: u32) -> String {
+    let known = cluster.job(job);
+    known.map_or_else(String::new, |job| job["message"].as_str().unwrap_or_default().to_owned())
 }
 
 /// The state of the freezer of a job's batch step, or another one, as the machine knows it.
@@ -286,7 +292,7 @@ fn without_control_groups_nothing_is_covered_late_and_a_job_may_wait_for_its_ram
     let slurm = "ProctrackType=proctrack/linuxproc\n".to_owned();
     let cluster = Cluster::with(Setup { rsa_nodes: 2, compute_nodes: 2, slurm, ..Setup::default() });
     let writers = Writers::submit(&cluster, "untracked", 2, &[]);
-    wait_until(LONG, "its user is told", || cluster.note(writers.job).contains("proctrack/cgroup"));
+    wait_until(LONG, "its user is told", || told(&cluster, writers.job).contains("proctrack/cgroup"));
     assert!(lines(&cluster, writers.job, NOT_COVERED) > 0);
     let doctor = cluster.ondeck(&["doctor", "--slurm"]).stdout;
     assert!(
@@ -319,7 +325,7 @@ fn where_jobs_have_mounts_of_their_own_nothing_is_covered_late() {
         output.display()
     );
     let job = cluster.slurm.submit(alice, &script, &["--nodes=1", "--exclusive", "--output=/dev/null"]);
-    wait_until(LONG, "its user is told", || cluster.note(job).contains("mounts of its own"));
+    wait_until(LONG, "its user is told", || told(&cluster, job).contains("mounts of its own"));
     assert!(lines(&cluster, job, NOT_COVERED) > 0);
     gate.open();
     cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
