@@ -259,7 +259,7 @@ fn an_agent_obeys_one_scheduler() {
     for node in ["n1", "n2"] {
         assert_done(&claims(node, &claim("aa", 1, 5, false)));
     }
-    assert_eq!(obeyed("n1"), json!({ "journal": "aa", "counter": 5 }));
+    assert_eq!(obeyed("n1"), json!({ "journal": "aa", "counter": 5, "session": 1 }));
     assert_refused(&claims("n1", &claim("bb", 9, 1, false)), "foreign_journal");
     let ran = build_job(&site, 7, Some(&authority("aa", 1, 6)));
     let layout: Value = serde_json::from_str(&ran.assert_success().stdout).unwrap();
@@ -310,7 +310,7 @@ fn an_agent_obeys_one_scheduler() {
         // The same once it has been started again.
         site.kill_agent("n1");
         site.start_agent("n1");
-        assert_eq!(obeyed("n1"), json!({ "journal": "aa", "counter": 6 }));
+        assert_eq!(obeyed("n1"), json!({ "journal": "aa", "counter": 6, "session": 1 }));
     }
     // Nothing of this keeps people from RAM disks of their own.
     site.build(&GLUSTER, "hand", "64MiB", 1);
