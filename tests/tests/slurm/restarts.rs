@@ -304,6 +304,8 @@ fn a_job_that_slurmctld_forgets_to_have_started_loses_nothing() {
     cluster.slurm.wait_saved(job);
     cluster.slurm.cancel(blocker);
     await_file(alice, "written-0");
+    // What its nodes had yet to say of the blocker's end would be said to the next slurmctld, which would think them free.
+    cluster.slurm.wait_state(blocker, "CANCELLED", DEADLINE);
     cluster.slurm.kill_controller();
     assert_eq!(cluster.covers_of(&output).len(), 2);
     cluster.slurm.start_controller();
