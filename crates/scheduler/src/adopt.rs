@@ -30,6 +30,8 @@ pub(crate) struct Adoption {
 enum Judgement {
     /// It may become known, or be judged otherwise, later.
     Wait,
+    /// It does not say whose it is, as one of a former version: a person must look.
+    Unknown,
     /// The schedule is told.
     Tell(Box<Found>),
     /// It holds nothing, and nobody uses it.
@@ -59,6 +61,17 @@ impl Adoption {
             }
             match judge(daemon, &id, &parts, known, began) {
                 Judgement::Wait => untold.extend(on),
+                Judgement::Unknown => {
+                    if self.told.insert(id.clone()) {
+                        tracing::warn!(
+                            ramdisk = %id,
+                            "a job's RAM disk that the journal does not know, and that does not say whose it is; it is left \
+                             alone, and its nodes may lend nothing: look, then `ondeck ramdisk destroy {}`",
+                            id.name
+                        );
+                    }
+                    untold.extend(on);
+                }
                 Judgement::Remove => remove.push((id, on)),
                 Judgement::Tell(found) => {
                     if self.told.insert(id.clone()) {
@@ -136,8 +149,7 @@ fn judge(
         return Judgement::Wait;
     }
     let Some(tag) = &first.layout.job else {
-        // Of a former version: nobody can say what it is for.
-        return Judgement::Wait;
+        return Judgement::Unknown;
     };
     let missing: Vec<&NodeName> = first
         .layout
