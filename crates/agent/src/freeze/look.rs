@@ -310,41 +310,48 @@ mod tests {
         use rustix::fs::inotify;
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
         use std::io::IoSlice;
+        use std::os::fd::OwnedFd;
         use std::os::unix::net::UnixStream;
+        use std::process::Command;
 
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap();
-        let own = i32::try_from(std::process::id()).unwrap();
-        let mounts = mounted_of(own).unwrap();
+        let mounts = mounted_of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let opened = fs::File::open(&real).unwrap();
         let id = statx(&opened, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).unwrap().stx_mnt_id;
         let mount = mounts.iter().find(|mount| mount.id == id).unwrap();
         let places = [Place::of(&opened, &real, mount).unwrap()];
         drop(opened);
-        let seen = || held(&BTreeSet::from([own]), &places).unwrap().unwrap_or_default();
-        assert_eq!(seen(), "");
+        // Another process, as still as a frozen one: this one's other threads open and close files while it looks.
+        let seen = |holds: OwnedFd| {
+            let mut process = Command::new("sleep").arg("60").stdin(holds).spawn().unwrap();
+            let seen = held(&BTreeSet::from([i32::try_from(process.id()).unwrap()]), &places);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            seen.unwrap().unwrap_or_default()
+        };
+        assert_eq!(seen(fs::File::open("/dev/null").unwrap().into()), "");
 
-        let (one, other) = UnixStream::pair().unwrap();
         let file = fs::File::create(real.join("results")).unwrap();
-        assert!(seen().contains("has a file open there"), "{}", seen());
+        let open = seen(file.try_clone().unwrap().into());
+        assert!(open.contains("has a file open there"), "{open}");
+        let (one, other) = UnixStream::pair().unwrap();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut message = SendAncillaryBuffer::new(&mut space);
         let descriptors = [file.as_fd()];
         assert!(message.push(SendAncillaryMessage::ScmRights(&descriptors)));
         sendmsg(&one, &[IoSlice::new(b"x")], &mut message, SendFlags::empty()).unwrap();
         drop(file);
-        assert!(seen().contains("has descriptors on their way through a socket"), "{}", seen());
-        drop((one, other));
-        assert_eq!(seen(), "");
+        let on_their_way = seen(other.into());
+        assert!(on_their_way.contains("has descriptors on their way through a socket"), "{on_their_way}");
 
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         // Of another filesystem, it is in nobody's way.
         inotify::add_watch(&watch, "/proc/self", inotify::WatchFlags::CREATE).unwrap();
-        assert_eq!(seen(), "");
+        assert_eq!(seen(watch.try_clone().unwrap()), "");
         inotify::add_watch(&watch, &real, inotify::WatchFlags::CREATE).unwrap();
-        assert!(seen().contains("waits for changes"), "{}", seen());
-        drop(watch);
-        assert_eq!(seen(), "");
+        let watched = seen(watch);
+        assert!(watched.contains("waits for changes"), "{watched}");
     }
 
     #[test]
