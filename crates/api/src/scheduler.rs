@@ -57,6 +57,9 @@ pub struct SchedulerConfig {
     pub engine: EngineKind,
     /// How the RSA is shared between jobs that run and jobs that stage: `half` or `any`.
     pub sharing: Sharing,
+    /// Who has waited for RSA nodes for so long comes before all who have not, and is not overtaken.
+    #[serde(deserialize_with = "time")]
+    pub patience: Duration,
     /// How a staged job is kept in front of the queue: `off`, `priority` or `qos`.
     pub lock_in: LockIn,
     /// The quality of service of `lock_in = "qos"`.
@@ -191,6 +194,7 @@ impl Default for SchedulerConfig {
             delay: site.delay,
             engine: site.engine,
             sharing: site.sharing,
+            patience: site.patience,
             lock_in: site.lock_in,
             lock_in_qos: None,
             debounce: site.debounce,
@@ -312,6 +316,7 @@ impl SchedulerConfig {
             engine: if self.simulate.is_some() { EngineKind::Simulated } else { self.engine },
             pool,
             sharing: self.sharing,
+            patience: self.patience,
             lock_in: self.lock_in,
             debounce: self.debounce,
             horizon: self.horizon,

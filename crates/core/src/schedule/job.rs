@@ -239,6 +239,9 @@ pub struct Job {
     /// When it was first staged again, because another job wrote where its input is.
     #[serde(default)]
     pub again_since: Option<Time>,
+    /// Since when there have been too few free RSA nodes for it.
+    #[serde(default)]
+    pub lacking: Option<Time>,
     /// The latest that its user should know; empty if nothing.
     pub message: String,
     /// Why it waits, if it does; not a fault.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::{Identities, Identity};
 use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, has_a_directory_for_both};
 use super::nodes::Nodes;
-use super::policy::{self, LockIn, Placement, Site, Taken, Use};
+use super::policy::{self, Line, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
@@ -526,6 +526,16 @@ fn wait_policy(request: &Request) -> WaitPolicy {
     request.wait.unwrap_or(default)
 }
 
+/// Whether a job stands in line for RSA nodes.
+fn wants_nodes(job: &Job) -> bool {
+    matches!(decide(job), Move::Assign(_)) && !job.backing_off()
+}
+
+/// Whether a job keeps its RSA nodes until somebody decides; also if it is not known.
+fn stays(jobs: &BTreeMap<Incarnation, Job>, id: Incarnation) -> bool {
+    jobs.get(&id).is_none_or(|job| matches!(job.rsa_state, RsaState::Held | RsaState::Lost))
+}
+
 /// Whether the input that was copied for a job which must not start without it is about to change: another job writes
 /// results there.
 fn changes_on_disk(job: &Job, usage: &Use) -> bool {
@@ -865,6 +875,11 @@ impl Step<'_> {
                 }
                 self.believe(id);
             }
+            (JobState::Ondeck, _) if self.yields(id) => {
+                let hours = self.schedule.site.limits.ready.as_secs_f64() / 3600.0;
+                let why = format!("has not started for {hours} h, and others wait for its RSA nodes");
+                self.set_job_state(id, JobState::Demoted, &why);
+            }
             (JobState::Ondeck, _) if next || self.keeps_its_place(&seen.job) => {
                 if job.compute_nodes != seen.job.node_count {
                     self.job(id).compute_nodes = seen.job.node_count;
@@ -891,6 +906,21 @@ impl Step<'_> {
                 }
             }
         }
+    }
+
+    /// Whether a job that has had its RSA nodes for long, and could not begin to use them, gives them to whoever has waited
+    /// for long.
+    fn yields(&self, id: Incarnation) -> bool {
+        let (site, now, jobs) = (&self.schedule.site, self.now, &self.schedule.jobs);
+        let Some(job) = jobs.get(&id) else { return false };
+        let pool = policy::pool_of(site, job);
+        matches!(job.rsa_state, RsaState::Booted | RsaState::Ready)
+            && now.since(job.since) >= site.limits.ready
+            && jobs.values().any(|other| {
+                policy::pool_of(site, other) == pool
+                    && wants_nodes(other)
+                    && policy::first_since(site, now, other).is_some()
+            })
     }
 
     /// Whether a job that is not next keeps what was prepared for it: because it is held for its input, or was let go or
@@ -1014,6 +1044,7 @@ impl Step<'_> {
             unsure: false,
             still_runs: false,
             again_since: None,
+            lacking: None,
             message: String::new(),
             waits_for: String::new(),
         }
@@ -1729,17 +1760,25 @@ impl Step<'_> {
 
     /// Applies the table until nothing moves. What is given back may let another job move, so jobs are asked again.
     fn settle(&mut self) {
-        let mut order: Vec<(std::cmp::Reverse<u64>, u64, Incarnation)> = self
+        let mut order: Vec<_> = self
             .schedule
             .jobs
             .values()
-            .map(|job| (std::cmp::Reverse(job.priority), job.submitted, job.id))
+            .map(|job| {
+                let first = policy::first_since(&self.schedule.site, self.now, job);
+                (first.is_none(), first, std::cmp::Reverse(job.priority), job.submitted, job.id)
+            })
             .collect();
         order.sort_unstable();
         let mut usage = self.usage();
         loop {
             let mut again = false;
-            for (_, _, id) in &order {
+            let mut line = {
+                let in_turn = order.iter().filter_map(|(.., id)| self.schedule.jobs.get(id));
+                let running = in_turn.filter(|job| job.job_state == JobState::Running && wants_nodes(job));
+                Line::new(&self.schedule.site, &usage, self.now, running)
+            };
+            for (.., id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
                     let next = match decide(job) {
                         Move::Wait if changes_on_disk(job, &usage) => Move::StageAgain,
@@ -1747,7 +1786,7 @@ impl Step<'_> {
                         next => next,
                     };
                     let (before, had) = (Taken::by(job), job.allocation.is_some());
-                    if !self.apply(*id, next, &usage) {
+                    if !self.apply(*id, next, &usage, &mut line) {
                         break;
                     }
                     let after = self.schedule.jobs.get(id).map(Taken::by).unwrap_or_default();
@@ -1779,10 +1818,10 @@ impl Step<'_> {
     }
 
     /// Makes a move; returns whether anything changed.
-    fn apply(&mut self, id: Incarnation, next: Move, usage: &Use) -> bool {
+    fn apply(&mut self, id: Incarnation, next: Move, usage: &Use, line: &mut Line) -> bool {
         match next {
             Move::Wait => false,
-            Move::Assign(purpose) => self.assign(id, purpose, usage),
+            Move::Assign(purpose) => self.assign(id, purpose, usage, line),
             Move::GiveUp => {
                 self.let_go_if_hopeless(id);
                 // While it runs, nothing can be undone; when it has ended, it is.
@@ -1943,7 +1982,7 @@ impl Step<'_> {
         true
     }
 
-    fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use) -> bool {
+    fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use, line: &mut Line) -> bool {
         if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id, usage) {
             return false;
         }
@@ -1964,10 +2003,12 @@ impl Step<'_> {
                 return self.waits(id, &why);
             }
         }
-        match policy::place(&self.schedule.site, usage, job) {
+        match policy::place(&self.schedule.site, usage, line, self.now, job) {
             Placement::Later(why) => self.waits(id, &why),
+            Placement::Full(why) => self.lacks(id, &why, usage, line),
             Placement::Never(why) => {
-                self.job(id).hopeless = true;
+                let job = self.job(id);
+                (job.hopeless, job.lacking) = (true, None);
                 self.tell(id, format!("no RAM disk: {why}; the job works on disk"));
                 true
             }
@@ -1980,13 +2021,39 @@ impl Step<'_> {
                     self.effects.nodes.push(name.clone());
                 }
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
+                line.leaves(id);
                 let job = self.job(id);
-                job.purpose = purpose;
+                (job.purpose, job.lacking) = (purpose, None);
                 job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
                 self.become_state(id, RsaState::Assigned, &text);
                 true
             }
         }
+    }
+
+    /// Nodes are not free for it. Whoever has waited for long is not overtaken, if there will ever be enough for it.
+    fn lacks(&mut self, id: Incarnation, why: &str, usage: &Use, line: &mut Line) -> bool {
+        if self.schedule.jobs[&id].lacking.is_none() {
+            self.job(id).lacking = Some(self.now);
+        }
+        let (schedule, job) = (&*self.schedule, &self.schedule.jobs[&id]);
+        if policy::first_since(&schedule.site, self.now, job).is_some()
+            && policy::suffices_in_time(
+                &schedule.site,
+                usage,
+                &schedule.nodes,
+                |of| stays(&schedule.jobs, of),
+                job,
+            )
+        {
+            line.wait_behind(policy::pool_of(&schedule.site, job), id);
+        }
+        let on_disk = if job.held {
+            format!("; `scontrol release {}` starts it on disk", id.job)
+        } else {
+            String::new()
+        };
+        self.waits(id, &format!("{why}{on_disk}"))
     }
 
     fn release(&mut self, id: Incarnation) {

@@ -19,6 +19,9 @@ mod model;
 pub mod nodes;
 pub mod policy;
 pub mod states;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod turns;
 
 use serde::{Deserialize, Serialize};
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::job::Work;
+use super::turns::nobody_overtakes;
 use super::*;
 use crate::{
     Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, RamDiskId, Request, Standing,
@@ -21,6 +22,9 @@ const NOW: Time = Time(1_000_000);
 
 /// What a RAM disk is found to have promised; less than a node.
 const SHARE: Bytes = Bytes(50 << 30);
+
+/// How long a job waits before it comes before those who have not waited so long.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What each RSA node lends.
 const CAPACITY: Bytes = Bytes(100 << 30);
@@ -100,6 +104,8 @@ enum Happening {
     PauseEnds(usize),
     PrologGivenUp(usize),
     DelayEnds(usize),
+    /// It has waited for RSA nodes beyond patience.
+    HasWaited(usize),
     Lost(usize),
     Back(usize),
     Broken(usize),
@@ -158,6 +164,7 @@ fn site() -> Site {
         node_failures: 100,
         lock_in: LockIn::Priority,
         engine: EngineKind::Gluster,
+        patience: PATIENCE,
         limits: Limits { ready: Duration::ZERO, ..Limits::default() },
         ..Site::default()
     }
@@ -345,6 +352,9 @@ impl World {
             if job.broken {
                 all.push(Happening::Whole(index));
             }
+            if job.lacking == Some(NOW) {
+                all.push(Happening::HasWaited(index));
+            }
         }
         for (index, found) in self.schedule.nodes().values().enumerate() {
             if found.up && self.losses == 0 {
@@ -469,6 +479,9 @@ impl World {
             }
             Happening::PauseEnds(index) => self.due(*index, |job| job.not_before = Some(NOW)),
             Happening::PrologGivenUp(index) => self.due(*index, |job| job.prolog_until = Some(NOW)),
+            Happening::HasWaited(index) => {
+                self.due(*index, |job| job.lacking = Some(Time(NOW.0 - PATIENCE.as_millis() as u64)))
+            }
             Happening::DelayEnds(index) => self.due(*index, |job| job.switch_at = Some(NOW)),
             Happening::Lost(index) => {
                 self.losses += 1;
@@ -504,6 +517,7 @@ impl World {
         self.queue_seen |= matches!(event, Event::Queue { .. });
         let before = self.schedule.clone();
         let effects = self.schedule.handle(NOW, event).unwrap();
+        nobody_overtakes(&before, &self.schedule, NOW);
         self.check_step(&before, &effects);
         if let Happening::Found(index) = happening
             && self.is_unknown(*index)
@@ -945,23 +959,6 @@ fn waits_for(world: &World, index: usize) -> &str {
     let job = &world.schedule.jobs()[&id(index)];
     assert_eq!(job.allocation.is_some(), job.waits_for.is_empty(), "{job:?}");
     &job.waits_for
-}
-
-#[test]
-fn half_of_the_nodes_stage_while_the_other_half_serves_jobs_that_run() {
-    let (mut world, requests) = two_that_want_three_of_four(site());
-    assert_eq!(waits_for(&world, 0), "");
-    assert!(waits_for(&world, 1).contains("2 of 4 RSA nodes stage for other jobs"));
-    for _ in [Work::Construct, Work::StageIn] {
-        world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
-    }
-    assert!(waits_for(&world, 1).contains("stage for other jobs"), "ready, but it does not run");
-    world.happen(&Happening::Becomes(0, Slurm::Running { prolog_ran: false, nodes: 1 }), &requests);
-    world.happen(&Happening::Prolog(0), &requests);
-    assert_eq!(waits_for(&world, 1), "");
-
-    let (world, _) = two_that_want_three_of_four(Site { sharing: Sharing::Any, ..site() });
-    assert_eq!((waits_for(&world, 0), waits_for(&world, 1)), ("", ""));
 }
 
 #[test]

@@ -73,14 +73,15 @@ impl Node {
         }
     }
 
+    /// Whether it promises anything at all.
+    pub fn lends(&self) -> bool {
+        self.up && self.drained.is_empty() && self.residue.is_empty()
+    }
+
     /// What can be promised.
     pub fn free(&self) -> Bytes {
         let promised: u64 = self.promised.values().map(|bytes| bytes.0).sum();
-        if self.up && self.drained.is_empty() && self.residue.is_empty() {
-            Bytes(self.capacity.0.saturating_sub(promised))
-        } else {
-            Bytes::ZERO
-        }
+        if self.lends() { Bytes(self.capacity.0.saturating_sub(promised)) } else { Bytes::ZERO }
     }
 
     /// Whether nobody has anything of it.

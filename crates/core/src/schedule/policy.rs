@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Job, Task, Work};
 use super::nodes::{Node, Nodes};
-use super::{JobState, RsaState};
+use super::{JobState, Time};
 use crate::allocation::{promise_for, share_within};
 use crate::request::keyword_enum;
 use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate};
@@ -19,10 +19,9 @@ keyword_enum! {
     #[derive(Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     Sharing {
-        /// About half of a pool serves running jobs while the other half stages in or out, as the thesis has it: a job
-        /// that has not started is given nodes only while those that stage have less than half.
+        /// At most half of a pool is kept from jobs that have not started, while a job that runs waits for that much.
         Half = "half",
-        /// Whoever comes first.
+        /// Nothing is kept for anybody.
         Any = "any",
     }
 }
@@ -56,6 +55,8 @@ pub struct Site {
     pub pool: String,
     /// How the RSA is shared.
     pub sharing: Sharing,
+    /// Who has waited for RSA nodes for so long comes before all who have not.
+    pub patience: Duration,
     /// How a staged job is kept in front.
     pub lock_in: LockIn,
     /// How long the queue must say otherwise before a job is taken for next, or for demoted.
@@ -105,7 +106,7 @@ pub struct Limits {
     pub ending: Duration,
     /// Being held until there are RSA nodes.
     pub hold: Duration,
-    /// Waiting for its start behind others, with all its input in RAM.
+    /// Waiting for its start with all its input in RAM, while others wait for its RSA nodes.
     pub ready: Duration,
 }
 
@@ -135,6 +136,7 @@ impl Default for Site {
             engine: EngineKind::Gluster,
             pool: "default".into(),
             sharing: Sharing::Half,
+            patience: Duration::from_secs(600),
             lock_in: LockIn::Off,
             debounce: Duration::from_secs(1),
             horizon: Duration::ZERO,
@@ -157,8 +159,10 @@ impl Default for Site {
 pub enum Placement {
     /// These nodes, each with this promise.
     Nodes(Vec<NodeName>, Bytes),
-    /// Not now: why.
+    /// Not now: why. It is no matter of free nodes.
     Later(String),
+    /// Not now, because nodes are not free, or are for others: why.
+    Full(String),
     /// Never: why, and what would.
     Never(String),
 }
@@ -171,8 +175,6 @@ struct PoolUse {
     whole: Offers,
     /// Nodes that have something left to promise, by how much.
     partly: Offers,
-    /// Nodes of jobs that stage or wait for their start.
-    staging: u32,
     /// What the largest node lends in all.
     largest: Bytes,
 }
@@ -195,6 +197,11 @@ impl Offers {
         if nodes.is_empty() {
             self.by_size.remove(&size);
         }
+    }
+
+    /// How many have at least so much.
+    fn number_of_at_least(&self, size: Bytes) -> u32 {
+        self.by_size.range(size..).map(|(_, nodes)| nodes.len() as u32).sum()
     }
 
     /// Those with at least so much, the fullest first.
@@ -228,7 +235,6 @@ struct Offered {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     nodes: Vec<NodeName>,
-    staging: bool,
     copying: bool,
     results: Option<Incarnation>,
     outputs: Vec<PathBuf>,
@@ -242,7 +248,6 @@ impl Taken {
         let mut taken = Taken::default();
         if let Some(allocation) = &job.allocation {
             taken.nodes.clone_from(&allocation.nodes);
-            taken.staging = is_staging(job);
             (taken.uid, taken.account) = (job.owner.uid, job.account.clone());
         }
         taken.copying = matches!(job.task, Some(Task { work: Work::StageIn | Work::StageOut, .. }));
@@ -265,7 +270,7 @@ impl Use {
             found.look_at(name, node);
         }
         for job in jobs.filter(|job| job.allocation.is_some() || job.results || job.task.is_some()) {
-            found.add(&Taken::by(job), nodes);
+            found.add(&Taken::by(job));
         }
         found
     }
@@ -275,8 +280,8 @@ impl Use {
         if before == after {
             return;
         }
-        self.remove(before, nodes);
-        self.add(after, nodes);
+        self.remove(before);
+        self.add(after);
         for name in before.nodes.iter().chain(&after.nodes) {
             if let Some(node) = nodes.get(name) {
                 self.look_at(name, node);
@@ -311,21 +316,11 @@ impl Use {
         }
     }
 
-    fn pool_of(&mut self, taken: &Taken, nodes: &Nodes) -> Option<&mut PoolUse> {
-        let node = taken.nodes.first().and_then(|name| nodes.get(name))?;
-        self.pools.get_mut(&node.pool)
-    }
-
-    fn add(&mut self, taken: &Taken, nodes: &Nodes) {
+    fn add(&mut self, taken: &Taken) {
         let has = taken.nodes.len() as u32;
         if has > 0 {
             *self.users.entry(taken.uid).or_default() += has;
             *self.accounts.entry(taken.account.clone()).or_default() += has;
-            if taken.staging
-                && let Some(pool) = self.pool_of(taken, nodes)
-            {
-                pool.staging += has;
-            }
         }
         self.copying += u32::from(taken.copying);
         if let Some(job) = taken.results {
@@ -335,16 +330,11 @@ impl Use {
         }
     }
 
-    fn remove(&mut self, taken: &Taken, nodes: &Nodes) {
+    fn remove(&mut self, taken: &Taken) {
         let has = taken.nodes.len() as u32;
         if has > 0 {
             give_back(&mut self.users, &taken.uid, has);
             give_back(&mut self.accounts, &taken.account, has);
-            if taken.staging
-                && let Some(pool) = self.pool_of(taken, nodes)
-            {
-                pool.staging -= has;
-            }
         }
         self.copying -= u32::from(taken.copying);
         if let Some(job) = taken.results {
@@ -422,7 +412,7 @@ fn give_back<K: Ord>(counts: &mut BTreeMap<K, u32>, whose: &K, has: u32) {
 }
 
 /// What a job is to get.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Wanted {
     nodes: u32,
     /// How many bytes of each; nothing for whole nodes.
@@ -487,9 +477,104 @@ fn wanted(site: &Site, pool: &PoolUse, job: &Job) -> Result<Wanted, String> {
     Ok(Wanted { nodes: 1, share: Some(part), least: part })
 }
 
+/// Since when a job has waited, if that is for so long that it comes before all who have not.
+pub fn first_since(site: &Site, now: Time, job: &Job) -> Option<Time> {
+    job.lacking.filter(|since| now.since(*since) >= site.patience)
+}
+
+/// The pool that a job takes nodes of.
+pub fn pool_of<'a>(site: &'a Site, job: &'a Job) -> &'a str {
+    job.request.pool.as_deref().unwrap_or(&site.pool)
+}
+
+/// What of the pools is not for everybody while jobs are placed, one in its turn after the other.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// Pools that nobody gets nodes of before these jobs, which have waited for long.
+    heads: BTreeMap<String, Incarnation>,
+    /// What is kept of pools for these jobs, which run, from those that have not started.
+    kept: BTreeMap<String, (Incarnation, Wanted)>,
+}
+
+impl Line {
+    /// `running`: the jobs that run and want nodes, in their turn.
+    pub fn new<'a>(site: &Site, usage: &Use, now: Time, running: impl IntoIterator<Item = &'a Job>) -> Line {
+        let mut line = Line::default();
+        for job in running {
+            let name = pool_of(site, job);
+            if site.sharing == Sharing::Any || line.kept.contains_key(name) {
+                continue;
+            }
+            let Some(pool) = usage.pools.get(name) else { continue };
+            let Ok(wanted) = wanted(site, pool, job) else { continue };
+            let waits_for_long = first_since(site, now, job).is_some();
+            if !waits_for_long && wanted.nodes * 2 <= pool.nodes && beyond(site, usage, job, wanted).is_none()
+            {
+                line.kept.insert(name.to_owned(), (job.id, wanted));
+            }
+        }
+        line
+    }
+
+    /// There are not enough free nodes for a job that has waited for long, and there will be: nobody overtakes it.
+    pub fn wait_behind(&mut self, pool: &str, job: Incarnation) {
+        self.heads.entry(pool.to_owned()).or_insert(job);
+    }
+
+    /// A job has got its nodes.
+    pub fn leaves(&mut self, job: Incarnation) {
+        self.kept.retain(|_, (waits, _)| *waits != job);
+    }
+
+    /// The job that could no longer be placed if these nodes, each with what it can promise, were given to another one:
+    /// nothing is kept from a job for which there are too few without them, too.
+    fn kept_from(
+        &self,
+        name: &str,
+        pool: &PoolUse,
+        nodes: &[(Bytes, &NodeName)],
+        part: Option<Bytes>,
+    ) -> Option<Incarnation> {
+        let (waits, wanted) = self.kept.get(name)?;
+        let is_whole = |free: Bytes, node: &NodeName| {
+            pool.whole.by_size.get(&free).is_some_and(|nodes| nodes.contains(node))
+        };
+        let (there, taken) = match wanted.share {
+            None => {
+                let of_use =
+                    |(free, node): &&(Bytes, &NodeName)| *free >= wanted.least && is_whole(*free, node);
+                (pool.whole.number_of_at_least(wanted.least), nodes.iter().filter(of_use).count())
+            }
+            Some(share) => {
+                let rest = |free: Bytes| part.map_or(0, |part| free.0.saturating_sub(part.0));
+                let of_use = |(free, _): &&(Bytes, &NodeName)| *free >= share && rest(*free) < share.0;
+                (pool.partly.number_of_at_least(share), nodes.iter().filter(of_use).count())
+            }
+        };
+        (taken > 0 && there < wanted.nodes + taken as u32).then_some(*waits)
+    }
+}
+
+/// Whether a job's user or account has too many nodes for it, now or ever.
+fn beyond(site: &Site, usage: &Use, job: &Job, wanted: Wanted) -> Option<Placement> {
+    let count = wanted.nodes;
+    let of_user = usage.users.get(&job.owner.uid).copied().unwrap_or(0);
+    let of_account = usage.accounts.get(&job.account).copied().unwrap_or(0);
+    let limits = [(site.user_nodes, of_user, "user"), (site.account_nodes, of_account, "account")];
+    limits.into_iter().find_map(|(limit, has, whose)| match limit {
+        Some(limit) if count > limit => {
+            Some(Placement::Never(format!("it needs {count} RSA nodes, and its {whose} may have {limit}")))
+        }
+        Some(limit) if has + count > limit => {
+            Some(Placement::Later(format!("its {whose} has {has} of at most {limit} RSA nodes")))
+        }
+        _ => None,
+    })
+}
+
 /// Which nodes a job gets now.
-pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
-    let name = job.request.pool.as_deref().unwrap_or(&site.pool);
+pub fn place(site: &Site, usage: &Use, line: &Line, now: Time, job: &Job) -> Placement {
+    let name = pool_of(site, job);
     if job.request.engine.unwrap_or(site.engine) == EngineKind::Tmpfs {
         return Placement::Never(
             "the engine tmpfs reaches one machine only; ask for gluster or ceph (#RSA_ENGINE)".into(),
@@ -499,41 +584,29 @@ pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
         let known: Vec<&str> = usage.pools.keys().map(String::as_str).collect();
         return Placement::Never(format!("there is no pool `{name}`, but {} (#RSA_POOL)", known.join(", ")));
     };
-    let Wanted { nodes: count, share, least } = match wanted(site, pool, job) {
+    let wanted = match wanted(site, pool, job) {
         Ok(wanted) => wanted,
         Err(why) => return Placement::Never(why),
     };
+    let Wanted { nodes: count, share, least } = wanted;
     if count > pool.nodes {
         return Placement::Never(format!(
             "it needs {count} RSA nodes, and the pool `{name}` has {} (#RSA_NODES, #RSA_CAPACITY)",
             pool.nodes
         ));
     }
-    let of_user = usage.users.get(&job.owner.uid).copied().unwrap_or(0);
-    let of_account = usage.accounts.get(&job.account).copied().unwrap_or(0);
-    for (limit, has, whose) in
-        [(site.user_nodes, of_user, "user"), (site.account_nodes, of_account, "account")]
-    {
-        match limit {
-            Some(limit) if count > limit => {
-                let why = format!("it needs {count} RSA nodes, and its {whose} may have {limit}");
-                return Placement::Never(why);
-            }
-            Some(limit) if has + count > limit => {
-                return Placement::Later(format!("its {whose} has {has} of at most {limit} RSA nodes"));
-            }
-            _ => {}
-        }
+    if let Some(beyond) = beyond(site, usage, job, wanted) {
+        return beyond;
     }
-    if !site.sharing.allows(job, pool.nodes, pool.staging, count) {
-        return Placement::Later(format!(
-            "{} of {} RSA nodes stage for other jobs, and half of them are for jobs that run",
-            pool.staging, pool.nodes
+    let patience = site.patience.as_secs_f64() / 60.0;
+    if let Some(head) = line.heads.get(name).filter(|head| **head != job.id) {
+        return Placement::Full(format!(
+            "job {head} has waited for RSA nodes for more than {patience} min, and comes first"
         ));
     }
     let too_few = |free: u32| {
         let why = format!("insufficient free RSA nodes for job {}, have {free} need {count}", job.id);
-        Placement::Later(why)
+        Placement::Full(why)
     };
     let offers = match share {
         None if pool.whole.count < count => return too_few(pool.whole.count),
@@ -555,32 +628,42 @@ pub fn place(site: &Site, usage: &Use, job: &Job) -> Placement {
         return too_few(found.len() as u32);
     }
     found.truncate(count as usize);
+    if job.job_state == JobState::Ondeck
+        && first_since(site, now, job).is_none()
+        && let Some(kept) = line.kept_from(name, pool, &found, share)
+    {
+        return Placement::Full(format!(
+            "free RSA nodes are kept for job {kept}, which runs and waits for room for its output, until one of both has \
+             waited for {patience} min"
+        ));
+    }
     // All promise the same; of whole nodes as much as the smallest of them has.
     let least = found.iter().map(|(free, _)| *free).min().unwrap_or_default();
     Placement::Nodes(found.into_iter().map(|(_, name)| name.clone()).collect(), share.unwrap_or(least))
 }
 
-impl Sharing {
-    /// Whether a job may have `count` of a pool's `total` nodes while `staging` of them stage. One job may always stage,
-    /// and output for a job that runs is no staging.
-    fn allows(self, job: &Job, total: u32, staging: u32, count: u32) -> bool {
-        match self {
-            Sharing::Any => true,
-            Sharing::Half => {
-                job.job_state != JobState::Ondeck || staging == 0 || (staging + count) * 2 <= total
-            }
-        }
-    }
-}
-
-/// Whether a job's RSA nodes stage, or wait for a start, rather than serve a job that runs.
-fn is_staging(job: &Job) -> bool {
-    match job.job_state {
-        JobState::Ondeck | JobState::Demoted | JobState::Finished => {
-            !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible)
-        }
-        JobState::Running => false,
-    }
+/// Whether there are enough nodes for a job once all have given theirs back who will: `stays` says who keeps what it has
+/// until somebody decides.
+pub fn suffices_in_time(
+    site: &Site,
+    usage: &Use,
+    nodes: &Nodes,
+    stays: impl Fn(Incarnation) -> bool,
+    job: &Job,
+) -> bool {
+    let name = pool_of(site, job);
+    let Some(pool) = usage.pools.get(name) else { return false };
+    let Ok(wanted) = wanted(site, pool, job) else { return false };
+    let of_use = |node: &&Node| {
+        let kept: u64 =
+            node.promised.iter().filter(|(of, _)| stays(**of)).map(|(_, promise)| promise.0).sum();
+        let least = wanted.share.unwrap_or(wanted.least).max(Bytes(1));
+        node.pool == name
+            && node.lends()
+            && (wanted.share.is_some() || kept == 0)
+            && node.capacity.0.saturating_sub(kept) >= least.0
+    };
+    nodes.values().filter(of_use).take(wanted.nodes as usize).count() == wanted.nodes as usize
 }
 
 #[cfg(test)]

@@ -1,0 +1,252 @@
+//! Whose turn it is: histories of jobs that want RSA nodes, with a clock.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::*;
+use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
+
+const BEGIN: Time = Time(1_000_000);
+
+fn node(index: usize) -> NodeName {
+    format!("r{index}").parse().unwrap()
+}
+
+fn id(index: usize) -> Incarnation {
+    Incarnation { job: JobId(index as u32 + 1), submitted: index as u64 + 1, restarts: 0 }
+}
+
+fn site() -> Site {
+    Site { debounce: Duration::ZERO, ..Site::default() }
+}
+
+/// The schedule of jobs with one directory each, which are told of by what they want and do.
+struct Line {
+    schedule: Schedule,
+    now: Time,
+    /// How many RSA nodes each wants, its priority, and what the workload manager does with it.
+    jobs: Vec<(u32, u64, Standing)>,
+}
+
+impl Line {
+    fn new(nodes: usize, site: Site) -> Line {
+        let names = (0..nodes).map(|index| (node(index), Node::new("default"))).collect();
+        let mut schedule = Schedule::new(site, Vec::new(), names, 0, Epoch(0));
+        for index in 0..nodes {
+            schedule.handle(BEGIN, Event::NodeUp { node: node(index), capacity: Bytes(1 << 40) }).unwrap();
+        }
+        Line { schedule, now: BEGIN, jobs: Vec::new() }
+    }
+
+    fn submit(&mut self, nodes: u32, priority: u64, does: Standing) -> usize {
+        self.jobs.push((nodes, priority, does));
+        self.jobs.len() - 1
+    }
+
+    /// The queue is seen after so many seconds; all work ends at once.
+    fn look(&mut self, seconds: u64) {
+        self.now = self.now.plus(Duration::from_secs(seconds));
+        let jobs = (0..self.jobs.len()).filter_map(|index| self.seen(index)).collect();
+        self.handle(Event::Queue { taken: self.now, jobs });
+        while let Some((job, number)) =
+            self.schedule.jobs().values().find_map(|job| Some((job.id, job.task?.number)))
+        {
+            self.handle(Event::Ended { job, number, outcome: Outcome::Done(String::new()) });
+        }
+    }
+
+    fn seen(&self, index: usize) -> Option<Seen> {
+        let (nodes, priority, standing) = self.jobs[index];
+        let job = QueuedJob {
+            id: id(index),
+            owner: Owner { uid: 1000, gid: 1000 },
+            account: String::new(),
+            standing,
+            reason: String::new(),
+            node_count: 1,
+            nodes: Vec::new(),
+            start: (standing == Standing::Running).then_some(0),
+            submitted: index as u64 + 1,
+            priority,
+            qos: String::new(),
+            held_for_input: false,
+            dependent: false,
+        };
+        let data_out = vec![PathBuf::from(format!("/{index}"))];
+        let request = Some(Request { nodes: Some(nodes), data_out, ..Request::default() });
+        let io_nodes = vec!["c0".parse().unwrap()];
+        (standing != Standing::Ended).then_some(Seen { job, request, work_dir: "/".into(), io_nodes })
+    }
+
+    fn handle(&mut self, event: Event) {
+        let before = self.schedule.clone();
+        self.schedule.handle(self.now, event).unwrap();
+        nobody_overtakes(&before, &self.schedule, self.now);
+    }
+
+    fn has(&self, index: usize) -> bool {
+        self.schedule.jobs().get(&id(index)).is_some_and(|job| job.allocation.is_some())
+    }
+
+    fn waits_for(&self, index: usize) -> &str {
+        &self.schedule.jobs()[&id(index)].waits_for
+    }
+}
+
+/// Whoever has got nodes has not overtaken anybody of his pool who has waited beyond patience for nodes that will come.
+pub(super) fn nobody_overtakes(before: &Schedule, after: &Schedule, now: Time) {
+    let patience = after.site().patience;
+    let waited = |job: &Job| job.lacking.filter(|since| now.since(*since) >= patience);
+    let got = after.jobs().values().filter(|job| {
+        let before = before.jobs().get(&job.id);
+        job.rsa_state == RsaState::Booting && before.is_none_or(|before| before.allocation.is_none())
+    });
+    for got in got {
+        let since = before.jobs().get(&got.id).and_then(waited);
+        for waits in after.jobs().values() {
+            let Some(longer) = waited(waits).filter(|theirs| since.is_none_or(|mine| *theirs < mine)) else {
+                continue;
+            };
+            let lend = after.nodes().values().filter(|node| {
+                let stays = |of: &Incarnation| {
+                    let state = after.jobs().get(of).map(|job| job.rsa_state);
+                    matches!(state, None | Some(RsaState::Held | RsaState::Lost))
+                };
+                node.up
+                    && node.drained.is_empty()
+                    && node.residue.is_empty()
+                    && !node.promised.keys().any(stays)
+            });
+            let waits_for_nodes =
+                waits.waits_for.contains("RSA nodes for") || waits.waits_for.contains("comes first");
+            assert!(
+                !waits_for_nodes || lend.count() < waits.request.nodes.unwrap_or(1) as usize,
+                "{} has waited since {longer:?} and is overtaken by {}",
+                waits.id,
+                got.id
+            );
+        }
+    }
+}
+
+#[test]
+fn of_a_pool_half_is_kept_for_a_job_that_runs_until_it_has_waited_for_long() {
+    // Two of four are in use by a job that runs; another one wants two.
+    let mut line = Line::new(4, site());
+    let first = line.submit(3, 10, Standing::Running);
+    line.look(0);
+    assert!(line.has(first));
+    let runs = line.submit(2, 1, Standing::Running);
+    line.look(1);
+    let next = line.submit(1, 5, Standing::Next);
+    line.look(1);
+    assert!(!line.has(runs) && line.waits_for(runs).contains("have 1 need 2"), "{}", line.waits_for(runs));
+    assert!(
+        !line.has(next) && line.waits_for(next).contains("kept for job 2, which runs"),
+        "{}",
+        line.waits_for(next)
+    );
+    // It comes first now, and is not overtaken by the other one, which has waited for nearly as long.
+    line.look(599);
+    assert!(
+        !line.has(next)
+            && line.waits_for(next).contains("job 2 has waited for RSA nodes for more than 10 min")
+    );
+    line.jobs[first].2 = Standing::Ended;
+    line.look(1);
+    assert!(line.has(runs) && line.has(next));
+
+    // Nothing is kept where nobody who runs waits, and for nobody who wants more than half.
+    let mut line = Line::new(3, site());
+    let staged: Vec<usize> = (0..3).map(|_| line.submit(1, 5, Standing::Next)).collect();
+    line.look(0);
+    assert!(staged.iter().all(|index| line.has(*index)));
+    let mut line = Line::new(3, site());
+    let (first, runs) = (line.submit(2, 9, Standing::Running), line.submit(2, 1, Standing::Running));
+    let next = line.submit(1, 5, Standing::Next);
+    line.look(0);
+    assert!(line.has(first) && line.has(next) && !line.has(runs));
+    // Nor where the site does not want it.
+    let mut line = Line::new(4, Site { sharing: Sharing::Any, ..site() });
+    let (first, runs) = (line.submit(3, 9, Standing::Running), line.submit(2, 1, Standing::Running));
+    let next = line.submit(1, 5, Standing::Next);
+    line.look(0);
+    assert!(line.has(first) && line.has(next) && !line.has(runs));
+}
+
+#[test]
+fn a_job_that_waits_for_nodes_that_do_not_come_back_is_overtaken() {
+    let mut line = Line::new(3, site());
+    line.handle(Event::Drain { node: node(0), why: "somebody".into() });
+    let large = line.submit(3, 9, Standing::Next);
+    line.look(0);
+    line.look(601);
+    let small = line.submit(1, 1, Standing::Next);
+    line.look(1);
+    assert!(!line.has(large) && line.has(small));
+    // Once there are enough again, nobody else gets one.
+    line.handle(Event::Resume(node(0)));
+    let other = line.submit(1, 20, Standing::Next);
+    line.look(1);
+    assert!(!line.has(large) && !line.has(other), "{}", line.waits_for(other));
+    line.jobs[small].2 = Standing::Ended;
+    line.look(1);
+    assert!(line.has(large) && !line.has(other));
+}
+
+#[test]
+fn a_job_that_is_ready_and_does_not_start_yields_to_one_that_has_waited_for_long() {
+    let mut line = Line::new(1, site());
+    let ready = line.submit(1, 9, Standing::Next);
+    line.look(0);
+    line.look(4000);
+    assert!(line.has(ready), "nobody wants its nodes");
+    let waits = line.submit(1, 1, Standing::Next);
+    line.look(1);
+    line.look(599);
+    assert!(line.has(ready) && !line.has(waits));
+    line.look(1);
+    line.look(0);
+    assert!(!line.has(ready) && line.has(waits));
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(128))]
+
+    /// New jobs of every priority come for ever; a job runs for at most an hour. Each gets its nodes within the time that
+    /// those need who were there before it, and never after somebody who came when it had waited beyond patience.
+    #[test]
+    fn nobody_waits_for_ever(
+        choices in proptest::collection::vec((1_u32..5, 0_u64..50, proptest::bool::ANY, 0_u64..40), 20..80),
+        any in proptest::bool::ANY,
+    ) {
+        let sharing = if any { Sharing::Any } else { Sharing::Half };
+        let mut line = Line::new(4, Site { sharing, ..site() });
+        let mut since: Vec<Time> = Vec::new();
+        let mut has_since: Vec<Option<Time>> = Vec::new();
+        let (hour, mut longest) = (Duration::from_secs(3600), Duration::ZERO);
+        for (nodes, priority, runs, pause) in choices {
+            line.submit(nodes, priority, if runs { Standing::Running } else { Standing::Next });
+            since.push(line.now);
+            has_since.push(None);
+            for _ in 0..=pause {
+                line.look(60);
+                for index in 0..line.jobs.len() {
+                    let has = line.has(index);
+                    match has_since[index] {
+                        None if has => has_since[index] = Some(line.now),
+                        Some(then) if line.now.since(then) > hour => line.jobs[index].2 = Standing::Ended,
+                        _ => {}
+                    }
+                    if has_since[index].is_none() && line.jobs[index].2 != Standing::Ended {
+                        longest = longest.max(line.now.since(since[index]));
+                        // Who came while it had not waited beyond patience may come first; those are few.
+                        let before = since.iter().filter(|at| **at <= since[index].plus(site().patience)).count();
+                        let most = site().patience + (hour + Duration::from_secs(120)) * before as u32;
+                        proptest::prop_assert!(line.now.since(since[index]) <= most, "job {} of {:?}", index + 1, line.jobs);
+                    }
+                }
+            }
+        }
+    }
+}
