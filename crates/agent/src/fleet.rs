@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use ondeck_api::client::Provider;
 use ondeck_api::wire::{
-    Allocated, Claim, Cover, Destroyed, LocalReport, Names, NodeReport, Obeyed, RefusalCode, Release, Step,
-    StepDone, StepRequest, TaskReport, TaskRequest, VERSION, Witness,
+    Allocated, Claim, Cover, Destroyed, Has, LocalReport, Names, NodeReport, Obeyed, RefusalCode, Release,
+    Step, StepDone, StepRequest, TaskReport, TaskRequest, VERSION, Witness,
 };
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::allocation::{JobTag, Simulation, equal_share, largest_share};
@@ -291,6 +291,15 @@ impl Fleet {
             }
         });
         faults_of(said.await)
+    }
+
+    /// What a node has of a RAM disk.
+    ///
+    /// # Errors
+    /// [`CallError`]
+    pub async fn has(&self, id: &RamDiskId, node: &NodeName) -> Result<Has, CallError> {
+        let path = format!("/{VERSION}/ramdisks/{id}/has");
+        self.client.call(&self.endpoint(node), "GET", &path, None::<&()>, None, LOOK).await
     }
 
     /// Takes a RAM disk away from all directories of this machine where it is shown; what it holds stays. Only root of the
@@ -1078,6 +1087,7 @@ fn table(layout: &Layout, mounts: &[MountAt]) -> Vec<Row> {
     let mut all = servers;
     all.extend(clients.into_iter().filter(|node| layout.server_on(node).is_none()));
     rows.push(row("commit", None, &all, Step::Commit));
+    rows.push(row("commit on all", None, &all, Step::Commit));
     rows
 }
 

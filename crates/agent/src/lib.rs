@@ -21,6 +21,7 @@
 
 pub mod authority;
 pub mod capacity;
+mod doubt;
 pub mod fleet;
 pub mod freeze;
 pub mod node;

@@ -11,8 +11,9 @@ use ondeck_api::Config;
 use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
-    Allocated, Authority, Claim, Destroyed, LocalReport, MemoryReport, Names, NodeReport, Obeyed, PathView,
-    Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
+    Allocated, Authority, Claim, Destroyed, Has, LocalReport, MemoryReport, Names, NodeReport, Obeyed,
+    PathView, Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness,
+    is_plain,
 };
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
@@ -428,6 +429,22 @@ impl Node {
         Ok(found.report(&self.name))
     }
 
+    /// What is here of one of them: for the agents of its other nodes.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Forbidden`] for whoever is not root of a host.
+    pub fn has(&self, id: &RamDiskId, caller: Caller) -> Result<Has, Refusal> {
+        caller.must_be_root_somewhere()?;
+        let found = self.known().ramdisks.get(&id.name).map(Arc::clone);
+        Ok(match found.filter(|found| found.id() == id) {
+            None => Has::Nothing,
+            // Its removal may fail, and is tried again.
+            Some(found) if found.is_ending() => Has::Nothing,
+            Some(found) if found.record().complete => Has::All,
+            Some(_) => Has::Unfinished,
+        })
+    }
+
     fn find(&self, id: &RamDiskId) -> Result<Arc<RamDisk>, Refusal> {
         let known = self.known();
         match known.ramdisks.get(&id.name) {
@@ -678,6 +695,7 @@ impl Node {
             shown: Vec::new(),
             covered: Vec::new(),
             complete: false,
+            settled: false,
             guarded: false,
             first_view: None,
             lease_until_ms: since_boot_ms() + request.lease_ms.min(LONGEST.as_millis() as u64),
@@ -898,6 +916,15 @@ impl Node {
         match self.forget(found, found.expire(&self.capacity)) {
             Ok(done) if done.steps.is_empty() => {}
             Ok(_) => tracing::warn!(ramdisk = %found.id(), "was not completed in time; removed"),
+            Err(error) => tracing::error!(ramdisk = %found.id(), error = error.message, "can't remove it"),
+        }
+    }
+
+    /// Removes what is here of a RAM disk that was never complete on another node.
+    pub fn remove_part(&self, found: &Arc<RamDisk>, other: &NodeName) {
+        match self.forget(found, found.remove_part(&self.capacity)) {
+            Ok(done) if done.steps.is_empty() => {}
+            Ok(_) => tracing::warn!(ramdisk = %found.id(), "was not completed on {other}; removed"),
             Err(error) => tracing::error!(ramdisk = %found.id(), error = error.message, "can't remove it"),
         }
     }

@@ -213,8 +213,11 @@ impl RamDisk {
             ))),
             Step::Unmount => self.unmount(),
             Step::Commit => {
-                self.note(|record| record.complete = true)?;
-                tracing::info!(ramdisk = %self.id(), "complete");
+                let again = self.record().complete;
+                self.note(|record| (record.complete, record.settled) = (true, again))?;
+                if !again {
+                    tracing::info!(ramdisk = %self.id(), "complete");
+                }
                 Ok(())
             }
         }
@@ -604,8 +607,29 @@ impl RamDisk {
     /// # Errors
     /// What could not be removed.
     pub fn expire(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
+        self.remove_if(capacity, |record| !record.complete)
+    }
+
+    /// The same of one that was completed here and not on all of its nodes, so that nobody was told of it.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub fn remove_part(&self, capacity: &Capacity) -> Result<Destroyed, Vec<EngineError>> {
+        self.remove_if(capacity, is_in_doubt)
+    }
+
+    /// Whether it was completed here, it is not known whether it was elsewhere, and nothing can have been done with it.
+    pub fn is_in_doubt(&self) -> bool {
+        is_in_doubt(&self.record()) && !self.is_ending()
+    }
+
+    fn remove_if(
+        &self,
+        capacity: &Capacity,
+        condition: impl Fn(&Record) -> bool,
+    ) -> Result<Destroyed, Vec<EngineError>> {
         let Ok(work) = self.lock_work(Instant::now()) else { return Ok(Destroyed::default()) };
-        if self.record().complete {
+        if !condition(&self.record()) {
             return Ok(Destroyed::default());
         }
         match self.give_up() {
@@ -1319,4 +1343,8 @@ pub fn private_directory(path: &Path) -> std::io::Result<()> {
 pub fn found(place: &Place, record: &Record, secret: &Secret) -> Result<(), EngineError> {
     record::save_secret(place, secret)?;
     record.save(place)
+}
+
+fn is_in_doubt(record: &Record) -> bool {
+    record.complete && !record.settled && !record.guarded && record.covered.is_empty()
 }

@@ -32,6 +32,9 @@ pub struct Record {
     pub covered: Vec<Covered>,
     /// Whether all steps were done.
     pub complete: bool,
+    /// Whether it is known to be complete on all of its nodes.
+    #[serde(default = "settled")]
+    pub settled: bool,
     /// Whether it may hold results that are nowhere else. Only a release changes that again.
     pub guarded: bool,
     /// What the client here saw when it had just mounted.
@@ -39,6 +42,11 @@ pub struct Record {
     pub first_view: Option<View>,
     /// When it is removed if it is not complete by then: milliseconds since the machine was started.
     pub lease_until_ms: u64,
+}
+
+/// A former version told a node once that all was done.
+fn settled() -> bool {
+    true
 }
 
 /// A path where the RAM disk is shown.

@@ -19,6 +19,8 @@ use ondeck_api::wire::{Refusal, RefusalCode, Release, StepRequest};
 use ondeck_core::{NodeName, RamDiskId};
 
 use crate::authority::Order;
+use crate::doubt;
+use crate::fleet::Fleet;
 use crate::node::{Node, StartError, own_address};
 use crate::watch;
 
@@ -32,7 +34,7 @@ const WORKERS: usize = 64;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 struct Agent {
-    node: Node,
+    node: Arc<Node>,
 }
 
 /// Why an agent ended.
@@ -56,7 +58,7 @@ pub enum ServeError {
 pub fn serve(config: &Config) -> Result<(), ServeError> {
     let _only = only_one(config)?;
     allow_many_files();
-    let node = Node::start(config)?;
+    let node = Arc::new(Node::start(config)?);
     let agent = Arc::new(Agent { node });
     let stop = Arc::new(AtomicBool::new(false));
     {
@@ -68,6 +70,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         .max_blocking_threads(WORKERS)
         .enable_all()
         .build()?;
+    runtime.spawn(doubt::look_after(Arc::clone(&agent.node), Fleet::new(config)));
     let result = runtime.block_on(listen(config, agent));
     stop.store(true, Ordering::Relaxed);
     // A step that is under way is not waited for: the next agent removes what is not complete.
@@ -170,6 +173,7 @@ impl Agent {
             ("GET", ["node"]) => Reply::json(&node.report()?),
             ("GET", ["ramdisks"]) => Reply::json(&node.reports(caller)),
             ("GET", ["ramdisks", id]) => Reply::json(&node.report_of(&parse_id(id)?, caller)?),
+            ("GET", ["ramdisks", id, "has"]) => Reply::json(&node.has(&parse_id(id)?, caller)?),
             ("GET", ["ramdisks", id, "witness"]) => Reply::json(&node.witness(&parse_id(id)?, caller)?),
             ("GET", ["ramdisks", id, "names"]) => {
                 caller.must_be_administrator()?;

@@ -84,6 +84,18 @@ impl Caller {
         Err(Refusal::new(RefusalCode::Forbidden, message))
     }
 
+    /// Refuses everybody but root of this machine or of another one, and administrators.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Forbidden`].
+    pub fn must_be_root_somewhere(self) -> Result<(), Refusal> {
+        if self.is_administrator() || self.uid == 0 && self.privileged_port {
+            return Ok(());
+        }
+        let message = format!("user {} may not ask this: only root of a node may", self.uid);
+        Err(Refusal::new(RefusalCode::Forbidden, message))
+    }
+
     /// Whether the caller may look at what belongs to `owner`.
     pub fn may_see(self, owner: Owner) -> bool {
         match self.role {

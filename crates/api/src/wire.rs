@@ -201,8 +201,21 @@ pub enum Step {
     },
     /// Unmount the whole filesystem again. A node that is no server forgets the RAM disk, and may mount it again.
     Unmount,
-    /// The RAM disk is complete; from now on it lives until it is destroyed.
+    /// All is done here; from now on it lives until it is destroyed. Said again: on all of its nodes. A node that is not
+    /// told so, because its builder was killed in between, asks the others when the lease is over.
     Commit,
+}
+
+/// What a node has of a RAM disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Has {
+    /// Nothing: it was never there, or was removed.
+    Nothing,
+    /// Something that is removed when its lease is over.
+    Unfinished,
+    /// All that it shall have.
+    All,
 }
 
 /// A directory that a job uses, and what is shown there instead.

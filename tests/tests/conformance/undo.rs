@@ -118,6 +118,37 @@ fn a_node_that_stops_answering_during_create_is_named_and_clears_up_itself() {
     site.assert_nothing_is_left();
 }
 
+#[test]
+fn a_create_that_is_killed_while_it_says_that_all_is_done_leaves_no_part() {
+    if !ondeck_testbed::available() {
+        return;
+    }
+    let site = Site::new();
+    let complete = |node: &str| {
+        let record = fs::read(site.place(node, "part").join("record.json")).unwrap_or_default();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
+        record["complete"] == true
+    };
+    let simulation = json!({ "delay_ms": 500 }).to_string();
+    let words = ["create", "part", "--engine", "simulated", "--size", "1MiB", "--nodes", "n1,n2,n3"];
+    let more = ["--mount", "n1:/mnt/part", "--simulate", &simulation, "--deadline", "5s"];
+    let mut child = site.begin_ramdisk(&[&words[..], &more].concat());
+    // From here on there is nothing to do on the second node but to be told that all is done.
+    let mounted = site.place("n1", "part").join("client");
+    wait_until(DEADLINE, "the first node mounts it", || mounted.exists());
+    site.host("n2").cut();
+    wait_until(DEADLINE, "two nodes are told", || complete("n1") && complete("n3"));
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    wait_until(DEADLINE, "the third one has removed its part", || !site.place("n2", "part").exists());
+    assert!(complete("n1") && complete("n3"), "who can not be asked has not said that there is nothing");
+    site.host("n2").join();
+    wait_until(DEADLINE, "the others have removed theirs", || {
+        ["n1", "n3"].iter().all(|node| !site.place(node, "part").exists())
+    });
+    site.assert_nothing_is_left();
+}
+
 fn a_path_that_is_a_file_fails_and_is_undone(case: &Case) {
     let site = Site::new();
     let views = site.views(case, "file", 2);

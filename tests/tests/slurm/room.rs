@@ -179,6 +179,64 @@ fn rsa_nodes_that_are_released_go_to_the_job_that_waits_for_them() {
     cluster.assert_clean();
 }
 
+/// A job of one RSA node and no data that waits until it has its RAM disk.
+fn held(cluster: &Cluster, further: &[&str], nodes: usize) -> u32 {
+    let alice = cluster.user("alice");
+    let name = format!("out-{}", fs::read_dir(&alice.scratch).unwrap().count());
+    let output = folder(alice, &name, &BTreeMap::new());
+    let mut directives = vec![format!("DATA_OUT={}", output.display()), "WAIT=hold".into()];
+    directives.extend(further.iter().map(|line| (*line).to_owned()));
+    cluster.submit(&script(alice, &directives, "true"), nodes)
+}
+
+#[test]
+fn a_job_that_is_ready_and_can_not_start_keeps_no_idle_rsa_nodes_from_others() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { rsa_nodes: 3, ..Setup::default() });
+    let blocker = cluster.block(2);
+    let stuck = held(&cluster, &["NODES=1"], 4);
+    cluster.wait_rsa(stuck, "READY");
+    for others in [held(&cluster, &[], 1), held(&cluster, &[], 1)] {
+        cluster.wait_rsa(others, "READY");
+    }
+    assert_eq!(cluster.job(stuck).unwrap()["rsa_state"], "READY");
+    cluster.slurm.cancel(blocker);
+    wait_until(LONG, "all have ended", || cluster.status()["jobs"].as_array().is_some_and(Vec::is_empty));
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_has_waited_for_long_is_not_overtaken_and_gets_the_nodes_of_one_that_does_not_start() {
+    if !available() {
+        return;
+    }
+    let (scheduler, limits) = ("patience = \"3s\"".into(), "ready = \"6s\"".into());
+    let cluster = Cluster::with(Setup { scheduler, limits, rsa_nodes: 2, ..Setup::default() });
+    let blocker = cluster.block(4);
+    let stuck = held(&cluster, &["NODES=1"], 4);
+    cluster.wait_rsa(stuck, "READY");
+    let large = held(&cluster, &["NODES=2"], 1);
+    let waits = |job: u32, text: &str| {
+        wait_until(LONG, text, || {
+            let line = cluster.job(job).unwrap_or_default();
+            line["message"].as_str().is_some_and(|message| message.contains(text))
+        });
+    };
+    waits(large, "insufficient free RSA nodes");
+    waits(large, &format!("`scontrol release {large}` starts it on disk"));
+    // One would suffice it. It comes when the other one has waited for long.
+    wait_until(LONG, "it has waited for long", || cluster.log_text("ctl").contains("has not started for"));
+    cluster.wait_rsa(large, "READY");
+    assert_eq!(cluster.rsa_nodes(large).len(), 2);
+    let small = held(&cluster, &[], 1);
+    waits(small, "insufficient free RSA nodes");
+    cluster.slurm.cancel(blocker);
+    wait_until(LONG, "all have ended", || cluster.status()["jobs"].as_array().is_some_and(Vec::is_empty));
+    cluster.assert_clean();
+}
+
 #[test]
 fn jobs_that_are_too_small_or_ask_for_more_than_there_is_are_told_so_and_work_on_disk() {
     if !available() {
