@@ -60,9 +60,26 @@ pub fn display(duration: Duration) -> String {
     }
 }
 
+/// A limit as somebody has set it, in the largest unit that it is a multiple of: `24 h`, `10 min`, `90 s`, `1.5 s`.
+pub fn limit(limit: Duration) -> String {
+    match limit.as_secs() {
+        seconds if limit.subsec_nanos() > 0 || seconds % 60 > 0 || seconds == 0 => {
+            format!("{} s", limit.as_secs_f64())
+        }
+        seconds if seconds % 3_600 > 0 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3_600),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_shown_in_its_own_unit() {
+        let shown = [0, 500, 90_000, 600_000, 86_400_000].map(|ms| limit(Duration::from_millis(ms)));
+        assert_eq!(shown, ["0 s", "0.5 s", "90 s", "10 min", "24 h"]);
+    }
 
     #[test]
     fn parts_add_up_and_a_bare_number_has_the_unit_of_its_option() {

@@ -226,12 +226,11 @@ fn a_job_that_has_waited_for_long_is_not_overtaken_and_gets_the_nodes_of_one_tha
     };
     waits(large, "insufficient free RSA nodes");
     waits(large, &format!("`scontrol release {large}` starts it on disk"));
-    // One would suffice it. It comes when the other one has waited for long.
-    wait_until(LONG, "it has waited for long", || cluster.log_text("ctl").contains("has not started for"));
     cluster.wait_rsa(large, "READY");
     assert_eq!(cluster.rsa_nodes(large).len(), 2);
-    let small = held(&cluster, &[], 1);
-    waits(small, "insufficient free RSA nodes");
+    // It is held again, and its turn comes again.
+    waits(stuck, "insufficient free RSA nodes");
+    cluster.wait_rsa(stuck, "READY");
     cluster.slurm.cancel(blocker);
     wait_until(LONG, "all have ended", || cluster.status()["jobs"].as_array().is_some_and(Vec::is_empty));
     cluster.assert_clean();

@@ -14,7 +14,7 @@ use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
     Bytes, EngineKind, Epoch, Incarnation, NodeName, Owner, QueuedJob, RamDiskId, Request, Standing,
-    WaitPolicy,
+    WaitPolicy, duration,
 };
 
 /// How the message begins while results wait in RAM.
@@ -527,7 +527,7 @@ fn wait_policy(request: &Request) -> WaitPolicy {
 }
 
 /// Whether a job stands in line for RSA nodes.
-fn wants_nodes(job: &Job) -> bool {
+pub(super) fn wants_nodes(job: &Job) -> bool {
     matches!(decide(job), Move::Assign(_)) && !job.backing_off()
 }
 
@@ -876,8 +876,8 @@ impl Step<'_> {
                 self.believe(id);
             }
             (JobState::Ondeck, _) if self.yields(id) => {
-                let hours = self.schedule.site.limits.ready.as_secs_f64() / 3600.0;
-                let why = format!("has not started for {hours} h, and others wait for its RSA nodes");
+                let limit = duration::limit(self.schedule.site.limits.ready);
+                let why = format!("has not started for {limit}, and others wait for its RSA nodes");
                 self.set_job_state(id, JobState::Demoted, &why);
             }
             (JobState::Ondeck, _) if next || self.keeps_its_place(&seen.job) => {
@@ -1706,7 +1706,7 @@ impl Step<'_> {
             .collect();
         for id in ids {
             if due(hold_until(&self.schedule.site, &self.schedule.jobs[&id])) {
-                let hours = self.schedule.site.limits.hold.as_secs_f64() / 3600.0;
+                let limit = duration::limit(self.schedule.site.limits.hold);
                 let job = self.job(id);
                 job.hopeless = true;
                 let script = job.request.stage_in.is_some();
@@ -1715,7 +1715,7 @@ impl Step<'_> {
                     Some(_) => "other jobs have written where its input is for",
                     None => "there were no RSA nodes for it within",
                 };
-                self.tell(id, format!("no RAM disk: {why} {hours} h{then}"));
+                self.tell(id, format!("no RAM disk: {why} {limit}{then}"));
             }
             if due(self.job(id).ending) {
                 // Whatever is left of it there can't be waited for.

@@ -12,7 +12,7 @@ use super::nodes::{Node, Nodes};
 use super::{JobState, Time};
 use crate::allocation::{promise_for, share_within};
 use crate::request::keyword_enum;
-use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate};
+use crate::{Bytes, EngineKind, Incarnation, NodeName, Rate, duration};
 
 keyword_enum! {
     /// How the RSA is shared between jobs that run and jobs that stage.
@@ -598,10 +598,10 @@ pub fn place(site: &Site, usage: &Use, line: &Line, now: Time, job: &Job) -> Pla
     if let Some(beyond) = beyond(site, usage, job, wanted) {
         return beyond;
     }
-    let patience = site.patience.as_secs_f64() / 60.0;
+    let patience = duration::limit(site.patience);
     if let Some(head) = line.heads.get(name).filter(|head| **head != job.id) {
         return Placement::Full(format!(
-            "job {head} has waited for RSA nodes for more than {patience} min, and comes first"
+            "job {head} has waited for RSA nodes for more than {patience}, and comes first"
         ));
     }
     let too_few = |free: u32| {
@@ -634,7 +634,7 @@ pub fn place(site: &Site, usage: &Use, line: &Line, now: Time, job: &Job) -> Pla
     {
         return Placement::Full(format!(
             "free RSA nodes are kept for job {kept}, which runs and waits for room for its output, until one of both has \
-             waited for {patience} min"
+             waited for {patience}"
         ));
     }
     // All promise the same; of whole nodes as much as the smallest of them has.

@@ -117,10 +117,12 @@ pub(super) fn nobody_overtakes(before: &Schedule, after: &Schedule, now: Time) {
                     && node.residue.is_empty()
                     && !node.promised.keys().any(stays)
             });
-            let waits_for_nodes =
-                waits.waits_for.contains("RSA nodes for") || waits.waits_for.contains("comes first");
+            let text = &waits.waits_for;
+            let waits_for_nodes = text.contains("RSA nodes for") || text.contains("comes first");
+            let proportional = waits.compute_nodes / after.site().proportion;
+            let wants = waits.request.nodes.unwrap_or(proportional).max(1);
             assert!(
-                !waits_for_nodes || lend.count() < waits.request.nodes.unwrap_or(1) as usize,
+                !waits_for_nodes || !machine::wants_nodes(waits) || lend.count() < wants as usize,
                 "{} has waited since {longer:?} and is overtaken by {}",
                 waits.id,
                 got.id
