@@ -767,18 +767,47 @@ impl Step<'_> {
             if job.since >= taken || job.started.is_some_and(|started| started >= taken) {
                 continue;
             }
-            // Slurm shows a job that has ended for minutes. One that is gone without that may run still: slurmctld was
-            // started clean. Its nodes end it, and their Epilogs say so.
-            let may_run =
-                job.job_state == JobState::Running && job.rsa_state.is_shown() && !job.nodes.is_empty();
-            if may_run && job.ending.is_none() {
-                let until = self.now.plus(self.schedule.site.limits.ending);
-                self.job(id).ending = Some(until);
-                self.note(Some(id), "left the queue; its Epilogs are waited for".into());
-            } else if !may_run {
-                self.set_job_state(id, JobState::Finished, "left the queue");
-            }
+            // Slurm shows a job that has ended for minutes: slurmctld was started clean.
+            self.forgotten(id, "left the queue");
         }
+    }
+
+    /// The workload manager does not know any longer that a job has started. What of it still runs is ended by its nodes,
+    /// whose Epilogs say so; until then it keeps its RAM disk.
+    fn forgotten(&mut self, id: Incarnation, why: &str) {
+        let job = &self.schedule.jobs[&id];
+        let may_run = job.job_state == JobState::Running && job.rsa_state.is_shown() && !job.nodes.is_empty();
+        if !may_run {
+            return self.set_job_state(id, JobState::Finished, why);
+        }
+        if !job.forgotten {
+            let until = self.now.plus(self.schedule.site.limits.ending);
+            let job = self.job(id);
+            job.forgotten = true;
+            job.ending.get_or_insert(until);
+            self.note(Some(id), format!("{why}; its Epilogs are waited for"));
+        }
+    }
+
+    /// Whether what the queue shows of a job that runs is of a later run of the same life: the workload manager has
+    /// forgotten the earlier one. The job was seen to wait in between, or runs on other nodes, and started later.
+    fn is_later_run(&self, seen: &QueuedJob) -> bool {
+        let Some(job) = self.schedule.jobs.get(&seen.id) else { return false };
+        let has_started = match seen.standing {
+            Standing::Running | Standing::Configuring => true,
+            // It may have been cancelled before it started.
+            Standing::Ending | Standing::Ended => job.forgotten,
+            Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held => false,
+        };
+        let is_elsewhere =
+            !job.nodes.is_empty() && seen.nodes.iter().any(|of_seen| !job.nodes.contains(of_seen));
+        let was_pending = job.forgotten || job.doubted.is_some();
+        let is_later =
+            |started: Time| seen.start.is_none_or(|start| Time(start.saturating_mul(1000)) > started);
+        job.job_state == JobState::Running
+            && has_started
+            && (was_pending || is_elsewhere)
+            && job.started.is_some_and(is_later)
     }
 
     /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.
@@ -844,6 +873,7 @@ impl Step<'_> {
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
+            _ if self.is_later_run(&seen.job) => self.forgotten(id, "was started anew"),
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
             // Its processes may still write what they must before they are killed.
             (JobState::Running, Standing::Ending) if job.rsa_state.is_shown() => {
@@ -862,6 +892,11 @@ impl Step<'_> {
                 }
                 if self.schedule.jobs[&id].nodes.is_empty() && !seen.job.nodes.is_empty() {
                     self.job(id).nodes.clone_from(&seen.job.nodes);
+                }
+                if self.schedule.jobs[&id].forgotten {
+                    let job = self.job(id);
+                    (job.forgotten, job.ending) = (false, None);
+                    self.note(Some(id), "is known to run again".into());
                 }
                 self.believe(id);
             }
@@ -883,11 +918,10 @@ impl Step<'_> {
                 let unjudged = (state, seen.job.standing) == (JobState::Ondeck, Standing::Unjudged);
                 let patience = if unjudged { debounce.max(UNJUDGED) } else { debounce };
                 if now.since(since) >= patience {
-                    let (to, why) = match state {
-                        JobState::Running => (JobState::Finished, "is back in the queue"),
-                        _ => (JobState::Demoted, "has been demoted"),
-                    };
-                    self.set_job_state(id, to, why);
+                    match state {
+                        JobState::Running => self.forgotten(id, "is back in the queue"),
+                        _ => self.set_job_state(id, JobState::Demoted, "has been demoted"),
+                    }
                 }
             }
         }
@@ -969,6 +1003,7 @@ impl Step<'_> {
             nodes: Vec::new(),
             ended_on: BTreeSet::new(),
             ending: None,
+            forgotten: false,
             qos: self.own_qos(&seen.job),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
@@ -1174,6 +1209,7 @@ impl Step<'_> {
         let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
+            _ if self.is_later_run(&seen.job) => self.forgotten(id, "was started anew"),
             (JobState::Running, Prolog::Expected) => {
                 let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
