@@ -978,11 +978,14 @@ fn no_processes(source: std::io::Error) -> StartError {
     StartError::Unknown { path: "/proc".into(), source }
 }
 
+/// A RAM disk is over here: one of a later epoch has begun, or it was destroyed itself.
 fn fenced(id: &RamDiskId, newest: Epoch) -> Refusal {
-    refusal(
-        RefusalCode::Fenced,
-        format!("{id} is over: epoch {newest} of {} has begun since, or it was destroyed", id.name),
-    )
+    let why = if newest > id.epoch {
+        format!("epoch {newest} of {} has begun, or was destroyed, since", id.name)
+    } else {
+        "it was destroyed here, and is not built again under this epoch".to_owned()
+    };
+    refusal(RefusalCode::Fenced, format!("{id} is over: {why}"))
 }
 
 fn not_here(id: &RamDiskId, node: &NodeName) -> Refusal {
