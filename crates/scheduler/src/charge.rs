@@ -376,7 +376,7 @@ pub(crate) fn take_over(
     for node in nodes.values_mut() {
         node.promised.retain(|job, _| known.contains(job));
         // All that is there is found anew.
-        (node.heard, node.up) = (false, false);
+        (node.heard, node.given_up, node.up) = (false, false, false);
     }
     let rows: Vec<(NodeName, Node)> = nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
     let replaced = conflict.foreign.values().cloned().collect();

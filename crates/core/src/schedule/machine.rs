@@ -562,7 +562,7 @@ impl Step<'_> {
             Event::NodeUp { node, capacity } => {
                 let Some(known) = self.schedule.nodes.get_mut(&node) else { return Ok(()) };
                 if !known.up || known.capacity != capacity || !known.heard {
-                    (known.up, known.capacity, known.heard) = (true, capacity, true);
+                    (known.up, known.capacity, known.heard, known.given_up) = (true, capacity, true, false);
                     self.effects.nodes.push(node.clone());
                     self.note(None, format!("RSA node {node} lends {capacity}"));
                 }
@@ -571,11 +571,14 @@ impl Step<'_> {
             Event::GiveUp(node) => {
                 let known = self.schedule.nodes.get_mut(&node).ok_or(Refused::NoNode(node.clone()))?;
                 if known.heard {
-                    return Err(Refused::NotNow(format!(
-                        "RSA node {node} has answered since the journal began: nothing waits for it"
-                    )));
+                    let why = if known.given_up {
+                        "was given up already"
+                    } else {
+                        "has answered since the journal began"
+                    };
+                    return Err(Refused::NotNow(format!("RSA node {node} {why}: nothing waits for it")));
                 }
-                known.heard = true;
+                (known.heard, known.given_up) = (true, true);
                 self.effects.nodes.push(node.clone());
                 self.note(None, format!("RSA node {node} is given up"));
             }
