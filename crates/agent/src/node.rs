@@ -15,7 +15,7 @@ use ondeck_api::wire::{
     Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness, is_plain,
 };
 use ondeck_core::text::{MESSAGE, plain};
-use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
+use ondeck_core::{Bytes, EngineKind, Epoch, JobSelector, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
@@ -968,7 +968,7 @@ fn way_out(layout: &Layout) -> String {
     match &layout.job {
         Some(tag) => format!(
             "they are brought home by `ondeck job retry {0}` and given up by `ondeck job abandon {0}`; {by_hand}",
-            tag.job.key()
+            JobSelector::from(tag.job)
         ),
         None => by_hand,
     }

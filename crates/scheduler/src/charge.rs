@@ -16,7 +16,7 @@ use ondeck_agent::fleet::Fleet;
 use ondeck_api::CallError;
 use ondeck_api::wire::{Authority, Claim, LocalReport, NodeReport, Obeyed, RefusalCode};
 use ondeck_core::schedule::{Job, JobState, Node, RsaState};
-use ondeck_core::{Incarnation, NodeName};
+use ondeck_core::{Incarnation, JobSelector, NodeName};
 use tokio::task::JoinSet;
 
 use crate::daemon::Daemon;
@@ -368,7 +368,7 @@ pub(crate) fn take_over(
         job.message = format!(
             "staging out failed: the scheduler's journal was replaced by an older copy, and what its RAM disk holds is not \
              known; `ondeck job retry {0}` brings home what is there, `ondeck job abandon {0}` gives it up",
-            job.id.key()
+            JobSelector::from(job.id)
         );
         true
     });

@@ -147,8 +147,8 @@ impl Daemon {
             ([one], _) => Ok(one.id),
             (_, [one]) => Ok(one.id),
             _ => {
-                let names: Vec<String> =
-                    named.iter().map(|job| format!("{} ({})", job.id.key(), job.rsa_state)).collect();
+                let name = |job: &&Job| format!("{} ({})", brain.schedule.selector(job.id), job.rsa_state);
+                let names: Vec<String> = named.iter().map(name).collect();
                 let message = format!(
                     "{selector} may be several jobs: {}; name the one that you mean",
                     names.join(", ")

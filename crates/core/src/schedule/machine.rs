@@ -13,8 +13,8 @@ use super::policy::{self, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
-    Bytes, EngineKind, Epoch, Incarnation, NodeName, Owner, QueuedJob, RamDiskId, Request, Standing,
-    WaitPolicy,
+    Bytes, EngineKind, Epoch, Incarnation, JobSelector, NodeName, Owner, QueuedJob, RamDiskId, Request,
+    Standing, WaitPolicy,
 };
 
 /// How the message begins while results wait in RAM.
@@ -402,6 +402,17 @@ impl Schedule {
     /// Which life of which job a record of the queue is; see [`Identities::identify`].
     pub fn identify(&self, seen: &QueuedJob) -> Incarnation {
         self.identities.identify(seen)
+    }
+
+    /// What to call a life of a job in an order, so that it means no other one: its number alone, if that is enough.
+    pub fn selector(&self, id: Incarnation) -> JobSelector {
+        let lives = self.jobs.range(id.lives()).map(|(other, _)| *other);
+        let is_one_of_several = id.restarts > 0 || lives.into_iter().any(|other| other != id);
+        JobSelector {
+            job: id.job,
+            submitted: self.identities.are_several(id.job).then_some(id.submitted),
+            restarts: is_one_of_several.then_some(id.restarts),
+        }
     }
 
     /// When the journal began: of what was there before, it may not know.
@@ -1148,14 +1159,14 @@ impl Step<'_> {
         self.become_state(id, RsaState::Held, "");
         let job = self.job(id);
         let outputs = job.outputs();
+        // Other jobs of its number may not be known yet.
+        let name = JobSelector::from(id);
         let why = found.fault.map(|fault| format!(" ({fault})")).unwrap_or_default();
         self.tell(
             id,
             format!(
                 "{NOT_HOME}a RAM disk with results for {outputs} was found that the journal did not know{why}; when nothing of \
-                 the job runs any more, `ondeck job retry {}` brings them home, and `ondeck job abandon {}` gives them up",
-                id.key(),
-                id.key()
+                 the job runs any more, `ondeck job retry {name}` brings them home, and `ondeck job abandon {name}` gives them up"
             ),
         );
     }
@@ -1511,22 +1522,26 @@ impl Step<'_> {
         let pause = backoff.saturating_mul(1 << (job.stage_outs - 1).min(10));
         job.not_before = again.then(|| now.plus(pause));
         self.become_state(id, RsaState::Held, "");
+        let name = self.schedule.selector(id);
         let what_next = if again {
             format!("it is tried again in {} s", pause.as_secs())
         } else {
-            format!("the results are kept in RAM until `ondeck job retry {id}` or `ondeck job abandon {id}`")
+            format!(
+                "the results are kept in RAM until `ondeck job retry {name}` or `ondeck job abandon {name}`"
+            )
         };
         self.tell(id, format!("{NOT_HOME}{why}; {what_next}"));
     }
 
     fn tell_of_loss(&mut self, id: Incarnation, why: &str) {
         let (outputs, had) = (self.job(id).outputs(), self.lost_words(id));
+        let name = self.schedule.selector(id);
         self.tell(
             id,
             format!(
-                "{LOST}{why}{had}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` \
-                 tries again, `ondeck job retry --salvage {id}` saves what the other nodes have and gives up the rest, \
-                 `ondeck job abandon {id}` gives up all of it"
+                "{LOST}{why}{had}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {name}` \
+                 tries again, `ondeck job retry --salvage {name}` saves what the other nodes have and gives up the rest, \
+                 `ondeck job abandon {name}` gives up all of it"
             ),
         );
     }

@@ -981,6 +981,41 @@ fn a_job_that_is_back_in_the_queue_keeps_its_ram_disk_until_its_nodes_have_ended
 }
 
 #[test]
+fn an_order_names_a_job_by_as_much_as_tells_it_from_others() {
+    let requests = [request(None, Some("/a"), false)];
+    let mut world = World::new(1, 0, 1, site(), 0);
+    let first = world.seen(0, &requests);
+    let mut queue = |seen: &Seen, submitted: u64, restarts: u32| {
+        let mut seen = seen.clone();
+        (seen.job.standing, seen.job.submitted) = (Standing::Next, submitted);
+        (seen.job.id.submitted, seen.job.id.restarts) = (submitted, restarts);
+        let id = world.schedule.identify(&seen.job);
+        world.schedule.handle(NOW, Event::Queue { taken: Time(0), jobs: vec![seen] }).unwrap();
+        let lives: Vec<Incarnation> = world.schedule.jobs().keys().copied().collect();
+        assert!(lives.contains(&id));
+        lives.iter().map(|id| world.schedule.selector(*id).to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(queue(&first, 5, 0), ["1"]);
+    assert_eq!(queue(&first, 6, 1), ["1.0", "1.1"]);
+    assert_eq!(queue(&first, 9, 0), ["1@5.0", "1@5.1", "1@9"]);
+}
+
+#[test]
+fn a_node_is_given_up_once_and_told_why_not_again() {
+    let names = [0, 1].map(|index| (node(index), Node::new("default"))).into();
+    let mut schedule = Schedule::new(site(), Vec::new(), names, 0, Epoch(0));
+    schedule.handle(NOW, Event::NodeUp { node: node(0), capacity: CAPACITY }).unwrap();
+    let refused = |schedule: &mut Schedule, index| {
+        schedule.handle(NOW, Event::GiveUp(node(index))).unwrap_err().to_string()
+    };
+    assert!(refused(&mut schedule, 0).contains("has answered since"));
+    schedule.handle(NOW, Event::GiveUp(node(1))).unwrap();
+    assert!(refused(&mut schedule, 1).contains("was given up already"));
+    schedule.handle(NOW, Event::NodeUp { node: node(1), capacity: CAPACITY }).unwrap();
+    assert!(refused(&mut schedule, 1).contains("has answered since"));
+}
+
+#[test]
 fn jobs_that_have_one_number_are_kept_apart_in_any_order_of_events() {
     let began = std::time::Instant::now();
     let requests = [request(Some("/a"), Some("/b"), false), request(None, Some("/c"), false)];
