@@ -48,6 +48,13 @@ pub struct ServeArgs {
 
 const EXAMPLES: &str = "Examples:
   ondeck serve                     with /etc/ondeck/ondeck.toml
+impl ServeArgs {
+    /// Whether it ends when it has told what it was asked for.
+    pub fn only_tells(&self) -> bool {
+        self.check || self.openapi
+    }
+}
+
   ondeck serve --check             is the configuration right?
   ondeck serve --openapi           what programs can ask it
   ondeck serve --take-over         the journal is lost, or an older copy of it was put back
@@ -81,9 +88,7 @@ fn confirmed(conflict: &Conflict) -> bool {
 
 pub fn serve(args: &ServeArgs) -> ExitCode {
     if args.openapi {
-        use std::io::Write as _;
-        // A reader that closed its end has seen what it wanted.
-        let _ = std::io::stdout().write_all(ondeck_scheduler::openapi::DOCUMENT.as_bytes());
+        print!("{}", ondeck_scheduler::openapi::DOCUMENT);
         return ExitCode::from(exit::OK);
     }
     let config = match Config::load(args.config.as_deref()) {
