@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use ondeck_api::Config;
 use ondeck_core::exit;
+use ondeck_scheduler::ServeError;
 use ondeck_scheduler::charge::Conflict;
 
 use crate::agent::{LogFormat, log_to_stderr};
@@ -33,7 +34,8 @@ pub struct ServeArgs {
     ///
     /// For a journal that is lost for good. The agents are claimed, also those that come back later; the other scheduler's
     /// orders are refused from then on. RAM disks that the journal does not know are found: a job that runs goes on with its
-    /// own, all other results are HELD until `ondeck job retry` or `ondeck job abandon`. It asks before.
+    /// own, all other results are HELD until `ondeck job retry` or `ondeck job abandon`. It asks before. If no agent refuses,
+    /// it says so and ends.
     #[arg(long)]
     take_over: bool,
 
@@ -46,8 +48,6 @@ pub struct ServeArgs {
     openapi: bool,
 }
 
-const EXAMPLES: &str = "Examples:
-  ondeck serve                     with /etc/ondeck/ondeck.toml
 impl ServeArgs {
     /// Whether it ends when it has told what it was asked for.
     pub fn only_tells(&self) -> bool {
@@ -55,6 +55,8 @@ impl ServeArgs {
     }
 }
 
+const EXAMPLES: &str = "Examples:
+  ondeck serve                     with /etc/ondeck/ondeck.toml
   ondeck serve --check             is the configuration right?
   ondeck serve --openapi           what programs can ask it
   ondeck serve --take-over         the journal is lost, or an older copy of it was put back
@@ -131,7 +133,8 @@ pub fn serve(args: &ServeArgs) -> ExitCode {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             eprintln!("ondeck serve: {error}");
-            ExitCode::from(exit::FAILED)
+            let is_needless = matches!(&error, ServeError::NothingToTakeOver(nothing) if nothing.is_known());
+            ExitCode::from(if is_needless { exit::USAGE } else { exit::FAILED })
         }
     }
 }
