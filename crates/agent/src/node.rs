@@ -16,7 +16,7 @@ use ondeck_api::wire::{
     is_plain,
 };
 use ondeck_core::text::{MESSAGE, plain};
-use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
+use ondeck_core::{Bytes, EngineKind, Epoch, JobSelector, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
@@ -995,7 +995,7 @@ fn way_out(layout: &Layout) -> String {
     match &layout.job {
         Some(tag) => format!(
             "they are brought home by `ondeck job retry {0}` and given up by `ondeck job abandon {0}`; {by_hand}",
-            tag.job.key()
+            JobSelector::from(tag.job)
         ),
         None => by_hand,
     }
@@ -1005,11 +1005,14 @@ fn no_processes(source: std::io::Error) -> StartError {
     StartError::Unknown { path: "/proc".into(), source }
 }
 
+/// A RAM disk is over here: one of a later epoch has begun, or it was destroyed itself.
 fn fenced(id: &RamDiskId, newest: Epoch) -> Refusal {
-    refusal(
-        RefusalCode::Fenced,
-        format!("{id} is over: epoch {newest} of {} has begun since, or it was destroyed", id.name),
-    )
+    let why = if newest > id.epoch {
+        format!("epoch {newest} of {} has begun, or was destroyed, since", id.name)
+    } else {
+        "it was destroyed here, and is not built again under this epoch".to_owned()
+    };
+    refusal(RefusalCode::Fenced, format!("{id} is over: {why}"))
 }
 
 fn not_here(id: &RamDiskId, node: &NodeName) -> Refusal {

@@ -566,6 +566,11 @@ impl TaskRequest {
         if self.label.is_empty() { &self.job } else { &self.label }
     }
 
+    /// What orders of people call the job, so that no other one is meant.
+    pub fn name(&self) -> String {
+        self.label().replacen('-', "@", 1)
+    }
+
     /// Refuses what makes no sense, or would become a file name that leads elsewhere.
     ///
     /// # Errors

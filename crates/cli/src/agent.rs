@@ -41,6 +41,13 @@ const EXAMPLES: &str = "Examples:
 
 docs/engines.md explains the configuration.";
 
+impl AgentArgs {
+    /// Whether it ends when it has told what it was asked for.
+    pub fn only_checks(&self) -> bool {
+        self.check
+    }
+}
+
 pub fn agent(args: &AgentArgs) -> ExitCode {
     let config = match Config::load(args.config.as_deref()) {
         Ok(config) => config,

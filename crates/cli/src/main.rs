@@ -69,6 +69,35 @@ enum Command {
     JobHolder,
 }
 
+impl Command {
+    /// Whether it does nothing but what its reader wants to see, and ends with it. What runs a job or serves others goes on.
+    fn ends_with_its_reader(&self) -> bool {
+        match self {
+            Command::Run(args) => args.only_lists(),
+            Command::Agent(args) => args.only_checks(),
+            Command::Serve(args) => args.only_tells(),
+            Command::Stage(_)
+            | Command::Ramdisk(_)
+            | Command::Status(_)
+            | Command::Job(_)
+            | Command::Wait(_)
+            | Command::Node(_)
+            | Command::Pool(_)
+            | Command::Doctor(_) => true,
+            // Their exit code is 0 whoever reads them.
+            Command::Prolog(_) | Command::Epilog(_) => false,
+            Command::TaskRunner | Command::JobHolder => false,
+        }
+    }
+}
+
+/// Has a signal end this process when what it prints to is closed, as head(1) does. Rust ignores that signal, and printing
+/// would panic.
+fn end_with_the_reader() {
+    // SAFETY: no other thread exists yet, and the default action is no function of this program.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -80,6 +109,9 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
+    if cli.command.ends_with_its_reader() {
+        end_with_the_reader();
+    }
     match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),

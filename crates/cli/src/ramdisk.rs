@@ -220,9 +220,6 @@ fn parse_mount(text: &str) -> Result<Vec<MountAt>, String> {
 }
 
 pub fn ramdisk(args: RamdiskArgs) -> ExitCode {
-    // A reader that closes its end, like head(1), has seen what it wanted.
-    // SAFETY: no other thread exists yet.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let code = prepare(args).unwrap_or_else(|error| {
         eprintln!("ondeck ramdisk: {error:#}");
         exit::USAGE

@@ -157,6 +157,13 @@ pub struct RunArgs {
     list: bool,
 }
 
+impl RunArgs {
+    /// Whether it runs nothing, and ends when it has told what it was asked for.
+    pub fn only_lists(&self) -> bool {
+        self.list
+    }
+}
+
 const EXAMPLES: &str = "Examples:
   ondeck run --data-in ~/case/input --data-out ~/case/results --size 4GiB -- ./solver --steps 100
   ondeck run job.sh                          a batch script with #RSA_DATA_IN= and #RSA_DATA_OUT= lines

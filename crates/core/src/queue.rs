@@ -116,8 +116,8 @@ impl fmt::Display for Incarnation {
 /// Why a text names no job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` names no job; write its number, NUMBER.RESTARTS for one life of a requeued job, or NUMBER@SUBMITTED for one of \
-     several jobs that had the number"
+    "`{0}` names no job; write its number, NUMBER.RESTARTS for one life of a requeued job, NUMBER@SUBMITTED for one of \
+     several jobs that had the number, or NUMBER@SUBMITTED.RESTARTS for one life of that"
 )]
 pub struct JobNameError(String);
 

@@ -16,7 +16,7 @@ use ondeck_agent::fleet::Fleet;
 use ondeck_api::CallError;
 use ondeck_api::wire::{Authority, Claim, LocalReport, NodeReport, Obeyed, RefusalCode};
 use ondeck_core::schedule::{Job, JobState, Node, RsaState};
-use ondeck_core::{Incarnation, NodeName};
+use ondeck_core::{Incarnation, JobSelector, NodeName};
 use tokio::task::JoinSet;
 
 use crate::daemon::Daemon;
@@ -330,6 +330,42 @@ impl std::fmt::Display for Conflict {
     }
 }
 
+/// Why nothing was taken over: no agent that answers obeys another journal, or has seen a later state of this one.
+#[derive(Clone, Debug)]
+pub struct NothingToTakeOver {
+    /// Nodes that have not answered.
+    silent: Vec<NodeName>,
+}
+
+impl NothingToTakeOver {
+    pub(crate) fn of(said: &BTreeMap<NodeName, Said>) -> NothingToTakeOver {
+        let silent = said.iter().filter(|(_, answer)| answer.is_err()).map(|(node, _)| node.clone());
+        NothingToTakeOver { silent: silent.collect() }
+    }
+
+    /// Whether all agents have answered, so that it is known.
+    pub fn is_known(&self) -> bool {
+        self.silent.is_empty()
+    }
+}
+
+impl std::fmt::Display for NothingToTakeOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_known() {
+            return f.write_str(
+                "there is nothing to take over: no agent obeys another scheduler, or has seen a later state of the journal. \
+                 Start `ondeck serve` without --take-over",
+            );
+        }
+        write!(
+            f,
+            "it can't be told whether there is anything to take over: the agents of {} do not answer. Start them, and try again. \
+             If they are gone for good, start `ondeck serve` without --take-over",
+            names(&self.silent)
+        )
+    }
+}
+
 /// Takes the place of other journals' daemons, or of a later state of this one. The jobs and nodes are changed to what still
 /// counts.
 ///
@@ -368,7 +404,7 @@ pub(crate) fn take_over(
         job.message = format!(
             "staging out failed: the scheduler's journal was replaced by an older copy, and what its RAM disk holds is not \
              known; `ondeck job retry {0}` brings home what is there, `ondeck job abandon {0}` gives it up",
-            job.id.key()
+            JobSelector::from(job.id)
         );
         true
     });
@@ -376,7 +412,7 @@ pub(crate) fn take_over(
     for node in nodes.values_mut() {
         node.promised.retain(|job, _| known.contains(job));
         // All that is there is found anew.
-        (node.heard, node.up) = (false, false);
+        (node.heard, node.given_up, node.up) = (false, false, false);
     }
     let rows: Vec<(NodeName, Node)> = nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
     let replaced = conflict.foreign.values().cloned().collect();
@@ -423,5 +459,18 @@ mod tests {
         assert!(older.contains("older than what the agents of r1 have"), "{older}");
         let lost = judged(&[("r1", Some(("other", 1))), ("r2", None)]).unwrap();
         assert!(lost.contains("r1 obey") && lost.contains("--take-over"), "{lost}");
+    }
+
+    #[test]
+    fn that_there_is_nothing_to_take_over_is_said_only_if_all_agents_have_answered() {
+        let mut all = said(&[("r1", None), ("r2", Some(("mine", 7)))]);
+        let known = NothingToTakeOver::of(&all);
+        assert!(known.is_known() && known.to_string().contains("nothing to take over"), "{known}");
+        all.insert("r3".parse().unwrap(), Err("no route".into()));
+        let unknown = NothingToTakeOver::of(&all);
+        assert!(
+            !unknown.is_known() && unknown.to_string().contains("agents of r3 do not answer"),
+            "{unknown}"
+        );
     }
 }

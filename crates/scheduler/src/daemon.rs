@@ -17,7 +17,7 @@ use ondeck_core::{Epoch, Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
 use tokio::sync::{Notify, RwLock, watch};
 
-use crate::charge::{self, Charge, Conflict};
+use crate::charge::{self, Charge, Conflict, NothingToTakeOver};
 pub(crate) use crate::clock::now;
 use crate::clock::{self, KeptClock};
 use crate::queue::Queue;
@@ -48,6 +48,9 @@ pub enum ServeError {
     /// The agents obey somebody else, or have seen a later state of the journal.
     #[error("{0}")]
     NotInCharge(Box<Conflict>),
+    /// There is nobody whose place could be taken.
+    #[error("{0}")]
+    NothingToTakeOver(NothingToTakeOver),
     /// Nobody has confirmed the take-over.
     #[error("nothing was changed")]
     NotConfirmed,
@@ -304,7 +307,7 @@ impl Daemon {
 /// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up.
 ///
 /// If the agents obey another journal's scheduler, or have seen a later state of this journal, `take_over` is asked whether
-/// that is replaced.
+/// that is replaced; if neither is so, the daemon does not run.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -358,7 +361,7 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
             }
         }
     } else if take_over.is_some() {
-        tracing::info!("nobody else commands the agents: there is nothing to take over");
+        return Err(ServeError::NothingToTakeOver(NothingToTakeOver::of(&said)));
     }
     let reports = || said.values().filter_map(|answer| answer.as_ref().ok());
     // Of a requeued job the queue shows another time of submission than its RAM disk.

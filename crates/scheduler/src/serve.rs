@@ -147,8 +147,8 @@ impl Daemon {
             ([one], _) => Ok(one.id),
             (_, [one]) => Ok(one.id),
             _ => {
-                let names: Vec<String> =
-                    named.iter().map(|job| format!("{} ({})", job.id.key(), job.rsa_state)).collect();
+                let name = |job: &&Job| format!("{} ({})", brain.schedule.selector(job.id), job.rsa_state);
+                let names: Vec<String> = named.iter().map(name).collect();
                 let message = format!(
                     "{selector} may be several jobs: {}; name the one that you mean",
                     names.join(", ")
@@ -460,6 +460,14 @@ impl Daemon {
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
         loop {
             let Some(job) = self.job(id) else { return Ok(on_disk("")) };
+            if job.forgotten || job.job_state == JobState::Finished {
+                // A node does not start a job while an earlier run of it lives there. What that one saw must not be seen by
+                // this one.
+                self.leave(id, &hook.node, until).await?;
+                return Ok(on_disk(
+                    "what an earlier run of it wrote is brought home first; it works on disk",
+                ));
+            }
             if job.prolog != Prolog::Waiting {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);
@@ -480,7 +488,6 @@ impl Daemon {
         let longest = self.config.scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
-        let mut changed = self.watch();
         // An earlier job of the same number may have left results.
         let queued = self.queue.of_number(hook.job.job);
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.
@@ -496,11 +503,23 @@ impl Daemon {
             lives.max_by_key(|job| job.id).map(|job| job.id)
         };
         let Some(id) = former else { return Ok(unmounted(String::new())) };
-        self.event(Event::Ending { job: id, node: hook.node.clone() }).await.map_err(refused)?;
+        self.leave(id, &hook.node, until).await
+    }
+
+    /// Nothing of a job runs on a node any more: its RAM disk is taken away there.
+    async fn leave(
+        self: &Arc<Self>,
+        id: Incarnation,
+        node: &NodeName,
+        until: Instant,
+    ) -> Result<HookAnswer, Refusal> {
+        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let mut changed = self.watch();
+        self.event(Event::Ending { job: id, node: node.clone() }).await.map_err(refused)?;
         self.queue.hurry();
         loop {
             let Some(job) = self.job(id) else { return Ok(unmounted(String::new())) };
-            if !job.rsa_state.is_shown() || !job.io_nodes.contains(&hook.node) {
+            if !job.rsa_state.is_shown() || !job.io_nodes.contains(node) {
                 return Ok(unmounted(job.message));
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -514,7 +533,7 @@ impl Daemon {
                     continue;
                 }
                 let Some(ramdisk) = job.ramdisk() else { return Ok(unmounted(job.message)) };
-                let here = std::slice::from_ref(&hook.node);
+                let here = std::slice::from_ref(node);
                 self.take_charge(here).await;
                 execute::tell_of_cuts(self, &job, &ramdisk, here).await;
                 let mut faults = self.fleet.uncover(&ramdisk, here, true, until).await;

@@ -19,6 +19,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
 use crate::clock::KeptClock;
 
 mod identity;
+mod log;
 
 pub use identity::Identity as JournalIdentity;
 
@@ -101,6 +102,18 @@ pub enum StoreError {
         how: &'static str,
         /// What is there.
         log: PathBuf,
+    },
+    /// The journal or its log is a copy of another state.
+    #[error(
+        "the journal {} and the -wal file beside it do not belong together: one of them is a copy of another state; nothing \
+         was changed. Copy the directory away before anything else, then put back both as they were at the same time. If \
+         there is no such copy, move both away and start `ondeck serve --take-over`: the RAM disks that the agents have are \
+         found, and no results are lost",
+        .path.display()
+    )]
+    Mixed {
+        /// Which.
+        path: PathBuf,
     },
     /// It was written by a later version.
     #[error(
@@ -187,9 +200,14 @@ impl Store {
             _ => StoreError::Sqlite { path: path.clone(), source },
         };
         refuse_if_gone(directory, &path)?;
+        keep_private(directory).map_err(unusable)?;
         let mut connection = Connection::open(&path).map_err(sqlite)?;
+        if !log::belongs(&connection, &path).map_err(sqlite)? {
+            return Err(StoreError::Mixed { path });
+        }
         // A transaction is on disk when it is said to be; readers do not wait for writers.
-        let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
+        let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;
+            PRAGMA wal_autocheckpoint=0;";
         connection.execute_batch(pragmas).map_err(sqlite)?;
         let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
         match found {
@@ -216,6 +234,7 @@ impl Store {
         if check != "ok" {
             return Err(StoreError::Damaged { path, why: check });
         }
+        log::begin_anew(&connection).map_err(sqlite)?;
         let mut store = Store { path, connection, commits: Arc::default(), _only: only };
         // A journal of a former version knows all that there was before it had a name.
         let began = if found == 0 { crate::clock::wall_clock() } else { Time(0) };
@@ -484,6 +503,7 @@ impl Store {
         });
         done.map_err(|source| StoreError::Sqlite { path, source })?;
         self.commits.store(commits, Ordering::SeqCst);
+        self.tend_log();
         Ok(())
     }
 
@@ -724,6 +744,22 @@ impl Store {
 }
 
 /// A write-ahead log holds what is not yet in the journal itself. SQLite removes one that has no journal.
+/// The journal has secrets, and it says who did what: it is root's alone, and what SQLite makes beside it is as it is.
+fn keep_private(directory: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    const MODE: u32 = 0o600;
+    let mut options = std::fs::OpenOptions::new();
+    let journal = options.create(true).truncate(false).write(true).mode(MODE);
+    journal.open(directory.join("journal.sqlite"))?.set_permissions(PermissionsExt::from_mode(MODE))?;
+    for beside in ["journal.sqlite-wal", "journal.sqlite-shm", "lock"] {
+        match std::fs::set_permissions(directory.join(beside), PermissionsExt::from_mode(MODE)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn refuse_if_gone(directory: &Path, path: &Path) -> Result<(), StoreError> {
     let length = |path: &Path| match std::fs::metadata(path) {
         Ok(found) => Ok(Some(found.len())),
@@ -872,6 +908,32 @@ mod tests {
         std::fs::write(empty.path().join("journal.sqlite"), "").unwrap();
         std::fs::write(empty.path().join("journal.sqlite-wal"), "").unwrap();
         assert!(Store::open(empty.path()).unwrap().load().unwrap().jobs.is_empty());
+    }
+
+    #[test]
+    fn the_journal_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let modes = || -> BTreeMap<String, u32> {
+            let entries = std::fs::read_dir(dir.path()).unwrap().map(Result::unwrap);
+            let mode = |entry: std::fs::DirEntry| {
+                let name = entry.file_name().into_string().unwrap();
+                (name, entry.metadata().unwrap().permissions().mode() & 0o7777)
+            };
+            entries.map(mode).collect()
+        };
+        let private = ["journal.sqlite", "journal.sqlite-shm", "journal.sqlite-wal", "lock"];
+        let private: BTreeMap<String, u32> = private.map(|name| (name.to_owned(), 0o600)).into();
+        let (store, _) = kept(dir.path(), vec![waiting(1, b"/a")]);
+        assert_eq!(modes(), private);
+        drop(store);
+        // As a former version, or somebody who put a copy back, has left them.
+        for name in private.keys() {
+            let path = dir.path().join(name);
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
+        }
+        let _store = Store::open(dir.path()).unwrap();
+        assert_eq!(modes(), private);
     }
 
     #[test]

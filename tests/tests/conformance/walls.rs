@@ -571,7 +571,7 @@ fn a_late_step_of_an_earlier_incarnation_is_fenced() {
     let layout = site.build_with(&GLUSTER, "late", "64MiB", 1, &[])["layout"].clone();
     let old = format!("/v1/ramdisks/late@{}", layout["id"]["epoch"]);
     site.destroy("late");
-    let all_fenced = |when: &str, next_lives: bool| {
+    let all_fenced = |when: &str, next_lives: bool, why: &str| {
         for (name, text) in [
             ("allocate", json!("allocate")),
             ("prepare", json!("prepare")),
@@ -587,23 +587,25 @@ fn a_late_step_of_an_earlier_incarnation_is_fenced() {
             // What begins nothing is refused as well if there is nothing.
             let nothing = status == 404 && !next_lives && !matches!(name, "allocate" | "mount");
             assert!(fenced || nothing, "{when}: {name}: {status} {said}");
+            assert!(nothing || said.contains(why), "{when}: {name}: {said}");
         }
     };
-    all_fenced("after its end", false);
+    all_fenced("after its end", false, "it was destroyed here");
     site.assert_nothing_is_left();
     site.build(&GLUSTER, "late", "64MiB", 1);
-    all_fenced("while the next one lives", true);
+    let later = "has begun, or was destroyed, since";
+    all_fenced("while the next one lives", true, later);
     let (status, said) = call(&site, ctl, "n1", "DELETE", &old, &[]);
     assert!(status == 409 && said.contains("fenced"), "DELETE: {said}");
     // Also by an agent that has started again.
     site.kill_agent("n1");
     site.start_agent("n1");
-    all_fenced("after a restart of the agent", true);
+    all_fenced("after a restart of the agent", true, later);
     site.status("late").assert_success();
     site.destroy("late");
     site.kill_agent("n1");
     site.start_agent("n1");
-    all_fenced("after its end and a restart of the agent", false);
+    all_fenced("after its end and a restart of the agent", false, later);
     site.assert_nothing_is_left();
 }
 

@@ -238,6 +238,26 @@ fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_
 }
 
 #[test]
+fn a_take_over_ends_when_there_is_nothing_to_take_over_or_nobody_can_tell() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let (ondeck, config) = (cluster.ondeck.display(), cluster.bed.dir().join("ondeck.toml"));
+    let list = format!("{ondeck} node list --config {} | head -1", config.display());
+    let shown = cluster.host("ctl").shell(&list);
+    shown.assert_success();
+    assert_eq!(shown.stderr, "");
+    cluster.kill("scheduler");
+    cluster.ondeck(&["serve", "--take-over"]).assert_code(2).assert_says("there is nothing to take over");
+    cluster.kill("r1");
+    cluster.ondeck(&["serve", "--take-over"]).assert_code(1).assert_says("the agents of r1 do not answer");
+    cluster.start_agent("r1");
+    cluster.start_scheduler();
+    cluster.assert_clean();
+}
+
+#[test]
 fn of_two_schedulers_with_copies_of_one_journal_the_later_one_commands() {
     if !available() {
         return;

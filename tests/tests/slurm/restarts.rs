@@ -277,7 +277,8 @@ fn a_job_that_slurmctld_forgets_to_have_started_loses_nothing() {
     if !available() {
         return;
     }
-    let cluster = Cluster::new();
+    // A node on which no step of it ran runs no Epilog for it; then the limit ends it.
+    let cluster = Cluster::with(Setup { limits: "ending = \"15s\"\n".into(), ..Setup::default() });
     let alice = cluster.user("alice");
     let content = files(4, 100_000);
     let input = folder(alice, "in", &content);
@@ -341,6 +342,53 @@ fn a_job_that_slurmctld_forgets_to_have_started_loses_nothing() {
     set("resume");
     cluster.assert_quiet();
     cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_is_back_in_the_queue_keeps_its_ram_disk_while_it_is_killed() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { limits: "ending = \"30s\"\n".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    // It does not end before it must.
+    let text = script(
+        alice,
+        &[format!("DATA_OUT={}", output.display())],
+        &format!(
+            "trap '' TERM\nn=0\nwhile :; do\n  n=$((n + 1))\n  echo $n >> {}/log\n  tell writes\n  sleep 0.05\ndone",
+            output.display()
+        ),
+    );
+    let blocker = cluster.block(4);
+    let job = cluster.slurm.submit(alice, &text, &["--nodes=2", "--exclusive", "--output=/dev/null"]);
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.wait_saved(job);
+    cluster.slurm.cancel(blocker);
+    await_file(alice, "writes");
+    cluster.slurm.wait_state(blocker, "CANCELLED", DEADLINE);
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    assert_eq!(cluster.slurm.job(job)["JobState"], "PENDING");
+    wait_until(LONG, "its results are home", || {
+        !tree(&output).is_empty() && cluster.covers_of(&output).is_empty()
+    });
+    assert!(
+        cluster.show(job).contains("is back in the queue; its Epilogs are waited for"),
+        "{}",
+        cluster.show(job)
+    );
+    cluster.slurm.cancel(job);
+    cluster.slurm.cancel(blocker);
+    cluster.wait_done(job);
+    let files = tree(&output);
+    assert_eq!(files.keys().collect::<Vec<_>>(), ["log"], "it was split: {}", cluster.show(job));
+    let log = String::from_utf8(files["log"].clone()).unwrap();
+    for (index, line) in log.lines().enumerate() {
+        assert_eq!(line, (index + 1).to_string(), "{log}");
+    }
     cluster.assert_clean();
 }
 

@@ -43,7 +43,8 @@ const EXAMPLES: &str = "Examples:
 enum JobCommand {
     /// All that is known of a job, also after its end
     Show {
-        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        /// Its number; NUMBER.RESTARTS for one life of it, NUMBER@SUBMITTED for one of several jobs that had the number,
+        /// NUMBER@SUBMITTED.RESTARTS for one life of that
         job: JobSelector,
         /// Print JSON
         #[arg(long)]
@@ -51,7 +52,8 @@ enum JobCommand {
     },
     /// Try again what has failed: to stage its results out, or its input in
     Retry {
-        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        /// Its number; NUMBER.RESTARTS for one life of it, NUMBER@SUBMITTED for one of several jobs that had the number,
+        /// NUMBER@SUBMITTED.RESTARTS for one life of that
         job: JobSelector,
         /// For a job that is LOST: save what the RSA nodes that are left have, and give up what the others had
         #[arg(long)]
@@ -62,7 +64,8 @@ enum JobCommand {
     },
     /// Give up its results: they are lost
     Abandon {
-        /// Its number; JOB.RESTARTS for one life of it, JOB@SUBMITTED for one of several jobs that had the number
+        /// Its number; NUMBER.RESTARTS for one life of it, NUMBER@SUBMITTED for one of several jobs that had the number,
+        /// NUMBER@SUBMITTED.RESTARTS for one life of that
         job: JobSelector,
         /// Do not ask
         #[arg(long)]
@@ -87,7 +90,8 @@ pub struct WaitArgs {
     #[arg(long, value_parser = parse_time, value_name = "TIME")]
     timeout: Option<Duration>,
 
-    /// Its number; JOB.0 is what it did before it was requeued, JOB.1 what it does then, and so on
+    /// Its number; NUMBER.0 is what it did before it was requeued, NUMBER.1 what it does then, and so on; with
+    /// NUMBER@SUBMITTED or NUMBER@SUBMITTED.RESTARTS one of several jobs that had the number
     job: JobSelector,
 }
 
@@ -115,21 +119,23 @@ fn try_job(args: &JobArgs) -> Result<u8> {
                 bail!("nothing was changed");
             }
             let path = format!("jobs/{job}/retry?salvage=true");
-            let _: JobStory = scheduler.ask("POST", &path, None::<&()>, None)?;
+            let story: JobStory = scheduler.ask("POST", &path, None::<&()>, None)?;
+            let name = name_of(&story);
             println!(
-                "job {job}: what is left of its results is saved; `ondeck wait {job}` waits for its end"
+                "job {name}: what is left of its results is saved; `ondeck wait {name}` waits for its end"
             );
         }
         JobCommand::Retry { job, .. } => {
-            let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/retry"), None::<&()>, None)?;
-            println!("job {job}: it is tried again; `ondeck wait {job}` waits for its end");
+            let story: JobStory = scheduler.ask("POST", &format!("jobs/{job}/retry"), None::<&()>, None)?;
+            let name = name_of(&story);
+            println!("job {name}: it is tried again; `ondeck wait {name}` waits for its end");
         }
         JobCommand::Abandon { job, yes } => {
             if !yes && !confirmed(*job, "loses the results")? {
                 bail!("nothing was changed");
             }
-            let _: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
-            println!("job {job}: its results are given up");
+            let story: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
+            println!("job {}: its results are given up", name_of(&story));
         }
         JobCommand::Log => {
             for line in scheduler.ask_text("log")?.lines() {
@@ -151,6 +157,16 @@ fn confirmed(job: JobSelector, what: &str) -> Result<bool> {
     Ok(line.trim() == job.to_string())
 }
 
+/// What to call a job so that no other one of its number is meant.
+fn name_of(story: &JobStory) -> JobSelector {
+    let (id, others) = (story.job.id, &story.others);
+    JobSelector {
+        job: id.job,
+        submitted: others.iter().any(|other| !other.id.is_same_job(id)).then_some(id.submitted),
+        restarts: others.iter().any(|other| other.id.is_same_job(id)).then_some(id.restarts),
+    }
+}
+
 /// How long ago that was, for people.
 fn since(ms: u64) -> String {
     let then = UNIX_EPOCH + Duration::from_millis(ms);
@@ -165,10 +181,11 @@ fn since(ms: u64) -> String {
 fn show(story: &JobStory) {
     let job = &story.job;
     let done = if story.done { ", all done" } else { "" };
-    println!("job {} of user {}: {}, {}{done}", job.id, job.owner.uid, job.job_state, job.rsa_state);
+    println!("job {} of user {}: {}, {}{done}", name_of(story), job.owner.uid, job.job_state, job.rsa_state);
     for other in &story.others {
         let done = if other.done { ", all done" } else { "" };
-        println!("  also    {}: {}, {}{done}", other.id.key(), other.job_state, other.rsa_state);
+        let name = JobSelector::from(other.id);
+        println!("  also    {name}: {}, {}{done}", other.job_state, other.rsa_state);
     }
     for path in &job.request.data_in {
         println!("  input   {}", shown(&path.to_string_lossy()));

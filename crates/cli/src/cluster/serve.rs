@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use ondeck_api::Config;
 use ondeck_core::exit;
+use ondeck_scheduler::ServeError;
 use ondeck_scheduler::charge::Conflict;
 
 use crate::agent::{LogFormat, log_to_stderr};
@@ -33,7 +34,8 @@ pub struct ServeArgs {
     ///
     /// For a journal that is lost for good. The agents are claimed, also those that come back later; the other scheduler's
     /// orders are refused from then on. RAM disks that the journal does not know are found: a job that runs goes on with its
-    /// own, all other results are HELD until `ondeck job retry` or `ondeck job abandon`. It asks before.
+    /// own, all other results are HELD until `ondeck job retry` or `ondeck job abandon`. It asks before. If no agent refuses,
+    /// it says so and ends.
     #[arg(long)]
     take_over: bool,
 
@@ -44,6 +46,13 @@ pub struct ServeArgs {
     /// Print the description of its API (OpenAPI 3.1, JSON), and end
     #[arg(long)]
     openapi: bool,
+}
+
+impl ServeArgs {
+    /// Whether it ends when it has told what it was asked for.
+    pub fn only_tells(&self) -> bool {
+        self.check || self.openapi
+    }
 }
 
 const EXAMPLES: &str = "Examples:
@@ -81,9 +90,7 @@ fn confirmed(conflict: &Conflict) -> bool {
 
 pub fn serve(args: &ServeArgs) -> ExitCode {
     if args.openapi {
-        use std::io::Write as _;
-        // A reader that closed its end has seen what it wanted.
-        let _ = std::io::stdout().write_all(ondeck_scheduler::openapi::DOCUMENT.as_bytes());
+        print!("{}", ondeck_scheduler::openapi::DOCUMENT);
         return ExitCode::from(exit::OK);
     }
     let config = match Config::load(args.config.as_deref()) {
@@ -126,7 +133,8 @@ pub fn serve(args: &ServeArgs) -> ExitCode {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             eprintln!("ondeck serve: {error}");
-            ExitCode::from(exit::FAILED)
+            let is_needless = matches!(&error, ServeError::NothingToTakeOver(nothing) if nothing.is_known());
+            ExitCode::from(if is_needless { exit::USAGE } else { exit::FAILED })
         }
     }
 }

@@ -210,7 +210,7 @@ impl Worker<'_> {
                     "{path}: {} of the results could not be written: {}; mend it, then `ondeck job retry {}`",
                     entries(failed),
                     self.failures().1,
-                    self.order.request.job
+                    self.order.request.name()
                 )))
             }
             Err(error) => Err(Failure::passing(format!("bringing home {path}: {error}"))),
@@ -227,7 +227,7 @@ impl Worker<'_> {
         Failure::passing(format!(
             "{}: there is no room left on disk{how_many}; make room, then `ondeck job retry {}` goes on",
             directory.path.display(),
-            self.order.request.job
+            self.order.request.name()
         ))
     }
 

@@ -49,6 +49,11 @@ impl Identities {
             .or_insert_with(|| identity.clone());
     }
 
+    /// Whether several jobs are known that had a number.
+    pub fn are_several(&self, number: JobId) -> bool {
+        self.0.range((number, 0)..=(number, u64::MAX)).nth(1).is_some()
+    }
+
     /// Forgets a job.
     pub fn forget(&mut self, id: Incarnation) {
         self.0.remove(&(id.job, id.submitted));

@@ -132,6 +132,9 @@ pub struct Job {
     /// It is ending; until when its processes and Epilogs are waited for.
     #[serde(default)]
     pub ending: Option<Time>,
+    /// Whether the workload manager has forgotten that it started: what the queue shows of it since is of a later run.
+    #[serde(default)]
+    pub forgotten: bool,
     /// Its quality of service before anything was done about it.
     #[serde(default)]
     pub qos: String,

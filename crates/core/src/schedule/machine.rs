@@ -13,8 +13,8 @@ use super::policy::{self, Line, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
-    Bytes, EngineKind, Epoch, Incarnation, NodeName, Owner, QueuedJob, RamDiskId, Request, Standing,
-    WaitPolicy, duration,
+    Bytes, EngineKind, Epoch, Incarnation, JobSelector, NodeName, Owner, QueuedJob, RamDiskId, Request,
+    Standing, WaitPolicy, duration,
 };
 
 /// How the message begins while results wait in RAM.
@@ -404,6 +404,17 @@ impl Schedule {
         self.identities.identify(seen)
     }
 
+    /// What to call a life of a job in an order, so that it means no other one: its number alone, if that is enough.
+    pub fn selector(&self, id: Incarnation) -> JobSelector {
+        let lives = self.jobs.range(id.lives()).map(|(other, _)| *other);
+        let is_one_of_several = id.restarts > 0 || lives.into_iter().any(|other| other != id);
+        JobSelector {
+            job: id.job,
+            submitted: self.identities.are_several(id.job).then_some(id.submitted),
+            restarts: is_one_of_several.then_some(id.restarts),
+        }
+    }
+
     /// When the journal began: of what was there before, it may not know.
     pub fn began(&self) -> Time {
         self.began
@@ -572,7 +583,7 @@ impl Step<'_> {
             Event::NodeUp { node, capacity } => {
                 let Some(known) = self.schedule.nodes.get_mut(&node) else { return Ok(()) };
                 if !known.up || known.capacity != capacity || !known.heard {
-                    (known.up, known.capacity, known.heard) = (true, capacity, true);
+                    (known.up, known.capacity, known.heard, known.given_up) = (true, capacity, true, false);
                     self.effects.nodes.push(node.clone());
                     self.note(None, format!("RSA node {node} lends {capacity}"));
                 }
@@ -581,11 +592,14 @@ impl Step<'_> {
             Event::GiveUp(node) => {
                 let known = self.schedule.nodes.get_mut(&node).ok_or(Refused::NoNode(node.clone()))?;
                 if known.heard {
-                    return Err(Refused::NotNow(format!(
-                        "RSA node {node} has answered since the journal began: nothing waits for it"
-                    )));
+                    let why = if known.given_up {
+                        "was given up already"
+                    } else {
+                        "has answered since the journal began"
+                    };
+                    return Err(Refused::NotNow(format!("RSA node {node} {why}: nothing waits for it")));
                 }
-                known.heard = true;
+                (known.heard, known.given_up) = (true, true);
                 self.effects.nodes.push(node.clone());
                 self.note(None, format!("RSA node {node} is given up"));
             }
@@ -777,18 +791,47 @@ impl Step<'_> {
             if job.since >= taken || job.started.is_some_and(|started| started >= taken) {
                 continue;
             }
-            // Slurm shows a job that has ended for minutes. One that is gone without that may run still: slurmctld was
-            // started clean. Its nodes end it, and their Epilogs say so.
-            let may_run =
-                job.job_state == JobState::Running && job.rsa_state.is_shown() && !job.nodes.is_empty();
-            if may_run && job.ending.is_none() {
-                let until = self.now.plus(self.schedule.site.limits.ending);
-                self.job(id).ending = Some(until);
-                self.note(Some(id), "left the queue; its Epilogs are waited for".into());
-            } else if !may_run {
-                self.set_job_state(id, JobState::Finished, "left the queue");
-            }
+            // Slurm shows a job that has ended for minutes: slurmctld was started clean.
+            self.forgotten(id, "left the queue");
         }
+    }
+
+    /// The workload manager does not know any longer that a job has started. What of it still runs is ended by its nodes,
+    /// whose Epilogs say so; until then it keeps its RAM disk.
+    fn forgotten(&mut self, id: Incarnation, why: &str) {
+        let job = &self.schedule.jobs[&id];
+        let may_run = job.job_state == JobState::Running && job.rsa_state.is_shown() && !job.nodes.is_empty();
+        if !may_run {
+            return self.set_job_state(id, JobState::Finished, why);
+        }
+        if !job.forgotten {
+            let until = self.now.plus(self.schedule.site.limits.ending);
+            let job = self.job(id);
+            job.forgotten = true;
+            job.ending.get_or_insert(until);
+            self.note(Some(id), format!("{why}; its Epilogs are waited for"));
+        }
+    }
+
+    /// Whether what the queue shows of a job that runs is of a later run of the same life: the workload manager has
+    /// forgotten the earlier one. The job was seen to wait in between, or runs on other nodes, and started later.
+    fn is_later_run(&self, seen: &QueuedJob) -> bool {
+        let Some(job) = self.schedule.jobs.get(&seen.id) else { return false };
+        let has_started = match seen.standing {
+            Standing::Running | Standing::Configuring => true,
+            // It may have been cancelled before it started.
+            Standing::Ending | Standing::Ended => job.forgotten,
+            Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held => false,
+        };
+        let is_elsewhere =
+            !job.nodes.is_empty() && seen.nodes.iter().any(|of_seen| !job.nodes.contains(of_seen));
+        let was_pending = job.forgotten || job.doubted.is_some();
+        let is_later =
+            |started: Time| seen.start.is_none_or(|start| Time(start.saturating_mul(1000)) > started);
+        job.job_state == JobState::Running
+            && has_started
+            && (was_pending || is_elsewhere)
+            && job.started.is_some_and(is_later)
     }
 
     /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.
@@ -854,6 +897,7 @@ impl Step<'_> {
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Demoted | JobState::Finished, _) => {}
+            _ if self.is_later_run(&seen.job) => self.forgotten(id, "was started anew"),
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, "ended"),
             // Its processes may still write what they must before they are killed.
             (JobState::Running, Standing::Ending) if job.rsa_state.is_shown() => {
@@ -872,6 +916,11 @@ impl Step<'_> {
                 }
                 if self.schedule.jobs[&id].nodes.is_empty() && !seen.job.nodes.is_empty() {
                     self.job(id).nodes.clone_from(&seen.job.nodes);
+                }
+                if self.schedule.jobs[&id].forgotten {
+                    let job = self.job(id);
+                    (job.forgotten, job.ending) = (false, None);
+                    self.note(Some(id), "is known to run again".into());
                 }
                 self.believe(id);
             }
@@ -898,11 +947,10 @@ impl Step<'_> {
                 let unjudged = (state, seen.job.standing) == (JobState::Ondeck, Standing::Unjudged);
                 let patience = if unjudged { debounce.max(UNJUDGED) } else { debounce };
                 if now.since(since) >= patience {
-                    let (to, why) = match state {
-                        JobState::Running => (JobState::Finished, "is back in the queue"),
-                        _ => (JobState::Demoted, "has been demoted"),
-                    };
-                    self.set_job_state(id, to, why);
+                    match state {
+                        JobState::Running => self.forgotten(id, "is back in the queue"),
+                        _ => self.set_job_state(id, JobState::Demoted, "has been demoted"),
+                    }
                 }
             }
         }
@@ -999,6 +1047,7 @@ impl Step<'_> {
             nodes: Vec::new(),
             ended_on: BTreeSet::new(),
             ending: None,
+            forgotten: false,
             qos: self.own_qos(&seen.job),
             priority: seen.job.priority,
             submitted: seen.job.submitted,
@@ -1141,14 +1190,14 @@ impl Step<'_> {
         self.become_state(id, RsaState::Held, "");
         let job = self.job(id);
         let outputs = job.outputs();
+        // Other jobs of its number may not be known yet.
+        let name = JobSelector::from(id);
         let why = found.fault.map(|fault| format!(" ({fault})")).unwrap_or_default();
         self.tell(
             id,
             format!(
                 "{NOT_HOME}a RAM disk with results for {outputs} was found that the journal did not know{why}; when nothing of \
-                 the job runs any more, `ondeck job retry {}` brings them home, and `ondeck job abandon {}` gives them up",
-                id.key(),
-                id.key()
+                 the job runs any more, `ondeck job retry {name}` brings them home, and `ondeck job abandon {name}` gives them up"
             ),
         );
     }
@@ -1205,6 +1254,7 @@ impl Step<'_> {
         let job = &self.schedule.jobs[&id];
         match (job.job_state, job.prolog) {
             (JobState::Ondeck, _) => self.runs(seen, Prolog::Waiting),
+            _ if self.is_later_run(&seen.job) => self.forgotten(id, "was started anew"),
             (JobState::Running, Prolog::Expected) => {
                 let job = self.job(id);
                 (job.prolog, job.prolog_until) = (Prolog::Waiting, None);
@@ -1503,22 +1553,26 @@ impl Step<'_> {
         let pause = backoff.saturating_mul(1 << (job.stage_outs - 1).min(10));
         job.not_before = again.then(|| now.plus(pause));
         self.become_state(id, RsaState::Held, "");
+        let name = self.schedule.selector(id);
         let what_next = if again {
             format!("it is tried again in {} s", pause.as_secs())
         } else {
-            format!("the results are kept in RAM until `ondeck job retry {id}` or `ondeck job abandon {id}`")
+            format!(
+                "the results are kept in RAM until `ondeck job retry {name}` or `ondeck job abandon {name}`"
+            )
         };
         self.tell(id, format!("{NOT_HOME}{why}; {what_next}"));
     }
 
     fn tell_of_loss(&mut self, id: Incarnation, why: &str) {
         let (outputs, had) = (self.job(id).outputs(), self.lost_words(id));
+        let name = self.schedule.selector(id);
         self.tell(
             id,
             format!(
-                "{LOST}{why}{had}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {id}` \
-                 tries again, `ondeck job retry --salvage {id}` saves what the other nodes have and gives up the rest, \
-                 `ondeck job abandon {id}` gives up all of it"
+                "{LOST}{why}{had}; what the job wrote in {outputs} is kept where it still is: `ondeck job retry {name}` \
+                 tries again, `ondeck job retry --salvage {name}` saves what the other nodes have and gives up the rest, \
+                 `ondeck job abandon {name}` gives up all of it"
             ),
         );
     }

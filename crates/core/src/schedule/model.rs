@@ -48,8 +48,9 @@ enum Slurm {
     Absent,
 }
 
-fn compute_node(index: u8) -> NodeName {
-    format!("c{index}").parse().unwrap()
+/// A compute node of a run of a job; a later run has other ones.
+fn compute_node(run: usize, index: u8) -> NodeName {
+    format!("c{run}-{index}").parse().unwrap()
 }
 
 /// What is physically true of a job's RAM disk.
@@ -84,6 +85,12 @@ struct World {
     /// Whether all jobs have one number: each is submitted after the workload manager was started clean, and it may come back
     /// with an older state once.
     one_number: bool,
+    /// How often the workload manager may still come back with an older state, in which a job that runs has not started.
+    older_states: u8,
+    /// How often each job was started without that the workload manager remembers it; and on how many nodes processes of
+    /// the last such run are left.
+    runs: Vec<usize>,
+    left: Vec<u8>,
     /// How often the journal may still be lost.
     journals: u8,
     /// Whether the queue has been seen since the journal was lost; and whose RAM disks have been found since.
@@ -98,6 +105,10 @@ enum Happening {
     Queue,
     Prolog(usize),
     Epilog(usize),
+    /// The workload manager comes back with an older state, in which a job that runs has not started.
+    OlderState(usize),
+    /// A node ends what it has of the run that the workload manager has forgotten.
+    LateEpilog(usize),
     Ends(usize, Outcome),
     TaskTimesOut(usize),
     EndingTimesOut(usize),
@@ -187,6 +198,9 @@ impl World {
             compute_nodes,
             drains: false,
             one_number: false,
+            older_states: 0,
+            runs: vec![0; jobs],
+            left: vec![0; jobs],
             journals: 0,
             queue_seen: true,
             journal_lost: false,
@@ -213,8 +227,9 @@ impl World {
             standing,
             reason: String::new(),
             node_count: index as u32 % 3 + 1,
-            nodes: (0..self.compute_nodes).map(compute_node).collect(),
-            start: matches!(self.slurm[index], Slurm::Running { .. } | Slurm::Ending { .. }).then_some(0),
+            nodes: self.nodes_of(index),
+            start: matches!(self.slurm[index], Slurm::Running { .. } | Slurm::Ending { .. })
+                .then_some(2 * NOW.0 / 1000 * self.runs[index] as u64),
             submitted: index as u64 + 1,
             priority: 100 - index as u64,
             qos: String::new(),
@@ -222,12 +237,26 @@ impl World {
             dependent: false,
         };
         let request = Some(requests[index].clone());
-        Seen {
-            job,
-            request,
-            work_dir: "/".into(),
-            io_nodes: (0..self.compute_nodes).map(compute_node).collect(),
+        Seen { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }
+    }
+
+    /// The compute nodes of a job's last run.
+    fn nodes_of(&self, index: usize) -> Vec<NodeName> {
+        (0..self.compute_nodes).map(|node| compute_node(self.runs[index], node)).collect()
+    }
+
+    /// Whether the schedule knows a job by a run that the workload manager has forgotten.
+    fn knows_an_earlier_run(&self, index: usize) -> bool {
+        let known = self.schedule.jobs().get(&self.id(index)).and_then(|job| job.nodes.first());
+        known.is_some_and(|node| *node != compute_node(self.runs[index], 0))
+    }
+
+    /// Whether there are processes on the nodes that the schedule knows a job to run on.
+    fn has_processes(&self, index: usize) -> bool {
+        if self.knows_an_earlier_run(index) {
+            return self.left[index] > 0;
         }
+        matches!(self.slurm[index], Slurm::Running { nodes: 1.., .. } | Slurm::Ending { nodes: 1.. })
     }
 
     /// What can happen next.
@@ -273,6 +302,9 @@ impl World {
                     all.push(Happening::Becomes(index, Slurm::Gone));
                 }
                 Slurm::Running { prolog_ran, nodes } => {
+                    if self.older_states > 0 && self.left[index] == 0 {
+                        all.push(Happening::OlderState(index));
+                    }
                     if !prolog_ran {
                         all.push(Happening::Prolog(index));
                     }
@@ -282,6 +314,9 @@ impl World {
                 }
                 Slurm::Ending { .. } => all.push(Happening::Epilog(index)),
                 Slurm::Gone | Slurm::Absent => {}
+            }
+            if self.left[index] > 0 {
+                all.push(Happening::LateEpilog(index));
             }
             let Some(job) = self.schedule.jobs().get(&self.id(index)) else { continue };
             if let Some(task) = job.task {
@@ -429,10 +464,7 @@ impl World {
                     nodes: vec![node(0)],
                     promise: SHARE,
                     guarded: physical.unsaved,
-                    runs: matches!(
-                        self.slurm[*index],
-                        Slurm::Running { nodes: 1.., .. } | Slurm::Ending { nodes: 1.. }
-                    ),
+                    runs: self.has_processes(*index),
                     fault: None,
                 }))
             }
@@ -459,7 +491,19 @@ impl World {
                 if left == 0 {
                     self.slurm[*index] = Slurm::Gone;
                 }
-                Event::Ending { job: self.id(*index), node: compute_node(left) }
+                Event::Ending { job: self.id(*index), node: compute_node(self.runs[*index], left) }
+            }
+            Happening::OlderState(index) => {
+                let Slurm::Running { nodes, .. } = self.slurm[*index] else { unreachable!() };
+                (self.slurm[*index], self.left[*index]) = (Slurm::Next, nodes);
+                self.runs[*index] += 1;
+                self.older_states -= 1;
+                return;
+            }
+            Happening::LateEpilog(index) => {
+                self.left[*index] -= 1;
+                let node = compute_node(self.runs[*index] - 1, self.left[*index]);
+                Event::Ending { job: self.id(*index), node }
             }
             Happening::Ends(index, outcome) => {
                 let task = self.schedule.jobs()[&self.id(*index)].task.unwrap();
@@ -474,7 +518,11 @@ impl World {
             }
             Happening::EndingTimesOut(index) => {
                 // Whatever runs there is out of reach.
-                self.slurm[*index] = Slurm::Gone;
+                if self.knows_an_earlier_run(*index) {
+                    self.left[*index] = 0;
+                } else {
+                    self.slurm[*index] = Slurm::Gone;
+                }
                 self.due(*index, |job| job.ending = Some(NOW))
             }
             Happening::PauseEnds(index) => self.due(*index, |job| job.not_before = Some(NOW)),
@@ -591,6 +639,8 @@ impl World {
             // Unmounting was given up, though some node may show it.
             physical.given_up |= force && over && physical.mounted;
         }
+        let with_processes: Vec<bool> =
+            (0..self.slurm.len()).map(|index| self.has_processes(index)).collect();
         for action in &effects.actions {
             let Action::Begin(of, task) = action else { continue };
             let index = index_of(*of);
@@ -615,10 +665,7 @@ impl World {
                     assert!(!physical.mounted || physical.given_up, "destroyed while mounted");
                 }
                 Work::Unmount { force: true } => {
-                    let runs = matches!(
-                        self.slurm[index],
-                        Slurm::Running { nodes: 1.., .. } | Slurm::Ending { nodes: 1.. }
-                    );
+                    let runs = with_processes[index];
                     assert!(!runs || job.broken || job.mount_failed, "taken away from processes that run");
                 }
                 // What it is for may have been decided anew.
@@ -754,6 +801,7 @@ impl World {
             let mut hasher = std::collections::hash_map::DefaultHasher::new();
             salt.hash(&mut hasher);
             (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
+            (self.older_states, &self.runs, &self.left).hash(&mut hasher);
             (self.journals, self.queue_seen, &self.found, &self.schedule.identities).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();
@@ -869,6 +917,116 @@ fn a_lost_journal_loses_no_results_in_any_order_of_events() {
             println!("a lost journal: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
         }
     }
+}
+
+#[test]
+fn a_run_that_the_workload_manager_has_forgotten_keeps_its_ram_disk_in_any_order_of_events() {
+    let began = std::time::Instant::now();
+    let requests = [
+        request(Some("/a"), Some("/b"), false),
+        request(Some("/a"), Some("/b"), true),
+        request(None, Some("/b"), false),
+    ];
+    for first in requests {
+        for (compute_nodes, faults) in [(1, 1), (2, 0)] {
+            let requests = std::slice::from_ref(&first);
+            let world = World { older_states: 1, ..World::new(1, compute_nodes, 2, site(), faults) };
+            let (states, pairs) = explore_from(world, requests);
+            println!("an older state: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+        }
+    }
+}
+
+/// A job of two nodes that writes, and that the workload manager shows as if it had not started.
+fn one_that_is_back_in_the_queue(requests: &[Request]) -> World {
+    let mut world = World { older_states: 1, ..World::new(1, 2, 2, site(), 0) };
+    world.slurm.fill(Slurm::Next);
+    world.happen(&Happening::Queue, requests);
+    for _ in [Work::Construct, Work::StageIn] {
+        world.happen(&Happening::Ends(0, Outcome::Done(String::new())), requests);
+    }
+    world.happen(&Happening::Becomes(0, Slurm::Running { prolog_ran: false, nodes: 2 }), requests);
+    world.happen(&Happening::Prolog(0), requests);
+    world.happen(&Happening::Ends(0, Outcome::Done(String::new())), requests);
+    world.happen(&Happening::OlderState(0), requests);
+    world.happen(&Happening::Queue, requests);
+    world
+}
+
+#[test]
+fn a_job_that_is_back_in_the_queue_keeps_its_ram_disk_until_its_nodes_have_ended_what_ran() {
+    let requests = [request(None, Some("/a"), false)];
+    let states = |world: &World| {
+        let job = &world.schedule.jobs()[&id(0)];
+        (job.job_state, job.rsa_state)
+    };
+    let shown = (JobState::Running, RsaState::InuseOut);
+    let taken = (JobState::Finished, RsaState::Unmounting);
+    let mut world = one_that_is_back_in_the_queue(&requests);
+    assert_eq!(states(&world), shown);
+    // It is started anew elsewhere, which is no business of the RAM disk's; and that run ends.
+    world.happen(&Happening::Becomes(0, Slurm::Running { prolog_ran: false, nodes: 2 }), &requests);
+    world.happen(&Happening::Prolog(0), &requests);
+    world.happen(&Happening::Queue, &requests);
+    assert_eq!(states(&world), shown);
+    for state in [Slurm::Ending { nodes: 2 }, Slurm::Gone] {
+        world.happen(&Happening::Becomes(0, state), &requests);
+        world.happen(&Happening::Queue, &requests);
+        assert_eq!(states(&world), shown);
+    }
+    world.happen(&Happening::LateEpilog(0), &requests);
+    assert_eq!(states(&world), shown);
+    world.happen(&Happening::LateEpilog(0), &requests);
+    assert_eq!(states(&world), taken);
+
+    // A node may never say so.
+    let mut world = one_that_is_back_in_the_queue(&requests);
+    let limit = NOW.plus(site().limits.ending);
+    assert_eq!(world.schedule.next_tick(), Some(limit));
+    world.schedule.handle(limit, Event::Tick).unwrap();
+    assert_eq!(states(&world), taken);
+
+    // The newest state comes back, and the job has run all the time.
+    let mut world = one_that_is_back_in_the_queue(&requests);
+    (world.slurm[0], world.runs[0]) = (Slurm::Running { prolog_ran: true, nodes: 2 }, 0);
+    world.happen(&Happening::Queue, &requests);
+    world.schedule.handle(limit, Event::Tick).unwrap();
+    assert_eq!(states(&world), shown);
+}
+
+#[test]
+fn an_order_names_a_job_by_as_much_as_tells_it_from_others() {
+    let requests = [request(None, Some("/a"), false)];
+    let mut world = World::new(1, 0, 1, site(), 0);
+    let first = world.seen(0, &requests);
+    let mut queue = |seen: &Seen, submitted: u64, restarts: u32| {
+        let mut seen = seen.clone();
+        (seen.job.standing, seen.job.submitted) = (Standing::Next, submitted);
+        (seen.job.id.submitted, seen.job.id.restarts) = (submitted, restarts);
+        let id = world.schedule.identify(&seen.job);
+        world.schedule.handle(NOW, Event::Queue { taken: Time(0), jobs: vec![seen] }).unwrap();
+        let lives: Vec<Incarnation> = world.schedule.jobs().keys().copied().collect();
+        assert!(lives.contains(&id));
+        lives.iter().map(|id| world.schedule.selector(*id).to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(queue(&first, 5, 0), ["1"]);
+    assert_eq!(queue(&first, 6, 1), ["1.0", "1.1"]);
+    assert_eq!(queue(&first, 9, 0), ["1@5.0", "1@5.1", "1@9"]);
+}
+
+#[test]
+fn a_node_is_given_up_once_and_told_why_not_again() {
+    let names = [0, 1].map(|index| (node(index), Node::new("default"))).into();
+    let mut schedule = Schedule::new(site(), Vec::new(), names, 0, Epoch(0));
+    schedule.handle(NOW, Event::NodeUp { node: node(0), capacity: CAPACITY }).unwrap();
+    let refused = |schedule: &mut Schedule, index| {
+        schedule.handle(NOW, Event::GiveUp(node(index))).unwrap_err().to_string()
+    };
+    assert!(refused(&mut schedule, 0).contains("has answered since"));
+    schedule.handle(NOW, Event::GiveUp(node(1))).unwrap();
+    assert!(refused(&mut schedule, 1).contains("was given up already"));
+    schedule.handle(NOW, Event::NodeUp { node: node(1), capacity: CAPACITY }).unwrap();
+    assert!(refused(&mut schedule, 1).contains("has answered since"));
 }
 
 #[test]
@@ -1151,7 +1309,7 @@ proptest::proptest! {
         let mut world = World::new(requests.len(), 2, 5, site, u8::MAX);
         world.drains = true;
         for choice in choices {
-            (world.losses, world.swaps) = (0, 0);
+            (world.losses, world.swaps, world.older_states) = (0, 0, 1);
             let all = world.happenings();
             let chosen = all[choice as usize % all.len()].clone();
             world.faults = u8::MAX;

@@ -42,6 +42,9 @@ pub struct Node {
     /// disk of a job that was there before.
     #[serde(default = "heard")]
     pub heard: bool,
+    /// Whether it was given up by name, and has not answered since.
+    #[serde(default)]
+    pub given_up: bool,
 }
 
 /// A journal of a former version knows all that its nodes have.
@@ -61,6 +64,7 @@ impl Node {
             residue: BTreeSet::new(),
             failures: 0,
             heard: false,
+            given_up: false,
         }
     }
 

@@ -154,8 +154,11 @@ impl Store {
     /// # Errors
     /// [`StoreError`]; what was kept is kept, and the files beside the journal belong to it.
     pub fn close(&mut self) -> Result<(), StoreError> {
-        let end = "PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode=DELETE;";
-        self.connection.execute_batch(end).map_err(|source| self.sqlite(source))
+        let end = || {
+            super::log::bring_in(&self.connection)?;
+            self.connection.execute_batch("PRAGMA journal_mode=DELETE")
+        };
+        end().map_err(|source| self.sqlite(source))
     }
 }
 
@@ -201,7 +204,7 @@ mod tests {
     #[test]
     fn a_journal_that_can_not_be_read_is_refused_with_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
-        drop(Store::open(dir.path()).unwrap());
+        Store::open(dir.path()).unwrap().close().unwrap();
         let path = dir.path().join("journal.sqlite");
         let mut bytes = std::fs::read(&path).unwrap();
         for damaged in [vec![0x5a; 4096], {

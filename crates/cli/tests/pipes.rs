@@ -1,0 +1,58 @@
+//! Commands whose reader has gone.
+
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+use scene::{Scene, Who};
+
+/// Runs a command that prints into a pipe of which nobody has the other end.
+fn unread(mut command: Command) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(writer).output().unwrap()
+}
+
+fn scene() -> Scene {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "content");
+    scene
+}
+
+#[test]
+fn a_command_that_shows_something_ends_with_its_reader_and_without_a_word() {
+    let scene = scene();
+    let config = scene.file("ondeck.toml", "nodes = [\"127.0.0.1\"]\n");
+    let config = config.to_str().unwrap();
+    for arguments in [
+        &["doctor"][..],
+        &["run", "--list"],
+        &["serve", "--openapi"],
+        &["serve", "--check", "--config", config],
+        &["stage", "--dry-run", "a", "b"],
+        &["stage", "--json", "a", "c"],
+    ] {
+        let output = unread(scene.ondeck(arguments));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+        assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_without_a_reader_and_its_results_come_home() {
+    let scene = scene();
+    scene.dir("out");
+    let script = "cp a/x out/first; echo nobody reads this; cp a/x out/second";
+    let output = unread(scene.ondeck(&["run", "--data-out", "out", "--", "sh", "-c", script]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("panicked"), "{said}");
+    // The signal ended the program, as it would have without Ondeck.
+    assert_eq!(output.status.code(), Some(128 + libc::SIGPIPE), "{said}");
+    assert_eq!(scene.list("out"), ["first"]);
+    scene.assert_clean();
+}
