@@ -96,6 +96,21 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// A RAM disk is on this node of which nothing is kept. Its servers live on.
+    #[error(
+        "the RAM disk {id} is on this node ({use_of_it}), but {} is gone, where the agent keeps what it knows of it. It may \
+         hold results, so it is left as it is. Put the directory back; or, if its data is not needed, end these processes \
+         and unmount these paths, or restart the node",
+        .path.display()
+    )]
+    Unrecorded {
+        /// Which one, as `NAME@EPOCH`.
+        id: String,
+        /// Its processes and mounts.
+        use_of_it: String,
+        /// Where its place would be.
+        path: PathBuf,
+    },
     /// Whom the agent obeys can't be told.
     #[error(
         "can't tell whom this agent obeys: {}: {source}; mend that, or, if no scheduler runs that has used this node, remove \
@@ -253,25 +268,31 @@ impl Node {
 
     fn recover(&self) -> Result<(), StartError> {
         self.known().epochs = self.load_epochs()?;
+        // All is read before anything is done: what can't be read, or is gone, may be somebody's results.
+        let (mut kept, mut begun) = (Vec::new(), Vec::new());
         for dir in self.places()? {
-            // Its data may be somebody's results, so it is not removed because something of it can't be read.
             let unread = |source| StartError::Record { path: dir.clone(), source };
             match Record::load(&dir) {
-                Ok(record) => {
-                    let secret = record::load_secret(&dir).map_err(unread)?;
-                    self.recover_one(record, secret)?;
-                }
+                Ok(record) => kept.push((record, record::load_secret(&dir).map_err(unread)?)),
                 Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
                     if let Some(use_of_it) = self.use_of(&dir)? {
                         return Err(unread(std::io::Error::other(format!("{source}, but {use_of_it}"))));
                     }
-                    self.remove_unknown(&dir);
+                    begun.push(dir);
                 }
                 Err(source) => return Err(unread(source)),
             }
         }
+        let ids: Vec<RamDiskId> = kept.iter().map(|(record, _)| record.layout.id.clone()).collect();
+        self.all_are_recorded(&ids)?;
+        for dir in begun {
+            self.remove_unknown(&dir);
+        }
+        for (record, secret) in kept {
+            self.recover_one(record, secret)?;
+        }
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
-        place::kill_strays(&self.state, &ids).map_err(no_processes)?;
+        place::end_stray_tasks(&self.state, &ids).map_err(no_processes)?;
         for directory in self.capacity.directories() {
             let images = stray_images(directory, &ids).unwrap_or_else(|error| {
                 // They take bytes and nothing else; the device shows that it lacks them.
@@ -356,8 +377,36 @@ impl Node {
             return Ok(Some(format!("{} is mounted", mount.at.display())));
         }
         let processes = place::marked(&self.state).map_err(no_processes)?;
-        let is_its = |found: &&place::Marked| found.id.rsplit_once('@').is_some_and(|(of, _)| of == name);
+        let is_its = |found: &&place::Marked| place::name_of(&found.id) == name;
         Ok(processes.iter().find(is_its).map(|found| format!("its process {} is running", found.pid)))
+    }
+
+    /// Fails if a RAM disk beside `recorded` has processes or memory here. Its directory was there before them, so it was
+    /// removed by somebody else.
+    fn all_are_recorded(&self, recorded: &[RamDiskId]) -> Result<(), StartError> {
+        let recorded: BTreeSet<String> = recorded.iter().map(ToString::to_string).collect();
+        let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let processes = place::marked(&self.state).map_err(no_processes)?;
+        for process in processes.into_iter().filter(|process| !process.is_a_task()) {
+            found
+                .entry(process.id)
+                .or_default()
+                .push(format!("process {}, its {}", process.pid, process.role));
+        }
+        let unknown = |source| StartError::Unknown { path: "/proc/self/mountinfo".into(), source };
+        for mount in mounts::mounted().map_err(unknown)? {
+            // What a client shows is its servers'. Every other filesystem of this name was mounted by root.
+            if let Some(id) = mount.source.strip_prefix("ondeck:").filter(|_| mount.kind == "tmpfs") {
+                found.entry(id.to_owned()).or_default().push(format!("mounted at {}", mount.at.display()));
+            }
+        }
+        match found.into_iter().find(|(id, _)| !recorded.contains(id)) {
+            None => Ok(()),
+            Some((id, uses)) => {
+                let path = self.state.join("ramdisks").join(place::name_of(&id));
+                Err(StartError::Unrecorded { id, use_of_it: uses.join(", "), path })
+            }
+        }
     }
 
     /// A directory without a record, of which nothing is mounted or running: the agent ended before it wrote one, or after

@@ -142,6 +142,64 @@ fn a_file_with_several_names_that_someone_else_changed_is_theirs_in_every_output
 }
 
 #[test]
+fn a_directory_that_someone_else_put_in_place_of_another_is_theirs() {
+    for who in everyone() {
+        for how in ["bind", "overlay", "copy"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            scene.dir("aside");
+            for directory in ["theirs", "theirs/d", "theirs/gone", "theirs/new", "theirs/new/deep"] {
+                scene.dir(directory);
+            }
+            for file in ["d/changed", "d/removed", "gone/file", "new/file", "new/deep/file"] {
+                scene.file(&format!("theirs/{file}"), "theirs");
+            }
+            if how != "bind" {
+                scene.dir("out/d");
+                scene.dir("out/gone");
+                for file in ["d/changed", "d/removed", "gone/file"] {
+                    scene.file(&format!("out/{file}"), "before");
+                }
+            }
+            let script = "
+                if test -d out/d; then echo mine > out/d/changed; rm -r out/d/removed out/gone; fi
+                mkdir -p out/new/deep; echo mine > out/new/file; echo mine > out/new/deep/file
+                touch started; while ! test -e go; do sleep 0.02; done";
+            let options =
+                ["run", "--data-out", "out", "--existing", if how == "bind" { "auto" } else { how }];
+            let run = scene.start(&[&options[..], &["--", "sh", "-c", script]].concat());
+            wait_until("the program", || scene.path("started").exists());
+            // Of what a directory holds no time tells that it was renamed.
+            let moved = |from: &str, to: &str| fs::rename(scene.path(from), scene.path(to)).unwrap();
+            for directory in ["d", "gone"].into_iter().filter(|_| how != "bind") {
+                moved(&format!("out/{directory}"), &format!("aside/{directory}"));
+                moved(&format!("theirs/{directory}"), &format!("out/{directory}"));
+            }
+            moved("theirs/new", "out/new");
+            scene.file("go", "");
+            let ran = Ran::of(run.wait_with_output().unwrap());
+            let what = format!("{who:?} {how}: {ran:?}");
+            ran.assert_code(0).assert_says("someone else");
+            let mut changed = vec!["new/file", "new/deep/file"];
+            if how != "bind" {
+                changed.push("d/changed");
+                assert_eq!(scene.read("out/d/removed"), "theirs", "{what}");
+                assert_eq!(scene.read("out/gone/file"), "theirs", "{what}");
+                assert_eq!(scene.read("aside/d/changed"), "before", "{what}");
+            }
+            for file in &changed {
+                assert_eq!(scene.read(&format!("out/{file}")), "theirs", "{what}");
+            }
+            let mut beside =
+                beside(&scene, &["out/d", "out/new", "out/new/deep"][usize::from(how == "bind")..]);
+            beside.sort();
+            assert_eq!(beside.len(), changed.len(), "{what} {beside:?}");
+            scene.assert_clean();
+        }
+    }
+}
+
+#[test]
 fn names_of_a_new_file_that_were_copied_out_early_can_change_afterwards() {
     for who in everyone() {
         let scene = Scene::new(who);

@@ -328,7 +328,7 @@ impl Place {
             if found.id != self.id.to_string() || self.table().contains_key(&found.pid) {
                 continue;
             }
-            if found.role.starts_with(TASK) {
+            if found.is_a_task() {
                 tasks.extend(kill_if_marked(found.pid, &self.scope, self.id.name.as_str()));
             } else {
                 watch_adopted(&self.processes, found.role, found.pid)?;
@@ -463,6 +463,13 @@ pub struct Marked {
     pub role: String,
 }
 
+impl Marked {
+    /// Whether it is a task, which holds no data and does not outlive its agent.
+    pub fn is_a_task(&self) -> bool {
+        self.role.starts_with(TASK)
+    }
+}
+
 /// Every process on this machine that an agent with the directory `scope` has started and that has not ended.
 ///
 /// # Errors
@@ -557,7 +564,8 @@ fn scope_mark(scope: &Path) -> OsString {
     mark
 }
 
-fn name_of(id: &str) -> &str {
+/// The name of a RAM disk in `NAME@EPOCH`.
+pub fn name_of(id: &str) -> &str {
     id.rsplit_once('@').map_or(id, |(name, _)| name)
 }
 
@@ -587,17 +595,18 @@ fn ends(handle: &OwnedFd, until: Instant) -> bool {
     }
 }
 
-/// Kills every process that an agent with this directory started for a RAM disk that is not in `known`.
+/// Kills the tasks that an agent with this directory started for a RAM disk that is not in `known`. Nothing else of one
+/// is killed: its servers may hold results.
 ///
 /// # Errors
 /// If it can't be told which they are; then none is killed.
-pub fn kill_strays(scope: &Path, known: &[RamDiskId]) -> io::Result<usize> {
+pub fn end_stray_tasks(scope: &Path, known: &[RamDiskId]) -> io::Result<usize> {
     let strays: Vec<Marked> = marked(scope)?
         .into_iter()
-        .filter(|found| !known.iter().any(|id| found.id == id.to_string()))
+        .filter(|found| found.is_a_task() && !known.iter().any(|id| found.id == id.to_string()))
         .collect();
     for stray in &strays {
-        tracing::warn!(pid = stray.pid, ramdisk = stray.id, role = stray.role, "killing a stray process");
+        tracing::warn!(pid = stray.pid, ramdisk = stray.id, role = stray.role, "killing a stray task");
         kill_if_marked(stray.pid, scope, name_of(&stray.id));
     }
     Ok(strays.len())
@@ -672,11 +681,31 @@ mod tests {
         let second = place(dir.path());
         second.adopt().unwrap();
         assert_eq!(second.processes().len(), 2);
-        assert!(kill_strays(dir.path(), &["test@1".parse().unwrap()]).unwrap() == 0);
+        assert_eq!(end_stray_tasks(dir.path(), &[]).unwrap(), 0);
+        assert_eq!(marked(dir.path()).unwrap().len(), 2);
         second.kill_all(soon()).unwrap();
         assert!(marked(dir.path()).unwrap().is_empty());
         first.wait(soon(), "its end", || Ok(first.must_run("brick").err())).unwrap();
         second.wait(soon(), "its end", || Ok(second.running("brick").is_none().then_some(()))).unwrap();
+    }
+
+    #[test]
+    fn of_a_ram_disk_that_is_not_known_only_the_tasks_are_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = place(dir.path());
+        let sleep = || {
+            let mut command = Command::new("sleep");
+            command.arg("300");
+            command
+        };
+        let server = place.start("brick", sleep()).unwrap();
+        place.start(&format!("{TASK}fill"), sleep()).unwrap();
+        assert_eq!(end_stray_tasks(dir.path(), &["test@1".parse().unwrap()]).unwrap(), 0);
+        assert_eq!(end_stray_tasks(dir.path(), &["test@2".parse().unwrap()]).unwrap(), 1);
+        let left = || marked(dir.path()).unwrap();
+        place.wait(soon(), "the task's end", || Ok((left().len() == 1).then_some(()))).unwrap();
+        assert_eq!(left()[0].pid, server);
+        place.kill_all(soon()).unwrap();
     }
 
     #[test]

@@ -147,6 +147,9 @@ impl Engine<'_> {
                 return Err(Fault::message(ACTION, "the tree is nested too deeply; remove it with rm -r"));
             }
             let inner = fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+            if let (Some(policy), false) = (self.policy, ours) {
+                policy.emptying(path, &fs::fstat(&inner).during(ACTION)?);
+            }
             let mut buffer = Box::new_uninit_slice(LISTING_BELOW);
             let mut entries = RawDir::new(&inner, &mut buffer);
             while let Some(entry) = entries.next() {

@@ -113,7 +113,12 @@ pub trait MergePolicy: Sync {
     /// What to do with a directory, given by its open source and what the target has.
     fn directory(&self, path: &[u8], source: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction;
 
-    /// Whether an entry that only the target has may be removed.
+    /// A directory that only the target has is about to be emptied, as far as [`MergePolicy::may_delete`] allows.
+    fn emptying(&self, path: &[u8], target: &Stat) {
+        let _ = (path, target);
+    }
+
+    /// Whether an entry that only the target has may be removed. Of a directory this is asked after all that it holds.
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool;
 
     /// The name under which an extended attribute is carried over, if it is.

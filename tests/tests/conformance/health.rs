@@ -380,6 +380,75 @@ fn an_agent_takes_away_no_ram_disk_whose_record_or_secret_is_gone() {
     }
 }
 
+#[test]
+fn an_agent_kills_no_server_of_a_ram_disk_whose_directory_is_gone() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    for case in [&site::TMPFS, &GLUSTER] {
+        let site = Site::with(Setup::default());
+        let views = site.build(case, "kept", "64MiB", 2);
+        write_pattern(&views[0].outside.join("file"), 100_000, 1);
+        let mut hosts = vec![case.servers[0], case.views[0].0];
+        hosts.dedup();
+        let running = |host: &str| -> Vec<_> {
+            let mut all = site.host(host).processes();
+            all.retain(|process| process.command_line.get(1).is_none_or(|word| word != "agent"));
+            all
+        };
+        for host in &hosts {
+            let state = || -> (Vec<_>, Vec<_>) {
+                let mounts = site.host(host).new_mounts().into_iter();
+                let pids = running(host).into_iter().map(|process| process.pid);
+                (pids.collect(), mounts.map(|mount| mount.id).collect())
+            };
+            let before = state();
+            let places = site.places(host);
+            let aside = places.parent().unwrap().join("aside");
+            site.kill_agent(host);
+            for missing in [places.clone(), site.place(host, "kept")] {
+                fs::rename(&missing, &aside).unwrap();
+                let said = site.start_agent_in_vain(host);
+                assert!(said.contains("kept@") && said.contains("Put the directory back"), "{said}");
+                assert_eq!(state(), before, "without {} on {host}", missing.display());
+                if missing.exists() {
+                    fs::remove_dir(&missing).unwrap();
+                }
+                fs::rename(&aside, &missing).unwrap();
+                // Not before: Gluster's servers go to their files by this path.
+                assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+            }
+            site.start_agent(host);
+            assert_eq!(state(), before);
+        }
+        assert_eq!(difference(&views[1].outside.join("file"), 100_000, 1), None);
+        site.status("kept").assert_success();
+        // An administrator can do without its data.
+        let host = hosts[0];
+        site.kill_agent(host);
+        let aside = site.places(host).parent().unwrap().join("aside");
+        fs::rename(site.places(host), &aside).unwrap();
+        for process in running(host) {
+            signal(&process, Signal::KILL);
+        }
+        for mount in site.host(host).new_mounts().iter().rev() {
+            let at = mount.target.to_string_lossy();
+            if mount.source.starts_with("ondeck:") {
+                site.host(host).run(&["umount", "--lazy", &at]).assert_success();
+            }
+        }
+        wait_until(site::DEADLINE, "its servers have ended", || running(host).is_empty());
+        site.start_agent(host);
+        fs::remove_dir_all(&aside).unwrap();
+        // Nobody knows any more that they were made for it.
+        for view in views.iter().filter(|view| view.host.name() == host) {
+            fs::remove_dir(&view.outside).unwrap();
+        }
+        site.destroy("kept");
+        site.assert_nothing_is_left();
+    }
+}
+
 /// The last part of a path, which has another beginning in the host.
 fn host_path(path: &std::path::Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap()

@@ -21,6 +21,7 @@ crate::for_engines! {
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
         a_running_job_sees_what_it_wrote_before_and_keeps_it,
+        a_directory_that_was_renamed_on_disk_is_another_one,
         what_a_job_made_of_names_and_directories_comes_home_by_several_nodes,
     ]
     gluster = GLUSTER: [
@@ -29,6 +30,7 @@ crate::for_engines! {
         a_task_that_is_stopped_leaves_no_process_and_can_be_started_again,
         a_task_sees_no_other_ramdisk,
         a_running_job_sees_what_it_wrote_before_and_keeps_it,
+        a_directory_that_was_renamed_on_disk_is_another_one,
         what_a_job_made_of_names_and_directories_comes_home_by_several_nodes,
     ]
 }
@@ -408,6 +410,56 @@ fn a_running_job_sees_what_it_wrote_before_and_keeps_it(case: &Case) {
     assert_eq!(fs::metadata(disk("old/more")).unwrap().mode() & 0o7777, 0o600);
     assert!(!disk("removed").exists() && !disk("gone").exists());
     assert!(!names(&job.path("out")).iter().any(|name| name.contains("partial")));
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+fn a_directory_that_was_renamed_on_disk_is_another_one(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    for name in ["out", "out/named", "out/swapped", "out/mine", "new", "new/deep", "theirs", "theirs/sub"] {
+        make(&job.path(name));
+    }
+    for name in ["out/named/file", "out/swapped/file", "out/mine/file", "out/mine/removed"] {
+        put(&job.path(name), "of before");
+    }
+    for name in ["new/file", "new/deep/file", "theirs/file", "theirs/removed", "theirs/sub/file"] {
+        put(&job.path(name), "of another");
+    }
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+
+    // By the job itself, before the RAM disk is shown to it. No time of a file tells.
+    let moved = |from: &str, to: &str| fs::rename(job.path(from), job.path(to)).unwrap();
+    moved("out/named", "out/renamed");
+    moved("out/swapped", "swapped");
+    moved("new", "out/swapped");
+    let report = job.succeeds("n1", &job.request(json!({"catch_up": {"directories": directories}})));
+    let message = report["state"]["done"]["message"].as_str().unwrap();
+    let ram = |name: &str| fs::read_to_string(job.shown("0").join(name)).unwrap();
+    assert_eq!((ram("renamed/file"), ram("swapped/deep/file")), ("of before".into(), "of another".into()));
+    assert!(message.contains("1 entry changed on disk"), "{message}");
+    assert!(message.contains(&job.path("out/swapped/file").display().to_string()), "{message}");
+
+    // By somebody else, while the job works in RAM.
+    moved("out/mine", "mine");
+    moved("theirs", "out/mine");
+    job.works("0", "echo job >> renamed/file; echo job > mine/file; rm mine/removed; mkdir mine/sub");
+    job.works("0", "echo job > mine/sub/file; echo job > swapped/deep/file");
+    let report = job.succeeds(case.servers.last().unwrap(), &job.home(&directories));
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    for name in ["out/mine/file", "out/mine/removed", "out/mine/sub/file"] {
+        assert_eq!(read(name), "of another", "{name}: {report:#}");
+    }
+    assert_eq!((read("mine/file"), read("mine/removed")), ("of before".into(), "of before".into()));
+    assert_eq!(
+        (read("out/renamed/file"), read("out/swapped/deep/file")),
+        ("of beforejob\n".into(), "job\n".into())
+    );
+    for name in ["out/mine/file.ondeck-4711", "out/mine/sub/file.ondeck-4711"] {
+        assert_eq!(read(name), "job\n", "{name}");
+    }
+    assert_eq!(report["beside"].as_array().unwrap().len(), 2, "{report:#}");
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -268,6 +268,10 @@ impl Cluster {
         self.daemons()[name].kill(signal);
     }
 
+    pub fn is_running(&self, name: &str) -> bool {
+        self.daemons().get(name).is_some_and(Daemon::is_running)
+    }
+
     /// Waits until a daemon has ended by itself; gives its exit code.
     #[track_caller]
     pub fn wait_ended(&self, name: &str) -> Option<i32> {

@@ -295,3 +295,36 @@ fn of_two_schedulers_with_copies_of_one_journal_the_later_one_commands() {
     writer.assert_home();
     cluster.assert_clean();
 }
+
+#[test]
+fn agents_that_lost_what_they_kept_are_claimed_again_and_their_scheduler_goes_on() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let agents = ["c1", "c2", "c3", "c4", "r1", "r2", "r3", "r4"];
+    let job = |name: &str| {
+        let output = directory(alice, name, &[]);
+        let lines = [format!("DATA_OUT={}", output.display()), "WAIT=hold".into()];
+        let body = format!("echo {name} > {}/result\n", output.display());
+        (cluster.start_staged(&script(alice, &lines, &body), 1), output)
+    };
+    for name in ["first", "second"] {
+        let (job, output) = job(name);
+        cluster.wait_done(job);
+        assert_eq!(tree(&output)["result"], format!("{name}\n").into_bytes());
+        cluster.assert_clean();
+        for agent in agents {
+            cluster.kill(agent);
+            let state = cluster.host(agent).path_from_outside(format!("/run/ondeck/agent-{agent}"));
+            fs::remove_dir_all(state).unwrap();
+            cluster.start_agent(agent);
+        }
+    }
+    let (last, output) = job("last");
+    cluster.wait_done(last);
+    assert_eq!(tree(&output)["result"], b"last\n");
+    assert!(cluster.is_running("scheduler"), "{}", cluster.log_text("scheduler"));
+    cluster.assert_clean();
+}

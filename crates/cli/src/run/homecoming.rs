@@ -5,6 +5,9 @@
 //! changed by someone else. It is kept: the program's version of such a file goes beside it as `NAME.ondeck-ID`,
 //! and a file that the program deleted stays.
 //!
+//! Renaming a directory changes no ctime below it. The inodes of the directories are therefore remembered: what stands in
+//! another directory than the one that was there at the start is someone else's, whatever its ctime.
+//!
 //! Giving one name of a file to another, or removing it, changes the ctime for its other names, too, wherever they are:
 //! in another output directory, or outside of all. Of the files that had several names at the start their state is
 //! therefore remembered, and one of which nothing but the number of names has changed counts as it was.
@@ -266,9 +269,11 @@ pub fn remove_marks(upper: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// What is remembered of a directory on disk as the program is shown it: about 100 bytes for each name of a file that has
-/// several, and about 150 for each directory that is shown through an overlay.
+/// several, 40 for each directory, and about 150 more if it is shown through an overlay.
 #[derive(Clone, Debug, Default)]
 pub struct Before {
+    /// The inodes of the directories, the top included; none if nothing is known of them.
+    inodes: Option<HashMap<u128, u64>>,
     linked: HashMap<u128, Linked>,
     directories: HashMap<u128, Appearance>,
     /// Whether an overlay would take something in it for its own.
@@ -300,6 +305,7 @@ impl Before {
         }
         self.has_marks |= is_whiteout(visit.stat);
         if is_directory(visit.stat) {
+            self.note_inode(visit.path, visit.stat);
             let xattrs = xattrs_if_readable(visit.dir, visit.name)?;
             self.note_acls(visit.path, &xattrs);
             let mut seen = Vec::new();
@@ -315,6 +321,15 @@ impl Before {
         Ok(())
     }
 
+    fn note_inode(&mut self, path: &[u8], directory: &Stat) {
+        self.inodes.get_or_insert_default().insert(key(path), directory.st_ino);
+    }
+
+    /// Whether another directory was at this path, or none.
+    pub fn is_another(&self, path: &[u8], directory: &Stat) -> bool {
+        self.inodes.as_ref().is_some_and(|inodes| inodes.get(&key(path)) != Some(&directory.st_ino))
+    }
+
     fn note_acls(&mut self, path: &[u8], xattrs: &Xattrs) {
         let others = |(name, value): &(CString, Vec<u8>)| {
             name.to_bytes().starts_with(b"system.posix_acl_") && names_others(value)
@@ -324,14 +339,20 @@ impl Before {
         }
     }
 
-    /// Forgets the directories, which are known from RAM where all of them are copied there.
+    /// Forgets how the directories looked, which is known from RAM where all of them are copied there.
     pub fn without_directories(mut self) -> Before {
         self.directories = HashMap::new();
         self
     }
 
-    /// Notes the directory itself.
+    /// Notes which one the directory itself is.
     pub fn note_top(&mut self, directory: BorrowedFd<'_>) -> io::Result<()> {
+        self.note_inode(b"", &fs::fstat(directory)?);
+        Ok(())
+    }
+
+    /// Notes the ACLs of the directory itself.
+    pub fn note_acls_of_top(&mut self, directory: BorrowedFd<'_>) -> io::Result<()> {
         self.note_acls(b"", &ondeck_transfer::xattrs_of(directory)?);
         Ok(())
     }
@@ -339,6 +360,7 @@ impl Before {
     /// What is to be remembered of all that a directory holds, without what is `nested`.
     pub fn of(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
         let mut before = Before::default();
+        before.note_top(directory).map_err(|error| (Vec::new(), error))?;
         survey(directory, &mut |visit| {
             if nested.iter().any(|nested| nested == visit.path) {
                 return Ok(Descend::No);
@@ -348,15 +370,20 @@ impl Before {
         Ok(before)
     }
 
-    /// The files with several names below a directory, as far as it can be read. Without what is `nested`.
-    pub fn linked_in(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
+    /// The files with several names and the inodes of the directories below one, as far as it can be read. Without what is
+    /// `nested`.
+    pub fn in_short(directory: BorrowedFd<'_>, nested: &[Vec<u8>]) -> Result<Before, (Vec<u8>, io::Error)> {
         let mut before = Before::default();
+        before.note_top(directory).map_err(|error| (Vec::new(), error))?;
         survey(directory, &mut |visit| {
             if nested.iter().any(|nested| nested == visit.path) {
                 return Ok(Descend::No);
             }
             if let Some(linked) = Linked::of(visit.stat) {
                 before.linked.insert(key(visit.path), linked);
+            }
+            if is_directory(visit.stat) {
+                before.note_inode(visit.path, visit.stat);
             }
             Ok(Descend::Yes)
         })?;
@@ -513,8 +540,10 @@ impl Baseline {
 }
 
 /// The first line of a baseline that is kept in a file.
-const BASELINE: &str = "# ondeck baseline 2";
-/// The first line in the version before, which knew neither directories' attributes nor files with several names.
+const BASELINE: &str = "# ondeck baseline 3";
+/// The first line in the version before, which knew no inodes of directories on disk.
+const BASELINE_2: &str = "# ondeck baseline 2";
+/// The first line in the version before that, which knew neither directories' attributes nor files with several names.
 const BASELINE_1: &str = "# ondeck baseline 1";
 
 /// More bytes than a line of one has: the extended attributes of a directory are 67 bytes each, and the kernel lists at
@@ -542,6 +571,9 @@ impl Baseline {
         for (path, Linked { inode, names, content }) in &self.before.linked {
             writeln!(file, "linked {path:032x} {inode} {names} {content}")?;
         }
+        for (path, inode) in self.before.inodes.iter().flatten() {
+            writeln!(file, "inode {path:032x} {inode}")?;
+        }
         // Only of an overlay.
         for (path, directory) in &self.before.directories {
             writeln!(file, "shown {path:032x}{directory}")?;
@@ -553,15 +585,19 @@ impl Baseline {
         std::fs::rename(&partial, path)
     }
 
-    /// Reads one that was kept, also by the version before.
+    /// Reads one that was kept, also by the versions before.
     pub fn read(path: &Path) -> io::Result<Baseline> {
         let (mut entries, mut directories, mut before) = (HashMap::new(), HashMap::new(), Before::default());
         let mut held = Vec::new();
-        read_lines(path, &[BASELINE, BASELINE_1], &mut |line| {
+        read_lines(path, &[BASELINE, BASELINE_2, BASELINE_1], &mut |line| {
             if let Some(line) = line.strip_prefix("directory ") {
                 directories.extend([parse_directory(line)?]);
             } else if let Some(line) = line.strip_prefix("linked ") {
                 before.linked.extend([parse_linked(line)?]);
+            } else if let Some(line) = line.strip_prefix("inode ") {
+                let (path, inode) = line.split_once(' ')?;
+                let path = u128::from_str_radix(path, 16).ok()?;
+                before.inodes.get_or_insert_default().insert(path, inode.parse().ok()?);
             } else if let Some(line) = line.strip_prefix("shown ") {
                 before.directories.extend([parse_directory(line)?]);
             } else if let Some(kind) = line.strip_prefix("held ") {
@@ -602,6 +638,11 @@ impl Baseline {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// What is remembered of the disk.
+    pub fn before(&self) -> &Before {
+        &self.before
     }
 
     /// Adds a file on disk that has several names.
@@ -705,6 +746,11 @@ pub fn key(path: &[u8]) -> u128 {
     XxHash3_128::oneshot(path)
 }
 
+/// The path of an entry's directory.
+pub fn parent_of(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|byte| *byte == b'/').map_or(b"", |end| &path[..end])
+}
+
 /// The policy of one output directory.
 pub struct Homecoming {
     /// How the program saw it.
@@ -731,6 +777,8 @@ pub struct Homecoming {
     /// Directories on disk, by hash of the path, that a keeper had entered and not completed when it was killed: their
     /// inodes, and when they were written last before it put anything into them.
     pub entered: Mutex<HashMap<u128, (u64, Moment)>>,
+    /// Directories on disk, by hash of the path, that are not those that the program was shown there.
+    pub others: Mutex<HashSet<u128>>,
     /// Where all this is written down, for one who has to go on with it.
     pub journal: Option<Journal>,
 }
@@ -738,7 +786,7 @@ pub struct Homecoming {
 impl Homecoming {
     /// Whether someone else changed what stands at `path` on disk since the program was shown the directory.
     fn is_foreign(&self, path: &[u8], target: &Stat) -> bool {
-        if changed_at(target) <= self.since {
+        if changed_at(target) <= self.since && !self.is_in_another(path) {
             return false;
         }
         let ours = self.ours.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -751,6 +799,18 @@ impl Homecoming {
         }
         let linked = self.baseline.before.linked.get(&key(path));
         !linked.is_some_and(|linked| linked.has_only_other_names(target))
+    }
+
+    /// A directory on disk is about to be merged into, or emptied.
+    fn note_if_another(&self, path: &[u8], target: &Stat) {
+        if self.baseline.before.is_another(path, target) {
+            self.others.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(key(path));
+        }
+    }
+
+    /// Whether an entry stands in another directory than the one that the program was shown.
+    fn is_in_another(&self, path: &[u8]) -> bool {
+        self.others.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(parent_of(path)))
     }
 
     /// An entry that nobody else has changed is about to lose this name, or has got another one.
@@ -968,6 +1028,9 @@ impl MergePolicy for Homecoming {
                 "someone else put another kind of entry there while the program ran; rename theirs and try again",
             );
         }
+        if let Some(target) = target.filter(|target| is_directory(target)) {
+            self.note_if_another(path, target);
+        }
         if let (Some(journal), Some(target)) = (&self.journal, target) {
             journal.entered(key(path), target.st_ino, self.entered_at(path, target));
         }
@@ -986,6 +1049,10 @@ impl MergePolicy for Homecoming {
                 Mechanism::Disk => false,
             };
         DirectoryAction::Merge { delete, attributes: false }
+    }
+
+    fn emptying(&self, path: &[u8], target: &Stat) {
+        self.note_if_another(path, target);
     }
 
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool {
@@ -1175,7 +1242,13 @@ mod tests {
         let linked = Linked { inode: u64::MAX, names: 3, content: Content::example() };
         let linked = HashMap::from([(key(b"l"), linked)]);
         let shown = HashMap::from([(key(b"s"), appearance(vec![(3, 4)]))]);
-        let before = Before { linked: linked.clone(), directories: shown.clone(), ..Before::default() };
+        let inodes = Some(HashMap::from([(key(b""), 2), (key(b"s"), u64::MAX)]));
+        let before = Before {
+            linked: linked.clone(),
+            directories: shown.clone(),
+            inodes: inodes.clone(),
+            ..Before::default()
+        };
         let held = vec![KINDS[0], KINDS[2]];
         Baseline { entries, directories: directories.clone(), before: Arc::new(before), held: held.clone() }
             .write(&path)
@@ -1183,6 +1256,7 @@ mod tests {
         let found = Baseline::read(&path).unwrap();
         assert_eq!((&found.directories, &found.before.linked), (&directories, &linked));
         assert_eq!((&found.before.directories, &found.held), (&shown, &held));
+        assert_eq!(found.before.inodes, inodes);
         let found = found.entries;
         assert_eq!(found.len(), 2);
         let entry = &found[&key(b"a\nb")];
@@ -1192,18 +1266,20 @@ mod tests {
         );
         assert_eq!((entry.owner, entry.digest), ((20_001, 7), digest));
         // What the version before has kept.
-        let text = std::fs::read_to_string(&path).unwrap().replacen("baseline 2", "baseline 1", 1);
+        let text = std::fs::read_to_string(&path).unwrap().replacen("baseline 3", "baseline 1", 1);
         let old = |line: &&str| {
-            !["directory ", "linked ", "shown ", "held "].iter().any(|new| line.starts_with(new))
+            !["directory ", "linked ", "inode ", "shown ", "held "].iter().any(|new| line.starts_with(new))
         };
         std::fs::write(&path, text.lines().filter(old).map(|line| format!("{line}\n")).collect::<String>())
             .unwrap();
         let found = Baseline::read(&path).unwrap();
         assert!(found.contains(b"a\nb") && found.directories.is_empty() && found.before.linked.is_empty());
+        assert!(found.before.inodes.is_none());
         let damaged = [
             "# ondeck baseline 1\n12 34",
             "# ondeck baseline 2\ndirectory 1 2",
             "# ondeck baseline 2\nheld x",
+            "# ondeck baseline 3\ninode 12",
             "",
             &"x".repeat(2 << 20),
         ];

@@ -423,6 +423,9 @@ fn decide(
     // With a switch the program writes to disk first, so the directory must show through whatever it holds now.
     let must_overlay = request.delay.is_some();
     if empty && directory.nested.is_empty() && !must_overlay {
+        let mut before = Before::default();
+        before.note_top(directory.disk.as_fd())?;
+        directory.before = Arc::new(before);
         directory.mechanism = Mechanism::Bind;
         return Ok(());
     }
@@ -575,6 +578,7 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
     const PAGE: u64 = 4096;
     let mut content = Content::default();
     let mut before = Before::default();
+    before.note_top(directory.disk.as_fd())?;
     // Names that were not met yet of the files with several.
     let mut missing: HashMap<(u64, u64), u64> = HashMap::new();
     let mut foreign = None;
@@ -637,7 +641,7 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
     })?;
     // Changing anything that has one copies it into RAM with its ACL, for which a user namespace has no names.
     if own.is_some() && foreign.is_none() {
-        before.note_top(directory.disk.as_fd())?;
+        before.note_acls_of_top(directory.disk.as_fd())?;
         foreign =
             before.acl_of_others.as_deref().map(|path| match OsStr::from_bytes(path).display().to_string() {
                 name if name.is_empty() => "it has an ACL that names others".to_owned(),

@@ -118,6 +118,7 @@ impl Shared {
                 // Its own: another output's doing says nothing of what somebody has put here.
                 loosened: Default::default(),
                 entered: Default::default(),
+                others: Default::default(),
                 // As at the start: without it a successor knows less, and nothing is lost.
                 journal: Journal::go_on(&super::keeper::journal_path(&self.dir, index)).ok(),
             },

@@ -156,6 +156,7 @@ impl Worker<'_> {
             salvage,
             loosened: self.loosened.clone(),
             entered: Mutex::default(),
+            others: Mutex::default(),
             journal: None,
         };
         let left_out = self.left_out(directory, &[&slot, &directory.disk])?;

@@ -1,7 +1,7 @@
 //! Catching up with the disk: a job that runs already has written to its output directories before the RAM disk was mounted
 //! over them. What it wrote since the fill is hidden now, and is put where the job sees it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +19,7 @@ use super::bring_home::SETTLED;
 use super::fill::entries;
 use super::work::{Opened, Worker, failed_for_room};
 use super::{Failure, kept};
-use crate::run::homecoming::{Linked, Moment, changed_at, key};
+use crate::run::homecoming::{Linked, Moment, changed_at, key, parent_of};
 
 /// Entries that a message names.
 const NAMED: usize = 5;
@@ -245,6 +245,8 @@ struct Met {
     /// Entries that the RAM disk has, and that have changed on disk since the fill.
     changed: u64,
     first: Vec<Vec<u8>>,
+    /// Directories on disk, by hash of the path, that are not those that the fill has copied.
+    others: HashSet<u128>,
 }
 
 /// The policy of one directory: from the disk into the RAM disk, only what the job wrote to disk and does not see.
@@ -262,7 +264,13 @@ impl CatchingUp<'_> {
     /// Whether what is on disk is the job's, and the RAM disk never had it. What it had, and has no more, the job has
     /// deleted.
     fn is_new(&self, path: &[u8], disk: &Stat) -> bool {
-        !self.filled.baseline.contains(path) && changed_at(disk) > self.filled.since
+        !self.filled.baseline.contains(path) && self.is_later(path, disk)
+    }
+
+    /// Whether what is on disk came to its path after the fill: a directory that is renamed takes along what it holds,
+    /// and no time of that tells.
+    fn is_later(&self, path: &[u8], disk: &Stat) -> bool {
+        changed_at(disk) > self.filled.since || self.met().others.contains(&key(parent_of(path)))
     }
 }
 
@@ -274,7 +282,7 @@ impl MergePolicy for CatchingUp<'_> {
             return Action::Skip;
         }
         if place.target.is_some() {
-            if disk.1 > self.filled.since && self.filled.ours.get(&key(&path)) != Some(&disk) {
+            if self.is_later(&path, place.source) && self.filled.ours.get(&key(&path)) != Some(&disk) {
                 let mut met = self.met();
                 met.changed += 1;
                 if met.first.len() < NAMED {
@@ -295,12 +303,16 @@ impl MergePolicy for CatchingUp<'_> {
         if self.nested.iter().any(|nested| nested == path) {
             return DirectoryAction::Skip;
         }
+        let disk = rustix::fs::fstat(source).ok();
         let merged = match target {
             Some(target) => FileType::from_raw_mode(target.st_mode) == FileType::Directory,
-            None => rustix::fs::fstat(source).is_ok_and(|disk| self.is_new(path, &disk)),
+            None => disk.is_some_and(|disk| self.is_new(path, &disk)),
         };
         if !merged {
             return DirectoryAction::Skip;
+        }
+        if disk.is_some_and(|disk| self.filled.baseline.before().is_another(path, &disk)) {
+            self.met().others.insert(key(path));
         }
         if target.is_none() {
             self.met().copied.insert(path.to_vec(), Copied::default());

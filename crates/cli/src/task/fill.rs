@@ -92,7 +92,7 @@ impl Worker<'_> {
             return Ok((since, Before::default()));
         }
         let before =
-            Before::linked_in(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
+            Before::in_short(directory.disk.as_fd(), &directory.nested).map_err(|(path, error)| {
                 let path = directory.path.join(std::ffi::OsStr::from_bytes(&path));
                 Failure::lasting(format!(
                     "{}: can't be read: {error}; {} must be able to read all of {}",
