@@ -10,6 +10,7 @@
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
 //! - `display`: progress bars, plain lines and JSON events
+//! - `inherited`: what a daemon was started with
 //! - `state`: where manifests and the state of runs are kept
 
 mod agent;
@@ -18,6 +19,7 @@ mod cluster;
 mod display;
 mod doctor;
 mod gate;
+mod inherited;
 mod ramdisk;
 mod run;
 mod stage;
@@ -80,6 +82,9 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
+    if let Command::Agent(_) | Command::Serve(_) | Command::TaskRunner | Command::JobHolder = cli.command {
+        inherited::close_descriptors();
+    }
     match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),

@@ -629,6 +629,30 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
 }
 
 #[test]
+fn no_script_has_what_the_agent_was_started_with() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    site.kill_agent("n1");
+    let secret = site.bed.dir().join("secret");
+    fs::write(&secret, "root's").unwrap();
+    site.start_agent_after("n1", &format!("exec 3< {0} 7< {0}", secret.display()));
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    let script = job.script("script", "ls -l /proc/$$/fd/");
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": script}});
+    let report = job.succeeds("n1", &job.request(work));
+    let log = report["log"].as_str().unwrap();
+    assert!(log.contains(" 2 -> pipe:") && !log.contains("secret"), "{log}");
+    let agent = fs::read_dir(format!("/proc/{}/fd", site.agent_pid("n1"))).unwrap();
+    let has = |path: PathBuf| fs::read_link(path).is_ok_and(|target| target == secret);
+    assert!(!agent.flatten().any(|entry| has(entry.path())));
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
 fn results_come_home_though_the_client_there_died() {
     if !site::ready(&GLUSTER) {
         return;

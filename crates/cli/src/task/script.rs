@@ -108,6 +108,9 @@ fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
             libc::umask(0o022);
             // Without it, what follows in /proc is root's. No process of the script is there yet.
             libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            // All that is open is closed on exec already, or should be. It can't be closed here: an error of the exec is told
+            // through one of them. Linux before 5.11 can't do this.
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             let mut files: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) == 0 {
                 files.rlim_cur = files.rlim_max.min(FILES);
