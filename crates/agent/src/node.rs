@@ -23,7 +23,7 @@ use crate::authority::{Commander, Order as OrderKind};
 use crate::capacity::{Capacity, machine_ram};
 use crate::ramdisk::{self, CoverPolicy, NotDestroyed, RamDisk};
 use crate::record::{self, Record};
-use crate::task::{Order, Task};
+use crate::task::{self, Order, Task};
 
 /// The file with the newest epoch of every name.
 const EPOCHS: &str = "epochs.json";
@@ -271,6 +271,7 @@ impl Node {
         }
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
         place::kill_strays(&self.state, &ids).map_err(no_processes)?;
+        task::remove_left_over_groups(&self.state);
         for directory in self.capacity.directories() {
             let images = stray_images(directory, &ids).unwrap_or_else(|error| {
                 // They take bytes and nothing else; the device shows that it lacks them.
