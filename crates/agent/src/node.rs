@@ -17,6 +17,7 @@ use ondeck_api::wire::{
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
+use ondeck_ramdisk::mark::Marks;
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
 use crate::authority::{Commander, Order as OrderKind};
@@ -252,6 +253,9 @@ impl Node {
 
     fn recover(&self) -> Result<(), StartError> {
         self.known().epochs = self.load_epochs()?;
+        // First of all: what begins later without a proof in its mark is nobody's.
+        Marks::open(&self.state)
+            .map_err(|source| StartError::Unknown { path: self.state.clone(), source })?;
         for dir in self.places()? {
             // Its data may be somebody's results, so it is not removed because something of it can't be read.
             let unread = |source| StartError::Record { path: dir.clone(), source };
