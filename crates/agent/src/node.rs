@@ -18,13 +18,14 @@ use ondeck_api::wire::{
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, JobSelector, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::device::{RAM, stray_images};
+use ondeck_ramdisk::mark::Marks;
 use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
 use crate::authority::{Commander, Order as OrderKind};
 use crate::capacity::{Capacity, machine_ram};
 use crate::ramdisk::{self, CoverPolicy, NotDestroyed, RamDisk};
 use crate::record::{self, Record};
-use crate::task::{Order, Task};
+use crate::task::{self, Order, Task};
 
 /// The file with the newest epoch of every name.
 const EPOCHS: &str = "epochs.json";
@@ -268,6 +269,9 @@ impl Node {
 
     fn recover(&self) -> Result<(), StartError> {
         self.known().epochs = self.load_epochs()?;
+        // First of all: what begins later without a proof in its mark is nobody's.
+        Marks::open(&self.state)
+            .map_err(|source| StartError::Unknown { path: self.state.clone(), source })?;
         // All is read before anything is done: what can't be read, or is gone, may be somebody's results.
         let (mut kept, mut begun) = (Vec::new(), Vec::new());
         for dir in self.places()? {
@@ -293,6 +297,7 @@ impl Node {
         }
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
         place::end_stray_tasks(&self.state, &ids).map_err(no_processes)?;
+        task::remove_left_over_groups(&self.state);
         for directory in self.capacity.directories() {
             let images = stray_images(directory, &ids).unwrap_or_else(|error| {
                 // They take bytes and nothing else; the device shows that it lacks them.

@@ -6,11 +6,13 @@
 //! ends, and with its process-id namespace everything that the work has started. The output ends when nothing of it is
 //! left.
 
+mod group;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,6 +22,8 @@ use ondeck_core::{Bytes, NodeName, RamDiskId};
 use ondeck_ramdisk::{EngineError, Place, place};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+
+pub use self::group::{MemoryGroup, remove_left_over as remove_left_over_groups};
 
 /// The argument that makes the agent's program a runner.
 pub const RUNNER: &str = "task-runner";
@@ -284,12 +288,12 @@ impl Task {
             leash: Mutex::new(Some(leash)),
             room: Mutex::default(),
         });
-        let (listening, id) = (Arc::clone(&task), order.ramdisk.clone());
+        let (listening, id, state) = (Arc::clone(&task), order.ramdisk.clone(), order.state.clone());
         // A thread for each task that runs: there are a few of them, and each is listened to until nothing is left.
         let thread = std::thread::Builder::new().name("task".into());
         let thread = thread.spawn(move || {
             let name = lock(&listening.report).name.clone();
-            listening.listen(child, said);
+            listening.listen(child, said, &state);
             let state = lock(&listening.report).state.clone();
             tracing::info!(ramdisk = %id, task = name, ?state, "task ended");
         });
@@ -300,7 +304,7 @@ impl Task {
     }
 
     /// Takes what the runner says, until nothing of it is left.
-    fn listen(&self, mut child: Child, said: ChildStdout) {
+    fn listen(&self, mut child: Child, said: ChildStdout, state: &Path) {
         let mut said = BufReader::new(said);
         let mut text = Vec::new();
         loop {
@@ -323,6 +327,10 @@ impl Task {
             },
             Err(error) => format!("its runner can't be waited for: {error}"),
         };
+        // Somebody may have killed it.
+        if let Err(error) = group::remove_of(state, child.id()) {
+            tracing::error!(runner = child.id(), %error, "can't remove the memory group of a task's script");
+        }
         let was_let_go = lock(&self.leash).take().is_none();
         {
             let mut report = lock(&self.report);

@@ -10,6 +10,7 @@
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
 //! - `display`: progress bars, plain lines and JSON events
+//! - `inherited`: what a daemon was started with
 //! - `state`: where manifests and the state of runs are kept
 
 mod agent;
@@ -18,6 +19,7 @@ mod cluster;
 mod display;
 mod doctor;
 mod gate;
+mod inherited;
 mod ramdisk;
 mod run;
 mod stage;
@@ -111,6 +113,9 @@ fn main() -> ExitCode {
     };
     if cli.command.ends_with_its_reader() {
         end_with_the_reader();
+    }
+    if let Command::Agent(_) | Command::Serve(_) | Command::TaskRunner | Command::JobHolder = cli.command {
+        inherited::close_descriptors();
     }
     match cli.command {
         Command::Run(args) => run::run(*args),

@@ -28,7 +28,7 @@ mod work;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use ondeck_agent::task::{Line, Order};
+use ondeck_agent::task::{Line, MemoryGroup, Order};
 use ondeck_core::exit;
 use ondeck_transfer::credentials::User;
 
@@ -99,7 +99,8 @@ fn begin(order: &Order) -> Result<(), Failure> {
         ))
     })?;
     user.gid = order.request.gid;
-    let group = order.request.work.script().and_then(|_| confine::MemoryGroup::make(order.script_memory));
+    let script = order.request.work.script();
+    let group = script.and_then(|_| MemoryGroup::make(&order.state, order.script_memory));
     let result = confine::enter(order).and_then(|()| supervise::start(order, &user, group.as_ref()));
     if let Some(group) = group {
         group.remove();

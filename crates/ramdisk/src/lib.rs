@@ -17,7 +17,7 @@
 //! - [`mounts`]: bind mounts, overlays, unmounting
 //! - [`probe`]: what this kernel and this user can do, for `ondeck doctor`
 //! - [`engine`]: what an engine is, and the engines: one file each
-//! - [`place`]: the directory and the processes of a RAM disk on one node
+//! - [`place`]: the directory and the processes of a RAM disk on one node; [`mark`]: how they are known again
 //! - [`device`]: what the data lies on: RAM, or a directory of an SSD
 //! - [`holders`]: who has files open on a filesystem
 //! - [`secret`]: the secret of an incarnation, and the keys that follow from it
@@ -27,6 +27,7 @@ pub mod device;
 pub mod engine;
 mod error;
 pub mod holders;
+pub mod mark;
 pub mod memory;
 pub mod mounts;
 pub mod namespace;

@@ -1,15 +1,12 @@
 //! The place of a RAM disk on one node: its directory, its processes, what they wrote to their logs.
 //!
-//! Every process that is started here carries the RAM disk's name in its environment. That mark is what an agent goes
-//! by after a crash, not a file with process ids: it is set before the process runs, it is inherited by whatever the
-//! process starts, and a process id that was given to somebody else does not have it.
+//! Every process that is started here carries a [mark](crate::mark), by which an agent knows it again after a crash.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -22,14 +19,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::EngineError;
+use crate::mark::{Marks, mark_of};
 
-/// The environment variable with the RAM disk's name and epoch.
-const MARK: &str = "ONDECK_RAMDISK";
-/// The environment variable with the host name and the directory of the agent that started the process. The host name,
-/// because hosts that are containers or namespaces of one machine may see each other's processes.
-const SCOPE: &str = "ONDECK_SCOPE";
-/// The environment variable with what the process is to the RAM disk.
-const ROLE: &str = "ONDECK_ROLE";
+pub use crate::mark::Marked;
 
 /// How the role of a task's processes begins. A task does not outlive its agent.
 pub const TASK: &str = "task-";
@@ -62,6 +54,7 @@ pub struct Place {
     /// The agent's directory, the same for all its RAM disks.
     scope: PathBuf,
     dir: PathBuf,
+    marks: Marks,
     processes: Arc<Mutex<BTreeMap<i32, Process>>>,
     given_up: AtomicBool,
 }
@@ -78,6 +71,7 @@ impl Place {
             id,
             scope: scope.to_owned(),
             dir,
+            marks: Marks::open(scope)?,
             processes: Arc::default(),
             given_up: AtomicBool::new(false),
         })
@@ -226,7 +220,7 @@ impl Place {
 
     /// Marks a process that is not started here as one of the RAM disk's: it is ended with it.
     pub fn mark(&self, role: &str, command: &mut Command) {
-        command.env(MARK, self.id.to_string()).env(SCOPE, scope_mark(&self.scope)).env(ROLE, role);
+        self.marks.put(&self.id.to_string(), role, command);
     }
 
     /// Where the output of `role` goes.
@@ -452,24 +446,6 @@ fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: 
     Ok(())
 }
 
-/// A process with our mark.
-#[derive(Clone, Debug)]
-pub struct Marked {
-    /// Its process id.
-    pub pid: i32,
-    /// The RAM disk, as `NAME@EPOCH`.
-    pub id: String,
-    /// What it is to it.
-    pub role: String,
-}
-
-impl Marked {
-    /// Whether it is a task, which holds no data and does not outlive its agent.
-    pub fn is_a_task(&self) -> bool {
-        self.role.starts_with(TASK)
-    }
-}
-
 /// Every process on this machine that an agent with the directory `scope` has started and that has not ended.
 ///
 /// # Errors
@@ -518,50 +494,10 @@ fn maps(base: &Path, device: u64) -> bool {
         .is_ok_and(|maps| maps.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)))
 }
 
-fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
-    let read = || -> io::Result<Option<Vec<u8>>> {
-        // Anybody can set a variable, but only for a process of their own.
-        let owner = fs::metadata(format!("/proc/{pid}"))?.uid();
-        if owner != rustix::process::geteuid().as_raw() {
-            return Ok(None);
-        }
-        // An ended process that nobody has reaped has no environment any more, so it does not appear.
-        fs::read(format!("/proc/{pid}/environ")).map(Some)
-    };
-    match read() {
-        Ok(environment) => Ok(environment.and_then(|environment| mark_in(&environment, pid, scope))),
-        Err(error) if has_ended(&error) => Ok(None),
-        // Hidden from its own user is a process that may not be dumped: none that is started here.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Whether what /proc said of a process means that there is none any more.
 pub(crate) fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
-}
-
-fn mark_in(environment: &[u8], pid: i32, scope: &Path) -> Option<Marked> {
-    let own_scope = scope_mark(scope);
-    let value = |name: &str| -> Option<&[u8]> {
-        environment
-            .split(|byte| *byte == 0)
-            .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-    };
-    if value(SCOPE)? != own_scope.as_encoded_bytes() {
-        return None;
-    }
-    let text = |name: &str| value(name).map(|value| String::from_utf8_lossy(value).into_owned());
-    Some(Marked { pid, id: text(MARK)?, role: text(ROLE).unwrap_or_default() })
-}
-
-fn scope_mark(scope: &Path) -> OsString {
-    let mut mark = OsString::from(rustix::system::uname().nodename().to_string_lossy().into_owned());
-    mark.push(":");
-    mark.push(scope);
-    mark
 }
 
 /// The name of a RAM disk in `NAME@EPOCH`.
@@ -649,6 +585,7 @@ pub fn tail(log: &Path, start: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn place(dir: &Path) -> Place {
         Place::open(dir, "test@1".parse().unwrap()).unwrap()
@@ -687,6 +624,101 @@ mod tests {
         assert!(marked(dir.path()).unwrap().is_empty());
         first.wait(soon(), "its end", || Ok(first.must_run("brick").err())).unwrap();
         second.wait(soon(), "its end", || Ok(second.running("brick").is_none().then_some(()))).unwrap();
+    }
+
+    /// The environment of what a place starts.
+    fn marks_of(place: &Place) -> Vec<(String, String)> {
+        let mut command = Command::new("true");
+        place.mark("brick", &mut command);
+        let text = |text: &std::ffi::OsStr| text.to_str().unwrap().to_owned();
+        command.get_envs().map(|(name, value)| (text(name), text(value.unwrap()))).collect()
+    }
+
+    fn begin(command: &mut Command) -> std::process::Child {
+        let child = command.arg("300").spawn().unwrap();
+        let is_it = |line: Vec<u8>| line.ends_with(b"\x00300\0");
+        while !fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(is_it) {
+            std::thread::yield_now();
+        }
+        child
+    }
+
+    #[test]
+    fn a_mark_that_all_can_know_or_in_a_users_set_uid_program_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = place(dir.path());
+        let marks = marks_of(&place);
+        let public: Vec<_> = marks.iter().filter(|(name, _)| name != "ONDECK_PROOF").cloned().collect();
+        assert_eq!((marks.len(), public.len()), (4, 3));
+        let stolen: Vec<_> = marks
+            .iter()
+            .map(|(name, value)| {
+                (name.clone(), if name == "ONDECK_ROLE" { "client" } else { value }.to_owned())
+            })
+            .collect();
+        // As a program that has become root for good.
+        let mut forged: Vec<_> =
+            [&public, &stolen].map(|marks| begin(Command::new("sleep").envs(marks.clone()))).into();
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            let program = dir.path().join("set-uid");
+            let sleep = Command::new("sh").args(["-c", "command -v sleep"]).output().unwrap().stdout;
+            fs::copy(String::from_utf8(sleep).unwrap().trim(), &program).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+            forged.push(begin(Command::new(&program).uid(20_002).gid(20_002).envs(marks.clone())));
+            let owner = fs::metadata(format!("/proc/{}/stat", forged[2].id())).unwrap().uid();
+            assert_eq!(owner, 0, "it is not set-uid here");
+        }
+        assert!(marked(dir.path()).unwrap().is_empty());
+        place.adopt().unwrap();
+        assert!(place.processes().is_empty());
+        assert_eq!(end_stray_tasks(dir.path(), &[]).unwrap(), 0);
+        place.kill_all(soon()).unwrap();
+        for mut child in forged {
+            assert_eq!(child.try_wait().unwrap(), None);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(fs::metadata(dir.path().join("marks.json")).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn processes_of_a_former_version_are_known_if_they_ran_when_the_key_was_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut marks = marks_of(&place(dir.path()));
+        marks.retain(|(name, _)| name != "ONDECK_PROOF");
+        fs::remove_file(dir.path().join("marks.json")).unwrap();
+        let mut server = begin(Command::new("sleep").envs(marks.clone()));
+        let place = place(dir.path());
+        let mut forged = begin(Command::new("sleep").envs(marks));
+        place.adopt().unwrap();
+        assert_eq!(place.must_run("brick").unwrap(), server.id() as i32);
+        assert_eq!(place.processes().len(), 1);
+        place.kill_all(soon()).unwrap();
+        assert_eq!(server.wait().unwrap().signal(), Some(9));
+        assert_eq!(forged.try_wait().unwrap(), None);
+        forged.kill().unwrap();
+        forged.wait().unwrap();
+    }
+
+    #[test]
+    fn without_its_key_a_process_is_neither_known_nor_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = place(dir.path());
+        let mut command = Command::new("sleep");
+        command.arg("300");
+        let pid = first.start("brick", command).unwrap();
+        let (key, kept) = (dir.path().join("marks.json"), dir.path().join("kept"));
+        fs::rename(&key, &kept).unwrap();
+        let error = Marks::open(dir.path()).map(|_| ()).unwrap_err().to_string();
+        let id = first.id().to_string();
+        for word in ["marks.json", &pid.to_string(), "brick", &id, "put the file back"] {
+            assert!(error.contains(word), "no `{word}` in: {error}");
+        }
+        assert!(marked(dir.path()).is_err() && end_stray_tasks(dir.path(), &[]).is_err());
+        assert!(first.kill_all(soon()).is_err() && first.running("brick").is_some());
+        fs::rename(&kept, &key).unwrap();
+        first.kill_all(soon()).unwrap();
     }
 
     #[test]

@@ -144,7 +144,8 @@ impl User {
     }
 
     /// Becomes this user for the rest of the process's life: groups, then gid, then uid, each real, effective and
-    /// saved, and no new privileges from then on. Must be called before any thread is started.
+    /// saved, and no new privileges from then on. Other processes of the user can't trace it, nor reach its memory and
+    /// open files: it was root's, and speaks for it. Must be called before any thread is started.
     ///
     /// # Errors
     /// [`CredentialError::Refused`]; the caller must then end, because some ids may have changed already.
@@ -157,19 +158,12 @@ impl User {
             check(libc::setresgid(self.gid, self.gid, self.gid)).map_err(refused)?;
             check(libc::setresuid(self.uid, self.uid, self.uid)).map_err(refused)?;
             check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).map_err(refused)?;
-            // A change of uid clears the dumpable flag, and with it the right to read one's own /proc/self/fd.
-            check(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)).map_err(refused)?;
+            // The change of uid has done so already, unless the machine's fs.suid_dumpable says otherwise. What the
+            // process has in its own /proc/self/fd it reaches all the same.
+            check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0)).map_err(refused)?;
         }
         Ok(())
     }
-}
-
-/// Keeps other processes of the same user from tracing this one, and from reaching its memory and open files.
-///
-/// # Errors
-/// The kernel's.
-pub fn shut_out_tracers() -> io::Result<()> {
-    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! `ondeck-probe`: what the conformance suite runs inside a host, as the user whose view is wanted.
 //!
 //! `posix` tries on a directory what programs expect of a filesystem; `call` speaks to an agent, also as nobody should;
-//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can.
+//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can; `steal` takes what the
+//! user's processes have open.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -29,6 +31,7 @@ use ondeck_ramdisk::Secret;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd};
 
 /// Looks at a filesystem or an agent from inside a host, for the conformance suite.
 #[derive(Parser)]
@@ -134,6 +137,9 @@ enum Action {
     },
     /// Exchange two names again and again, until it is killed.
     Exchange { one: PathBuf, other: PathBuf },
+    /// Take every descriptor of every process that lets this one, again and again until it is killed. Prints what each
+    /// leads to, once.
+    Steal,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -176,6 +182,7 @@ fn main() -> ExitCode {
         }
         Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
         Action::Exchange { one, other } => exchange_names(&one, &other),
+        Action::Steal => steal(),
     };
     match done {
         Ok(code) => code,
@@ -337,6 +344,38 @@ fn exchange_names(one: &Path, other: &Path) -> Result<ExitCode> {
         if last.elapsed() > Duration::from_millis(100) {
             last = Instant::now();
             println!("{done}");
+        }
+    }
+}
+
+// ---- processes -----------------------------------------------------------------------------------------------------
+
+/// Numbers of descriptors that are tried.
+const NUMBERS: std::ops::Range<i32> = 0..64;
+
+fn steal() -> Result<ExitCode> {
+    let (own, mut told) = (std::process::id() as i32, BTreeSet::new());
+    loop {
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let Some(number) = rustix::process::Pid::from_raw(pid).filter(|_| pid != own) else { continue };
+            let Ok(handle) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else { continue };
+            for number in NUMBERS {
+                let stolen = match pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()) {
+                    Ok(stolen) => stolen,
+                    Err(Errno::BADF) => continue,
+                    // It does not let this process, or has ended.
+                    Err(_) => break,
+                };
+                let target = fs::read_link(format!("/proc/self/fd/{}", stolen.as_raw_fd()))?;
+                let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let line = String::from_utf8_lossy(&line).replace('\0', " ");
+                let found = format!("{} {line}", target.display());
+                if !told.contains(&found) {
+                    println!("{found}");
+                    told.insert(found);
+                }
+            }
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Who copies from a RAM disk is told if it is not whole; and nobody else's doing is taken for its own.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Ran, Signal, wait_until};
 
@@ -131,7 +133,7 @@ fn what_others_do_is_not_taken_for_its_own() {
     let user = view.host.as_user(STRANGER, STRANGER);
     let mut marked = user.command("sleep");
     marked.arg("300").env("ONDECK_RAMDISK", format!("own@{epoch}")).env("ONDECK_ROLE", "client");
-    marked.env("ONDECK_SCOPE", format!("n3:{}", site.places("n3").parent().unwrap().display()));
+    marked.env("ONDECK_SCOPE", format!("n3:{}-n3", site::STATE));
     let marked = user.spawn_daemon(marked, &sleeper).unwrap();
     let server = &built["layout"]["servers"][0];
     let (address, port) = (server["address"].as_str().unwrap(), &server["ports"][0]);
@@ -152,5 +154,61 @@ fn what_others_do_is_not_taken_for_its_own() {
     site.destroy("own");
     assert!(marked.is_running() && connected.is_running());
     drop((marked, connected));
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn a_users_set_uid_programs_are_not_taken_for_a_ram_disks() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = Site::new();
+    let built = site.build_with(&GLUSTER, "own", "64MiB", 1, &[]);
+    let view = &site.views(&GLUSTER, "own", 1)[0];
+    fs::write(view.outside.join("file"), "kept").unwrap();
+    let marks = |host: &str, role: &str, id: &str| {
+        let scope = format!("{host}:{}-{host}", site::STATE);
+        [("ONDECK_RAMDISK", id.to_owned()), ("ONDECK_SCOPE", scope), ("ONDECK_ROLE", role.to_owned())]
+    };
+    let own = format!("own@{}", built["layout"]["id"]["epoch"]);
+    // `su` would do, which waits for a password.
+    let program = site.bed.dir().join("set-uid");
+    fs::copy(site.host("n1").ok(&["sh", "-c", "command -v sleep"]).trim(), &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    let log = site.bed.dir().join("forged");
+    let user = site.host("n1").as_user(STRANGER, STRANGER);
+
+    // One that is taken for a server, one for what nobody knows, and one that has become root for good as `sudo` does.
+    let forged =
+        [(&user, "brick", &*own), (&user, "brick", "other@1"), (&site.host("n1").as_root(), "client", &*own)]
+            .map(|(who, role, id)| {
+                let mut command = who.command(&program);
+                command.arg("300").envs(marks("n1", role, id));
+                let forged = who.spawn_daemon(command, &log).unwrap();
+                let owner =
+                    fs::metadata(format!("/proc/{}/stat", forged.pid().as_raw_nonzero())).unwrap().uid();
+                assert_eq!(owner, 0, "it is not set-uid here");
+                forged
+            });
+    site.kill_agent("n1");
+    site.start_agent("n1");
+    site.status("own").assert_success();
+    assert!(forged.iter().all(|forged| forged.is_running()));
+    drop(forged);
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        site.status("own").assert_success();
+    }
+    assert_eq!(fs::read_to_string(view.outside.join("file")).unwrap(), "kept");
+
+    // Again and again, faster than they could be waited for.
+    let mut busy = user.command("sh");
+    let line = format!("while :; do for i in 1 2 3 4; do {} 0.2 & done; wait; done", program.display());
+    busy.args(["-c", &line]).envs(marks("n1", "brick", &own));
+    let busy = user.spawn_daemon(busy, &log).unwrap();
+    site.destroy("own");
+    assert!(busy.is_running());
+    drop(busy);
+    wait_until(site::DEADLINE, "the last of them to end", || site.processes("n1", "set-uid").is_empty());
     site.assert_nothing_is_left();
 }

@@ -241,8 +241,13 @@ impl Site {
     }
 
     fn begin_agent(&self, name: &str) {
+        self.begin_agent_after(name, "");
+    }
+
+    fn begin_agent_after(&self, name: &str, script: &str) {
         let host = self.host(name);
-        let mut command = host.command(&self.ondeck);
+        let mut command = host.command("sh");
+        command.args(["-c", &format!("{script}\nexec \"$@\""), "sh"]).arg(&self.ondeck);
         command.arg("agent").arg("--config").arg(self.bed.dir().join(format!("{name}.toml")));
         if self.setup.fake_path.contains(&name) {
             let path = std::env::var("PATH").unwrap_or_default();
@@ -264,6 +269,12 @@ impl Site {
     /// Starts the agent of a host again after [`Site::kill_agent`].
     pub fn start_agent(&self, name: &str) {
         self.begin_agent(name);
+        self.await_agent(name);
+    }
+
+    /// The same, by a shell that does something before.
+    pub fn start_agent_after(&self, name: &str, script: &str) {
+        self.begin_agent_after(name, script);
         self.await_agent(name);
     }
 

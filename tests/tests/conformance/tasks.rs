@@ -680,6 +680,126 @@ fn a_script_gets_no_more_memory_than_it_may_take() {
     site.assert_nothing_is_left();
 }
 
+/// The memory groups of the scripts of a node's agent.
+fn groups(site: &Site, node: &str) -> Vec<PathBuf> {
+    let state = site.host(node).path_from_outside(format!("{}-{node}", site::STATE));
+    let state = fs::metadata(state).unwrap();
+    let beginning = format!("ondeck-task-{:x}-{:x}-", state.dev(), state.ino());
+    let (mut found, mut left) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(dir) = left.pop() {
+        // One that has ended meanwhile has no entries.
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&beginning) {
+                found.push(entry.path());
+            } else if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                left.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_user_gets_nothing_of_a_task_but_what_its_script_has() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    (0..50).for_each(|number| put(&job.path(&format!("in/{number}")), "content"));
+    let loot = site.bed.dir().join("loot");
+    let mut thief = site.host("n1").as_user(OWNER, OWNER).command(&site.probe);
+    thief.arg("steal");
+    let thief = site.host("n1").spawn_daemon(thief, &loot).unwrap();
+
+    let script = job.script("script", "exec sleep 0.05");
+    let directories = [job.directory("in", "0", "in out")];
+    let scripted = job.request(json!({"fill": {"directories": directories, "script": script}}));
+    for _ in 0..10 {
+        job.succeeds("n1", &scripted);
+        job.succeeds("n1", &job.fill(&directories));
+        job.succeeds("n1", &job.home(&directories));
+    }
+    assert!(thief.is_running(), "{}", thief.log());
+    drop(thief);
+    let loot = fs::read_to_string(&loot).unwrap();
+    assert!(loot.contains("sleep"), "nothing was tried: {loot}");
+    // What a program opens while it is loaded included.
+    let may_have = ["/dev/null ", "pipe:[", "/etc/ld.so.cache ", "/lib/", "/usr/lib/"];
+    let script = format!("{} ", script.display());
+    for line in loot.lines() {
+        let is_its = may_have.iter().any(|may| line.starts_with(may)) || line.starts_with(&script);
+        assert!(is_its && !line.contains("task-runner"), "stolen: {line}\n{loot}");
+    }
+    assert!(groups(&site, "n1").is_empty());
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn no_memory_group_is_left_of_a_task_that_was_killed() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    let script = job.script("script", "exec sleep 4711");
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": script}});
+    let request = job.request(work);
+    let begin = |task: &str| {
+        job.start("n1", task, &request);
+        wait_until(DEADLINE, "the script is in its group", || {
+            let members =
+                groups(&site, "n1").pop().map(|group| fs::read_to_string(group.join("cgroup.procs")));
+            members.is_some_and(|members| members.is_ok_and(|members| !members.is_empty()))
+        });
+        // The runner is older than what it has started.
+        runners(&site, "n1").into_iter().min_by_key(|process| process.pid.as_raw_nonzero()).unwrap()
+    };
+    let is_gone = || groups(&site, "n1").is_empty() && runners(&site, "n1").is_empty();
+
+    site::signal(&begin("first"), ondeck_testbed::Signal::KILL);
+    wait_until(DEADLINE, "the agent has removed the group", is_gone);
+
+    let runner = begin("second");
+    site::signal(&runner, ondeck_testbed::Signal::STOP);
+    site.kill_agent("n1");
+    wait_until(DEADLINE, "the script has ended with its agent", || runners(&site, "n1").len() == 1);
+    site::signal(&runner, ondeck_testbed::Signal::KILL);
+    wait_until(DEADLINE, "the runner has ended", || runners(&site, "n1").is_empty());
+    assert_eq!(groups(&site, "n1").len(), 1);
+    site.start_agent("n1");
+    wait_until(DEADLINE, "the next agent has removed the group", is_gone);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn no_script_has_what_the_agent_was_started_with() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    site.kill_agent("n1");
+    let secret = site.bed.dir().join("secret");
+    fs::write(&secret, "root's").unwrap();
+    site.start_agent_after("n1", &format!("exec 3< {0} 7< {0}", secret.display()));
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("in"));
+    let script = job.script("script", "ls -l /proc/$$/fd/");
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": script}});
+    let report = job.succeeds("n1", &job.request(work));
+    let log = report["log"].as_str().unwrap();
+    assert!(log.contains(" 2 -> pipe:") && !log.contains("secret"), "{log}");
+    let agent = fs::read_dir(format!("/proc/{}/fd", site.agent_pid("n1"))).unwrap();
+    let has = |path: PathBuf| fs::read_link(path).is_ok_and(|target| target == secret);
+    assert!(!agent.flatten().any(|entry| has(entry.path())));
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
 #[test]
 fn results_come_home_though_the_client_there_died() {
     if !site::ready(&GLUSTER) {

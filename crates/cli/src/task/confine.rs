@@ -5,12 +5,10 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use ondeck_agent::task::Order;
-use ondeck_core::Bytes;
 use ondeck_ramdisk::mounts::{self, Target, Tree};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -166,10 +164,11 @@ fn hide_ram_disks(order: &Order) -> io::Result<()> {
     })
 }
 
-/// Shows the processes of this namespace alone. Where that is not allowed, the names of others can be seen.
-pub fn mount_own_proc() {
+/// Shows the processes of this namespace alone. Where that is not allowed, the names of others can be seen; then this says
+/// no, and the numbers in /proc are not those of this namespace.
+pub fn mount_own_proc() -> bool {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let _ = mount("proc", "/proc", "proc", flags, None);
+    mount("proc", "/proc", "proc", flags, None).is_ok()
 }
 
 /// The limits of whatever runs as the user.
@@ -180,73 +179,4 @@ pub fn limit() {
     let most =
         rustix::process::getrlimit(Resource::Nproc).maximum.map_or(PROCESSES, |old| old.min(PROCESSES));
     let _ = setrlimit(Resource::Nproc, Rlimit { current: Some(most), maximum: Some(most) });
-}
-
-/// A memory cgroup for a script.
-pub struct MemoryGroup {
-    dir: PathBuf,
-    /// Whoever writes `0` to it is in the group. Opened by root, whose right counts.
-    pub members: OwnedFd,
-}
-
-impl MemoryGroup {
-    /// A group with a limit; nothing where none can be made (then the script's address space is limited instead).
-    pub fn make(limit: Bytes) -> Option<MemoryGroup> {
-        let name = format!("ondeck-task-{}", std::process::id());
-        let (dir, file) = match Self::parent_of_version_2() {
-            Some(parent) => (parent.join(name), "memory.max"),
-            None => (Self::parent_of_version_1()?.join(name), "memory.limit_in_bytes"),
-        };
-        fs::create_dir(&dir).ok()?;
-        let limited = fs::write(dir.join(file), limit.0.to_string());
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let members = rustix::fs::open(dir.join("cgroup.procs"), flags, Mode::empty());
-        match (limited, members) {
-            (Ok(()), Ok(members)) => Some(MemoryGroup { dir, members }),
-            _ => {
-                let _ = fs::remove_dir(&dir);
-                None
-            }
-        }
-    }
-
-    /// Below the agent's own group.
-    fn parent_of_version_1() -> Option<PathBuf> {
-        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let own = groups.lines().find_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            fields.next()?.split(',').any(|controller| controller == "memory").then(|| fields.next())?
-        })?;
-        let parent = Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/'));
-        parent.is_dir().then_some(parent)
-    }
-
-    /// Of its own below the root: a group that has processes, as the agent's, can't limit the groups in it.
-    fn parent_of_version_2() -> Option<PathBuf> {
-        let root = Path::new("/sys/fs/cgroup");
-        let controllers = fs::read_to_string(root.join("cgroup.controllers")).ok()?;
-        if !controllers.split_whitespace().any(|controller| controller == "memory") {
-            return None;
-        }
-        let parent = root.join("ondeck");
-        match fs::create_dir(&parent) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return None,
-            _ => {}
-        }
-        fs::write(parent.join("cgroup.subtree_control"), "+memory").ok()?;
-        (fs::metadata(&parent).ok()?.uid() == 0).then_some(parent)
-    }
-
-    /// Removes it, once its members have ended.
-    pub fn remove(self) {
-        const PATIENCE: Duration = Duration::from_secs(2);
-        let until = Instant::now() + PATIENCE;
-        // The kernel counts a process out of its group a moment after it has ended.
-        while let Err(error) = fs::remove_dir(&self.dir)
-            && error.kind() != io::ErrorKind::NotFound
-            && Instant::now() < until
-        {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
 }

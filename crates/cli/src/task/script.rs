@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
 use ondeck_core::Bytes;
-use ondeck_transfer::credentials::shut_out_tracers;
 
 use super::Failure;
+use super::supervise::ask_for_limits;
 use super::work::Worker;
 
 /// What scripts find in their path.
@@ -17,9 +17,6 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Open files at first, as a login would have it; some programs try all numbers up to the limit.
 const FILES: u64 = 1024;
-
-/// When memory runs out the kernel takes a script before it takes others.
-const OOM_SCORE: &[u8] = b"500";
 
 impl Worker<'_> {
     /// Runs `script` with a directory of the RAM disk and the one on disk. `kind` is what it is called in messages.
@@ -33,9 +30,7 @@ impl Worker<'_> {
             streams.map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
         command.stdout(out).stderr(err);
         let memory = self.order.script_memory;
-        confine(&mut command, self.group, memory);
-        // It runs as the same user, and must not speak for this process.
-        shut_out_tracers().map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
+        confine(&mut command, &self.limits, memory);
         self.shared.in_script.store(true, Relaxed);
         let status = command.spawn().and_then(|mut child| child.wait());
         self.shared.in_script.store(false, Relaxed);
@@ -93,8 +88,8 @@ impl Worker<'_> {
     }
 }
 
-fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
-    let group = group.map(AsRawFd::as_raw_fd);
+fn confine(command: &mut Command, limits: &OwnedFd, memory: Bytes) {
+    let limits = limits.as_raw_fd();
     let set = |resource, value: u64| {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
         // SAFETY: a system call with a struct that lives until it has returned.
@@ -106,20 +101,16 @@ fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
         command.pre_exec(move || {
             libc::setsid();
             libc::umask(0o022);
-            // Without it, what follows in /proc is root's. No process of the script is there yet.
-            libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            // All that is open is closed on exec already, or should be. It can't be closed here: an error of the exec is told
+            // through one of them. Linux before 5.11 can't do this.
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             let mut files: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) == 0 {
                 files.rlim_cur = files.rlim_max.min(FILES);
                 libc::setrlimit(libc::RLIMIT_NOFILE, &files);
             }
-            let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-            if score >= 0 {
-                libc::write(score, OOM_SCORE.as_ptr().cast(), OOM_SCORE.len());
-                libc::close(score);
-            }
-            let is_grouped = group.is_some_and(|group| libc::write(group, c"0".as_ptr().cast(), 1) == 1);
-            if !is_grouped {
+            // Until the exec, no other process of the user's can trace this one or take its descriptors.
+            if !ask_for_limits(limits) {
                 set(libc::RLIMIT_AS, memory.0);
             }
             Ok(())

@@ -1,22 +1,22 @@
 //! The init of a task's process-id namespace: it watches, tells the agent, and takes everything with it when it ends.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use ondeck_agent::task::{Line, Order, Room};
+use ondeck_agent::task::{Line, MemoryGroup, Order, Room};
 use ondeck_api::wire::Work;
 use ondeck_core::duration;
 use ondeck_transfer::Progress;
 use ondeck_transfer::credentials::User;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::confine::{self, MemoryGroup};
-use super::{Failure, say, work};
+use super::{Failure, confine, say, work};
 
 /// How often the agent is told of progress.
 const TICK: Duration = Duration::from_millis(100);
@@ -42,6 +42,8 @@ pub struct Pipes {
     pub lines: OwnedFd,
     /// For what a script prints.
     pub log: OwnedFd,
+    /// Where a script asks for its limits, with [`ask_for_limits`].
+    pub limits: OwnedFd,
 }
 
 /// Starts the init and waits until nothing of the namespace is left.
@@ -56,7 +58,7 @@ pub fn start(order: &Order, user: &User, group: Option<&MemoryGroup>) -> Result<
         -1 => Err(failed(io::Error::last_os_error())),
         0 => {
             drop(held);
-            let result = supervise(order, user, group, &alive, began);
+            let result = supervise(order, user, group, alive, began);
             if let Err(error) = result {
                 let message = format!("{}: the task can't be watched: {error}", order.node);
                 say(&Line::Done { ok: false, message: Some(message), retryable: true });
@@ -84,29 +86,31 @@ fn supervise(
     order: &Order,
     user: &User,
     group: Option<&MemoryGroup>,
-    alive: &OwnedFd,
+    alive: OwnedFd,
     began: Instant,
 ) -> io::Result<()> {
-    confine::mount_own_proc();
+    let has_own_proc = confine::mount_own_proc();
     let shared = share()?;
     let (lines, said) = pipe_with(PipeFlags::CLOEXEC)?;
     let (log, printed) = pipe_with(PipeFlags::CLOEXEC)?;
-    for end in [&lines, &log] {
+    let (asked, limits) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    for end in [&lines, &log, &asked] {
         rustix::io::ioctl_fionbio(end, true)?;
     }
     // SAFETY: this process has one thread, so the child's copy is complete and consistent.
     let worker = match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
-            drop((lines, log));
-            let pipes = Pipes { lines: said, log: printed };
-            let code = work::work(order, user, group, shared, pipes);
+            // A process that becomes the user has nothing that root has opened but what it works with.
+            drop((lines, log, asked, alive));
+            let pipes = Pipes { lines: said, log: printed, limits };
+            let code = work::work(order, user, shared, pipes);
             // SAFETY: ends the worker without running its parents' exit handlers.
             unsafe { libc::_exit(code) }
         }
         worker => worker,
     };
-    drop((said, printed));
+    drop((said, printed, limits));
     let mut watch = Watch {
         shared,
         lines,
@@ -134,9 +138,10 @@ fn supervise(
         let hang_up = PollFlags::HUP | PollFlags::ERR;
         let mut polled = vec![
             PollFd::from_borrowed_fd(leash, PollFlags::empty()),
-            PollFd::new(alive, PollFlags::empty()),
+            PollFd::new(&alive, PollFlags::empty()),
             PollFd::new(&watch.log, PollFlags::IN),
             PollFd::new(&watch.lines, PollFlags::IN),
+            PollFd::new(&asked, PollFlags::IN),
         ];
         polled.extend(handle.as_ref().map(|handle| PollFd::new(handle, PollFlags::IN)));
         match poll(&mut polled, Some(&time)) {
@@ -148,6 +153,7 @@ fn supervise(
             return Ok(());
         }
         drop(polled);
+        limit(&asked, group, has_own_proc);
         watch.read();
         watch.tell();
     };
@@ -173,6 +179,38 @@ fn supervise(
     }
     say(&end);
     Ok(())
+}
+
+/// When memory runs out the kernel takes a script before it takes others.
+const OOM_SCORE: &str = "500";
+
+/// Limits the script that has asked for it, if one has. The worker can't: it is the user, and a descriptor that root has
+/// opened would be the user's, too.
+fn limit(asked: &OwnedFd, group: Option<&MemoryGroup>, has_own_proc: bool) {
+    let mut pid = [0; 4];
+    let Ok((4, _)) = recv(asked, &mut pid, RecvFlags::empty()) else { return };
+    // A number of this namespace: whoever has it by now is of this task.
+    let pid = i32::from_ne_bytes(pid);
+    if has_own_proc {
+        // Not allowed in some containers; then the kernel's own choice stands.
+        let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE);
+    }
+    let is_grouped = group.is_some_and(|group| group.admit(pid).is_ok());
+    // It has one question at a time, so there is room for the answer.
+    let _ = send(asked, &[u8::from(is_grouped)], SendFlags::NOSIGNAL);
+}
+
+/// Has the init limit the calling process, which is to become a script; says whether its memory is limited. Makes system
+/// calls only.
+pub fn ask_for_limits(limits: RawFd) -> bool {
+    // SAFETY: system calls with buffers that live until they have returned.
+    unsafe {
+        let pid = libc::getpid().to_ne_bytes();
+        let mut is_grouped = 0_u8;
+        libc::send(limits, pid.as_ptr().cast(), pid.len(), libc::MSG_NOSIGNAL) == pid.len() as isize
+            && libc::recv(limits, (&raw mut is_grouped).cast(), 1, 0) == 1
+            && is_grouped == 1
+    }
 }
 
 /// Words for a task that took too long.

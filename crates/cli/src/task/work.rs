@@ -17,7 +17,7 @@ use ondeck_transfer::credentials::User;
 use ondeck_transfer::{EntryError, Event, Gate, Options, StageError};
 use rustix::fs::{Mode, OFlags};
 
-use super::confine::{self, MemoryGroup};
+use super::confine;
 use super::supervise::{Pipes, Shared, let_go_of_streams};
 use super::{Failure, kept};
 use crate::run::homecoming::Loosened;
@@ -35,8 +35,8 @@ pub struct Worker<'a> {
     pub shared: &'static Shared,
     /// Where a script's output goes.
     pub log: OwnedFd,
-    /// Where a script is put into its memory cgroup.
-    pub group: Option<&'a OwnedFd>,
+    /// Where a script asks for its limits.
+    pub limits: OwnedFd,
     /// The owner's part of the RAM disk.
     pub ram: OwnedFd,
     /// Whether the RAM disk is whole.
@@ -75,14 +75,8 @@ pub struct Opened<'a> {
 }
 
 /// Becomes the user and does the work; gives the process's exit code.
-pub fn work(
-    order: &Order,
-    user: &User,
-    group: Option<&MemoryGroup>,
-    shared: &'static Shared,
-    pipes: Pipes,
-) -> i32 {
-    let Pipes { lines, log } = pipes;
+pub fn work(order: &Order, user: &User, shared: &'static Shared, pipes: Pipes) -> i32 {
+    let Pipes { lines, log, limits } = pipes;
     let lines = Mutex::new(lines);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let log = become_user(order, user, log)?;
@@ -94,7 +88,7 @@ pub fn work(
             user,
             shared,
             log,
-            group: group.map(|group| &group.members),
+            limits,
             ram,
             // What is salvaged is a part, which needs no witness.
             gate: if order.request.work.is_salvage() { Gate::new(|| Ok(())) } else { gate(order)? },
