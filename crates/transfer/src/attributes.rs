@@ -13,6 +13,7 @@ use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, U
 use rustix::io::Errno;
 
 use crate::Ownership;
+use crate::acl;
 use crate::error::{During, Fault};
 use crate::merge::{Changes, MergePolicy};
 
@@ -28,6 +29,12 @@ pub(crate) struct Xattr {
 impl Xattr {
     fn is_acl(&self) -> bool {
         *self.name == *ACL_ACCESS || *self.name == *ACL_DEFAULT
+    }
+
+    /// What may stay of a mode if this could not be set: the group's bits of a file with an ACL are those of its mask, which
+    /// the group itself need not have.
+    fn mode_without(&self) -> u32 {
+        if *self.name == *ACL_ACCESS { acl::plain_bits(&self.value) | 0o7700 } else { 0o7777 }
     }
 
     /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
@@ -164,6 +171,7 @@ pub(crate) fn apply(
         must_chmod |= xattr.is_acl();
         if let Err(error) = fs::fsetxattr(fd, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
+            mode &= xattr.mode_without();
         }
     }
     if must_chmod {
@@ -193,6 +201,7 @@ pub(crate) fn apply_at(
         let path = proc_path(dir, name);
         if let Err(error) = fs::lsetxattr(&*path, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
+            mode &= xattr.mode_without();
         }
     }
     if !is_symlink(want) {

@@ -7,8 +7,8 @@
 //! # The archive
 //!
 //! **The stream** is a POSIX tar archive in the pax format (see `header`). Entries keep type, mode, numeric owner,
-//! modification time with nanoseconds, extended attributes, ACLs (as `SCHILY.xattr.system.posix_acl_*`), hard links
-//! and holes of 64 KiB and more (GNU's sparse format 1.0). Sockets can't be packed and are reported. The root is the
+//! modification time with nanoseconds, extended attributes, ACLs (as `SCHILY.acl.*`, where GNU tar, bsdtar and star
+//! look for them), hard links and holes of 64 KiB and more (GNU's sparse format 1.0). Sockets can't be packed and are reported. The root is the
 //! first member, `./`; the paths of all others are relative to it, directories stand before what they hold and hard
 //! links after the name they refer to. Two blocks of zeros end the stream.
 //!
@@ -62,12 +62,11 @@
 //!
 //! # Layout
 //!
-//! - `header`, `acl`, `sparse`: one member; `index`: where the members are
+//! - `header`, `sparse`: one member; `index`: where the members are
 //! - `write`, `large`, `output`: the packer
 //! - `stream`: reading at any place; `place`: directories of the target; `restore`: one entry; `unpack`, `sequential`:
 //!   with the index, and without
 
-mod acl;
 mod header;
 mod index;
 mod large;

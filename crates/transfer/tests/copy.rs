@@ -286,6 +286,31 @@ fn a_copy_is_never_more_readable_than_its_source_even_for_a_moment() {
 }
 
 #[test]
+fn a_copy_that_loses_its_acl_gives_the_group_no_more_than_the_source_does() {
+    if !trees::is_root() {
+        return eprintln!("not run: mounting a filesystem without ACLs needs root");
+    }
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    fs::write(source.join("x"), "x").unwrap();
+    setfacl(&["-m", "u:12345:rwx,g::---,m::rwx,o::---"], &source.join("x"));
+    assert_eq!(fs::metadata(source.join("x")).unwrap().mode() & 0o777, 0o670);
+    let mounted = Mounted::of("ramfs", &target, "");
+    let (summary, failures) = stage_with(&source, &target.join("copy"), &Options::default());
+    assert_eq!(summary.unwrap().errors, 1);
+    assert!(failures[0].contains("x: it was copied, but not its access control list"), "{failures:?}");
+    assert_eq!(fs::metadata(target.join("copy/x")).unwrap().mode() & 0o777, 0o600);
+    drop(mounted);
+}
+
+fn setfacl(arguments: &[&str], path: &Path) {
+    let status = std::process::Command::new("setfacl").args(arguments).arg(path).status();
+    assert!(status.unwrap_or_else(|error| panic!("setfacl: {error}: apt-get install acl")).success());
+}
+
+#[test]
 fn a_file_that_changes_while_it_is_copied_is_reported_and_not_left_half_done() {
     let ram = ram();
     let (source, target) = (ram.path().join("s"), ram.path().join("t"));
@@ -436,8 +461,12 @@ struct Mounted<'a>(&'a Path);
 
 impl<'a> Mounted<'a> {
     fn tmpfs(path: &'a Path, options: &str) -> Self {
+        Mounted::of("tmpfs", path, options)
+    }
+
+    fn of(kind: &str, path: &'a Path, options: &str) -> Self {
         let options = std::ffi::CString::new(options).unwrap();
-        rustix::mount::mount("t", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options).unwrap();
+        rustix::mount::mount("t", path, kind, rustix::mount::MountFlags::empty(), &*options).unwrap();
         Mounted(path)
     }
 }

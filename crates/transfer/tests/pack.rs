@@ -158,7 +158,7 @@ proptest! {
         }
         let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--xattrs" };
         // The attributes of every kind that GNU tar can be asked for: with them the trees are the same.
-        tool("tar", &[&zstd, &"--xattrs", &"--xattrs-include=*", &"--numeric-owner", &"-xpf", &archive, &"-C", &gnu]);
+        tool("tar", &[&zstd, &"--acls", &"--xattrs", &"--xattrs-include=*", &"--numeric-owner", &"-xpf", &archive, &"-C", &gnu]);
         trees::assert_same(&source, &gnu);
         tool("bsdtar", &[&"--numeric-owner", &"-xpf", &archive, &"-C", &bsd]);
         let (left, right) = (plain_look(&source), plain_look(&bsd));
@@ -256,7 +256,7 @@ proptest! {
     }
 }
 
-/// What bsdtar can restore: not ACLs in this form, nor fractions of times before 1970, nor the time of the root.
+/// What bsdtar can restore, but for ACLs, which have a test of their own: not fractions of times before 1970, nor the time of the root.
 fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, PlainLook> {
     let mut looks = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
@@ -1004,4 +1004,127 @@ fn open_descriptors_serve_as_well_as_paths() {
     assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");
     pack(&source, &ram.path().join("a.tar"), PackFormat::Tar);
     assert!(!partial.exists());
+}
+
+/// What getfacl(1) says of every entry of a tree.
+fn acls(root: &Path) -> String {
+    let out = Command::new("getfacl").args(["-n", "-R", "-P", "."]).current_dir(root).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    let text = String::from_utf8(out.stdout).unwrap();
+    let mut entries: Vec<&str> = text.split("\n\n").collect();
+    entries.sort();
+    entries.join("\n\n")
+}
+
+/// A tree in which somebody has rights that the group has not.
+fn tree_with_acls(root: &Path) {
+    fs::create_dir_all(root.join("shared/inner")).unwrap();
+    fs::write(root.join("shared/file"), "x").unwrap();
+    fs::write(root.join("shared/plain"), "x").unwrap();
+    tool(
+        "setfacl",
+        &[&"-m", &"u:12345:rw,u:daemon:r,g::---,g:23456:rw,m::rw,o::---", &root.join("shared/file")],
+    );
+    tool("setfacl", &[&"-m", &"u:12345:rwx,g::---,m::rwx,o::r", &root.join("shared")]);
+    tool("setfacl", &[&"-d", &"-m", &"u::rwx,g::---,u:12345:rwx,m::rwx,o::---", &root.join("shared/inner")]);
+    tool("setfattr", &[&"-n", &"user.test", &"-v", &"value", &root.join("shared/file")]);
+}
+
+#[test]
+fn acls_are_where_gnu_tar_and_bsdtar_look_for_them() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_acls(&source);
+    let wanted = acls(&source);
+    assert!(wanted.contains("user:12345:rw-") && wanted.contains("default:user:12345:rwx"), "{wanted}");
+    for format in FORMATS {
+        let archive = ram.path().join("a.tar");
+        pack(&source, &archive, format);
+        let (gnu, bsd, ours) = (ram.path().join("gnu"), ram.path().join("bsd"), ram.path().join("ours"));
+        for target in [&gnu, &bsd] {
+            fs::create_dir(target).unwrap();
+        }
+        let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--xattrs" };
+        // Nobody has asked for an attribute of ours: the keys are their own.
+        tool("tar", &[&zstd, &"--acls", &"-xpf", &archive, &"-C", &gnu]);
+        tool("bsdtar", &[&"--acls", &"-xpf", &archive, &"-C", &bsd]);
+        unpack(&archive, &ours);
+        for target in [&gnu, &bsd, &ours] {
+            assert_eq!(acls(target), wanted, "{}", target.display());
+        }
+        trees::assert_same(&source, &ours);
+        for target in [gnu, bsd, ours] {
+            fs::remove_dir_all(target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn acls_of_other_programs_archives_are_restored() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_acls(&source);
+    let wanted = acls(&source);
+    let archive = ram.path().join("a.tar");
+    let dot = ["-C", source.to_str().unwrap(), "."];
+    let programs: [(&str, &[&str]); 5] = [
+        ("tar", &["--format=pax", "--acls"]),
+        ("tar", &["--format=pax", "--acls", "--numeric-owner"]),
+        ("tar", &["--format=pax", "--acls", "--xattrs", "--xattrs-include=*"]),
+        // As archives of Ondeck's were before: in the kernel's form.
+        ("tar", &["--format=pax", "--xattrs", "--xattrs-include=*"]),
+        ("bsdtar", &["--format=pax", "--acls"]),
+    ];
+    for (program, options) in programs {
+        let mut arguments: Vec<&dyn AsRef<OsStr>> = options.iter().map(|option| option as _).collect();
+        arguments.extend([&"-cf" as &dyn AsRef<OsStr>, &archive]);
+        arguments.extend(dot.iter().map(|word| word as &dyn AsRef<OsStr>));
+        tool(program, &arguments);
+        let target = ram.path().join("t");
+        unpack(&archive, &target);
+        assert_eq!(acls(&target), wanted, "{program} {options:?}");
+        fs::remove_dir_all(target).unwrap();
+    }
+}
+
+#[test]
+fn an_acl_that_can_not_be_had_here_leaves_the_group_no_more_than_it_had() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    fs::create_dir(&source).unwrap();
+    for name in ["named", "broken"] {
+        fs::write(source.join(name), "x").unwrap();
+        tool("setfacl", &[&"-m", &"u:daemon:rw,u:12345:rw,g::---,m::rw,o::---", &source.join(name)]);
+    }
+    let archive = ram.path().join("a.tar");
+    tool("tar", &[&"--format=pax", &"--acls", &"-cf", &archive, &"-C", &source, &"named", &"broken"]);
+    let data = fs::read(&archive).unwrap();
+    // As many letters, so that the records keep their lengths.
+    let mut text = data.clone();
+    let mut places =
+        data.windows(13).enumerate().filter(|(_, window)| window == b"user:daemon:r").map(|(at, _)| at);
+    let (named, broken) = (places.next().unwrap(), places.next().unwrap());
+    text[named..named + 11].copy_from_slice(b"user:nobodx");
+    text[broken..broken + 11].copy_from_slice(b"usex:daemon");
+    fs::write(&archive, text).unwrap();
+    let target = ram.path().join("t");
+    let (summary, failures) = unpack_with(&archive, &target, &only(&[]));
+    assert_eq!((summary.unwrap().files, failures.len()), (2, 2), "{failures:?}");
+    assert!(
+        failures[0]
+            .contains("broken: it was unpacked, but not all of its access control list: `usex:daemon:rw-`"),
+        "{failures:?}"
+    );
+    assert!(
+        failures[1].contains("named: it was unpacked, but not all of its access control list"),
+        "{failures:?}"
+    );
+    assert!(failures[1].contains("`nobodx`"), "{failures:?}");
+    let acl = |name: &str| String::from_utf8(tool("getfacl", &[&"-np", &target.join(name)])).unwrap();
+    assert!(
+        acl("named").contains("user:12345:rw-") && acl("named").contains("group::---"),
+        "{}",
+        acl("named")
+    );
+    assert!(acl("broken").contains("group::---") && !acl("broken").contains("mask"), "{}", acl("broken"));
 }

@@ -269,7 +269,7 @@ impl Attributes {
 }
 
 pub(super) fn lost_acl(why: &str) -> Fault {
-    Fault::message("it was unpacked, but not its access control list", why)
+    Fault::message("it was unpacked, but not all of its access control list", why)
 }
 
 fn through_symlink() -> Fault {
