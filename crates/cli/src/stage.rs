@@ -237,15 +237,16 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         home = Some(user.home);
     }
     cancel_on_signals();
-    // Modes come from the source; a mask would only have to be undone for every file.
-    rustix::process::umask(rustix::fs::Mode::empty());
+    // Modes come from the source; a mask would only have to be undone for every file. What has no source gets the
+    // user's.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
     let event = |event: Event<'_>| report_event(&event);
     let monitor = Monitor { progress: &PROGRESS, event: &event };
     if let Some(format) = args.pack {
-        return archive::pack(args, format, &monitor);
+        return archive::pack(args, format, umask, &monitor);
     }
     if args.unpack {
-        return archive::unpack(args, &monitor);
+        return archive::unpack(args, umask, &monitor);
     }
     if args.list {
         return archive::list(args);

@@ -982,9 +982,10 @@ fn results_can_come_home_as_one_archive() {
                 scene.path("out").display()
             ),
         );
-        scene.run(&["run", "--report", "report", "job.sh"]).assert_code(0);
+        scene.run_with_umask(0o027, &["run", "--report", "report", "job.sh"]).assert_code(0);
         let archive = format!("results-{}.tar.zst", scene.report("report")["id"].as_str().unwrap());
         assert_eq!(scene.list("out"), ["before", archive.as_str()]);
+        assert_eq!(scene.mode(&format!("out/{archive}")), "640");
         scene.run(&["stage", "--unpack", &format!("out/{archive}"), "unpacked"]).assert_code(0);
         assert_eq!(scene.read("unpacked/d/x"), "x\n");
         scene.assert_clean();

@@ -133,6 +133,34 @@ fn a_tree_becomes_one_archive_and_a_file_can_be_taken_out_of_it() {
 }
 
 #[test]
+fn archives_and_directories_follow_the_callers_umask() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.dir("a/sub");
+    scene.file("a/sub/x", "x");
+    for (umask, archive, directory) in [(0o022, "644", "755"), (0o027, "640", "750"), (0o077, "600", "700")] {
+        let name = |what: &str| format!("{what}-{umask:o}");
+        scene.run_with_umask(umask, &["stage", "--pack", "tar", "a", &name("tar")]).assert_code(0);
+        assert_eq!(scene.mode(&name("tar")), archive, "{umask:o}");
+        let only = ["stage", "--unpack", "--only", "sub/x", &name("tar"), &name("one")];
+        scene.run_with_umask(umask, &only).assert_code(0);
+        assert_eq!(scene.mode(&name("one")), directory, "{umask:o}");
+        assert_eq!(scene.mode(&format!("{}/sub", name("one"))), directory, "{umask:o}");
+        // What the archive lists is as it was packed.
+        scene.run_with_umask(umask, &["stage", "--unpack", &name("tar"), &name("all")]).assert_code(0);
+        assert_eq!(scene.mode(&name("all")), scene.mode("a"));
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), scene.mode("a/sub/x"));
+    }
+    fs::set_permissions(scene.path("a"), fs::Permissions::from_mode(0o700)).unwrap();
+    scene.run_with_umask(0, &["stage", "--pack", "tar.zst", "a", "closed"]).assert_code(0);
+    assert_eq!(scene.mode("closed"), "600");
+    // Copies keep the source's modes, whatever the umask is.
+    fs::set_permissions(scene.path("a/sub"), fs::Permissions::from_mode(0o777)).unwrap();
+    scene.run_with_umask(0o077, &["stage", "a", "copy"]).assert_code(0);
+    assert_eq!((scene.mode("copy"), scene.mode("copy/sub")), ("700".to_owned(), "777".to_owned()));
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

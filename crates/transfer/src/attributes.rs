@@ -275,6 +275,22 @@ pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fa
     Ok(())
 }
 
+/// An ACL of an open file or directory in the kernel's form; `None` if it has none.
+pub(crate) fn acl_of(fd: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>, Errno> {
+    let mut value = vec![0; 256];
+    loop {
+        match fs::fgetxattr(fd, name, &mut value[..]) {
+            Ok(length) => {
+                value.truncate(length);
+                return Ok(Some(value));
+            }
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(None),
+            Err(Errno::RANGE) if value.len() < 64 << 10 => value.resize(64 << 10, 0), // XATTR_SIZE_MAX
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Removes an ACL that an entry inherited from its directory's default; what is not there need not be removed.
 pub(crate) fn drop_acl(fd: BorrowedFd<'_>) {
     let _ = fs::fremovexattr(fd, ACL_ACCESS);
