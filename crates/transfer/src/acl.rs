@@ -55,6 +55,20 @@ fn bits_of(entries: &[Entry], tag: u16) -> Option<u32> {
     entries.iter().find(|(found, ..)| *found == tag).map(|(_, bits, _)| u32::from(bits & 7))
 }
 
+/// The ACL that a directory of mode 0700 inherits from a default ACL, both in the kernel's form.
+pub(crate) fn closed(acl: &[u8]) -> Option<Vec<u8>> {
+    let mut entries = entries(acl)?;
+    let class = if entries.iter().any(|(tag, ..)| *tag == MASK) { MASK } else { OWNING_GROUP };
+    for (tag, bits, _) in &mut entries {
+        match *tag {
+            OTHER => *bits = 0,
+            tag if tag == class => *bits = 0,
+            _ => {}
+        }
+    }
+    Some(to_bytes(&entries))
+}
+
 /// An ACL in the kernel's form as text, with numbers for names: GNU tar, bsdtar and star read them everywhere. The id
 /// stands behind the permissions once more, where star looks for it. `None` if it is something else.
 pub(crate) fn to_text(acl: &[u8]) -> Option<String> {
@@ -104,13 +118,17 @@ pub(crate) fn from_text(text: &[u8]) -> Result<Parsed, String> {
     }
     // The kernel wants them by tag.
     entries.sort_by_key(|(tag, _, _)| *tag);
+    Ok(Parsed { acl: to_bytes(&entries), unknown })
+}
+
+fn to_bytes(entries: &[Entry]) -> Vec<u8> {
     let mut bytes = VERSION.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         bytes.extend_from_slice(&tag.to_le_bytes());
         bytes.extend_from_slice(&permissions.to_le_bytes());
         bytes.extend_from_slice(&id.to_le_bytes());
     }
-    Ok(Parsed { acl: bytes, unknown })
+    bytes
 }
 
 /// `TAG:NAME:PERMISSIONS`, and after that an id in the archives of some programs, which is the user's or group's as an

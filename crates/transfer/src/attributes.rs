@@ -264,9 +264,12 @@ pub(crate) fn change(
 }
 
 /// Removes from a directory that was there before what the source's does not have. What security modules and
-/// privileged programs put there is theirs.
-pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fault> {
+/// privileged programs put there is theirs; `keep_acls`: ACLs are, too.
+pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr], keep_acls: bool) -> Result<(), Fault> {
     for xattr in read_xattrs(fd, None)? {
+        if keep_acls && xattr.is_acl() {
+            continue;
+        }
         if !xattr.is_privileged() && !keep.iter().any(|kept| kept.name == xattr.name) {
             fs::fremovexattr(fd, &*xattr.name)
                 .during("removing an extended attribute that its source has not")?;

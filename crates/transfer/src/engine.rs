@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
+use crate::acl::closed;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, Privilege, is_directory};
 use crate::checksum::{Checksum, Digest};
 use crate::dir::{
@@ -955,7 +956,9 @@ impl Engine<'_> {
                 stat.st_mode = stat.st_mode & libc::S_IFMT | mode;
             }
             target_stat = Some(stat);
-            if self.options.ownership == Ownership::Preserve {
+            if entered.kind == Kind::Resumed {
+                self.make_as_new(parent.as_ref(), target.as_fd(), &stat)?;
+            } else if self.options.ownership == Ownership::Preserve {
                 match entered.kind {
                     Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
                     // What it inherited from its parent is not the source's; drop it before it is handed down.
@@ -984,6 +987,45 @@ impl Engine<'_> {
             },
             &self.budget,
         ))
+    }
+
+    /// Makes a directory that an interrupted copy left what it was when that one made it. It may have got its mode and its
+    /// ACLs already, and would hand them down.
+    fn make_as_new(
+        &self,
+        parent: Option<&Arc<DirNode>>,
+        target: BorrowedFd<'_>,
+        stat: &Stat,
+    ) -> Result<(), Fault> {
+        const ACTION: &str = "taking back what an interrupted copy gave it";
+        let parent_fds = parent.map(|parent| parent.fds(&self.budget)).transpose()?;
+        let above = match &parent_fds {
+            Some(fds) => Some(fds.target()?),
+            None => self.root_parent.as_ref().map(AsFd::as_fd),
+        };
+        let inherits = self.options.ownership == Ownership::Inherit;
+        let default = match above {
+            Some(above) if inherits => attributes::acl_of(above, ACL_DEFAULT).during(ACTION)?,
+            _ => None,
+        };
+        let group =
+            above.map(fs::fstat).transpose().during(ACTION)?.map_or(0, |above| above.st_mode & 0o2000);
+        let mode = 0o700 | group;
+        if stat.st_mode & 0o7777 != mode {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(ACTION)?;
+        }
+        for (name, acl) in [(ACL_DEFAULT, default.clone()), (ACL_ACCESS, default.as_deref().and_then(closed))]
+        {
+            let done = match acl {
+                Some(acl) => fs::fsetxattr(target, name, &acl, XattrFlags::empty()),
+                None => fs::fremovexattr(target, name),
+            };
+            match done {
+                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                Err(error) => return Err(Fault::new(ACTION, error)),
+            }
+        }
+        Ok(())
     }
 
     /// A descriptor to read the root's entries from: with an offset of its own, because the caller's descriptor may
@@ -1056,7 +1098,9 @@ impl Engine<'_> {
             let xattrs = attributes::read_xattrs(fds.source.as_fd(), self.policy)?;
             let ownership = self.options.ownership;
             if matches!(node.kind, Kind::Existing | Kind::Resumed) {
-                attributes::remove_others(target.as_fd(), &xattrs)?;
+                // What one that is made inherits stays; one that was there becomes the source's.
+                let inherited = node.kind == Kind::Resumed && ownership == Ownership::Inherit;
+                attributes::remove_others(target.as_fd(), &xattrs, inherited)?;
             }
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);

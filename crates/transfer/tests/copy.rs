@@ -305,6 +305,71 @@ fn a_copy_that_loses_its_acl_gives_the_group_no_more_than_the_source_does() {
     drop(mounted);
 }
 
+fn getfacl(root: &Path) -> Vec<String> {
+    let out = std::process::Command::new("getfacl").args(["-n", "-R", "-P", "."]).current_dir(root).output();
+    let text = String::from_utf8(out.unwrap().stdout).unwrap();
+    let mut entries: Vec<String> = text.split("\n\n").map(ToOwned::to_owned).collect();
+    entries.sort();
+    entries
+}
+
+/// A directory with a default ACL, and files in it and below that have none.
+fn tree_with_default_acl(root: &Path) {
+    fs::create_dir_all(root.join("sub/inner")).unwrap();
+    for name in ["sub/a", "sub/b", "sub/inner/c"] {
+        fs::write(root.join(name), name).unwrap();
+    }
+    setfacl(&["-d", "-m", "u:12345:rwx,g::---,m::rwx,o::---"], &root.join("sub"));
+    fs::set_permissions(root.join("sub"), fs::Permissions::from_mode(0o2755)).unwrap();
+}
+
+/// What a killed copy leaves: under a temporary name, a directory below that was complete already, and lost a file.
+fn killed_copy(source: &Path, target: &Path, options: &Options) {
+    let (result, _) = stage_with(source, target, options);
+    result.unwrap();
+    let name = format!(".{}.ondeck-partial", target.file_name().unwrap().to_str().unwrap());
+    fs::rename(target, target.with_file_name(name)).unwrap();
+}
+
+#[test]
+fn a_copy_that_is_killed_and_repeated_grants_no_acl_that_the_source_has_not() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    tree_with_default_acl(&source);
+    let partial = ram.path().join(".t.ondeck-partial");
+    for lost in [&["sub/a"][..], &["sub/a", "sub/inner"], &["sub/inner/c"], &[]] {
+        killed_copy(&source, &target, &options(&manifest));
+        for name in lost {
+            let path = partial.join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        // The root was about to get its name, or had an ACL that the source lost since.
+        setfacl(&["-m", "u:12345:rwx,g::---,m::rwx", "-d", "-m", "u:12345:rwx"], &partial);
+        stage(&source, &target, &Options { verify: true, ..options(&manifest) });
+        trees::assert_same(&source, &target);
+        assert_eq!(getfacl(&source), getfacl(&target), "{lost:?}");
+        fs::remove_dir_all(&target).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_that_is_killed_and_repeated_inherits_what_it_would_have() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_default_acl(&source);
+    let shared = ram.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    setfacl(&["-d", "-m", "u:23456:rwx,m::rwx,o::---"], &shared);
+    let inherit = Options { ownership: ondeck_transfer::Ownership::Inherit, ..Options::default() };
+    stage(&source, &shared.join("once"), &inherit);
+    killed_copy(&source, &shared.join("again"), &inherit);
+    fs::remove_file(shared.join(".again.ondeck-partial/sub/a")).unwrap();
+    fs::remove_dir_all(shared.join(".again.ondeck-partial/sub/inner")).unwrap();
+    stage(&source, &shared.join("again"), &inherit);
+    assert_eq!(getfacl(&shared.join("once")), getfacl(&shared.join("again")));
+    assert!(getfacl(&shared.join("once")).concat().contains("user:23456:rwx"));
+}
+
 fn setfacl(arguments: &[&str], path: &Path) {
     let status = std::process::Command::new("setfacl").args(arguments).arg(path).status();
     assert!(status.unwrap_or_else(|error| panic!("setfacl: {error}: apt-get install acl")).success());

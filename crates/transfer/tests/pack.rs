@@ -256,7 +256,8 @@ proptest! {
     }
 }
 
-/// What bsdtar can restore, but for ACLs, which have a test of their own: not fractions of times before 1970, nor the time of the root.
+/// What bsdtar can restore, but for ACLs, which have a test of their own: not fractions of times before 1970, nor the
+/// time of the root.
 fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, PlainLook> {
     let mut looks = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
