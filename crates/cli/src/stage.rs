@@ -40,7 +40,7 @@ pub struct StageArgs {
     #[arg(long, value_enum, default_value = "xxh3", value_name = "KIND")]
     checksum: ChecksumArg,
 
-    /// Read DST back once it is synced and compare every checksum
+    /// Read DST back once it is synced and compare every checksum, and all attributes with SRC's
     #[arg(long)]
     verify: bool,
 
@@ -370,6 +370,10 @@ fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
     if let Some(verified) = &summary.verified {
         let time = duration::display(summary.verifying);
         write!(out, "; {} read back and matching in {time}", display::count(verified.matching, "file"))?;
+        if verified.changed > 0 {
+            let changed = display::count(verified.changed, "entry").replace("entrys", "entries");
+            write!(out, "; {changed} changed in SRC meanwhile, with attributes not compared")?;
+        }
     }
     writeln!(out)?;
     if summary.ownership_kept > 0 {
@@ -404,6 +408,8 @@ fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::
         "verify_seconds": summary.verified.map(|_| summary.verifying.as_secs_f64()),
         "verified_files": summary.verified.map(|verified| verified.matching),
         "verify_failures": summary.verified.map(|verified| verified.failed),
+        "compared_entries": summary.verified.map(|verified| verified.compared),
+        "changed_meanwhile": summary.verified.map(|verified| verified.changed),
     });
     println!("{object}");
     Ok(())

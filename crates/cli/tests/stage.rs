@@ -161,6 +161,25 @@ fn archives_and_directories_follow_the_callers_umask() {
 }
 
 #[test]
+fn verify_names_every_attribute_that_differs() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "x");
+    scene.file("a/y", "y");
+    scene.run(&["stage", "--verify", "a", "b"]).assert_code(0);
+    fs::set_permissions(scene.path("b/x"), fs::Permissions::from_mode(0o666)).unwrap();
+    scene
+        .run(&["stage", "--verify", "a", "b"])
+        .assert_code(1)
+        .assert_says("x: comparing it with its source: its mode is 0666, the source's 0644")
+        .assert_says("1 entry failed");
+    let ran = scene.run(&["stage", "--verify", "--json", "a", "b"]);
+    let json: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&json["files"], &json["verify_failures"]), (&1.into(), &0.into()), "{ran:?}");
+    assert_eq!((&json["compared_entries"], &json["changed_meanwhile"]), (&3.into(), &0.into()), "{ran:?}");
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

@@ -27,7 +27,7 @@ pub(crate) struct Xattr {
 }
 
 impl Xattr {
-    fn is_acl(&self) -> bool {
+    pub fn is_acl(&self) -> bool {
         *self.name == *ACL_ACCESS || *self.name == *ACL_DEFAULT
     }
 
@@ -39,7 +39,7 @@ impl Xattr {
 
     /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
     /// where it isn't allowed to, and so do we.
-    fn is_privileged(&self) -> bool {
+    pub fn is_privileged(&self) -> bool {
         self.name.to_bytes().starts_with(b"security.") || self.name.to_bytes().starts_with(b"trusted.")
     }
 }
@@ -338,14 +338,14 @@ fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Opti
 }
 
 /// What of the ownership could be given to the copy.
-struct Kept {
-    user: bool,
-    group: bool,
+pub(crate) struct Kept {
+    pub user: bool,
+    pub group: bool,
 }
 
 impl Kept {
     /// A set-id bit must not lend the copier's identity to whoever runs the copy.
-    fn unsafe_bits(&self) -> u32 {
+    pub fn unsafe_bits(&self) -> u32 {
         (if self.user { 0 } else { 0o4000 }) | (if self.group { 0 } else { 0o2000 })
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat, XattrFlags};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::acl::closed;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, Privilege, is_directory};
 use crate::checksum::{Checksum, Digest};
+use crate::compare::Comparison;
 use crate::dir::{
     self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, tagged_name,
 };
@@ -323,6 +324,7 @@ fn run(
     monitor: &Monitor<'_>,
 ) -> Result<Summary, StageError> {
     let Roots { source, target, source_path, target_path } = roots;
+    let began_at = SystemTime::now();
     let target_error = |error: Errno| StageError::Target { path: target_path.clone(), source: error.into() };
     let manifest = match &options.manifest {
         Some(path) if !options.dry_run => {
@@ -368,8 +370,8 @@ fn run(
         }
         _ => StageError::Target { path: target_path.clone(), source: fault.source },
     })?;
-    match source_name {
-        Some(name) => engine.queue.push([Task::Copy(Batch::of_one(root.clone(), &name))]),
+    match &source_name {
+        Some(name) => engine.queue.push([Task::Copy(Batch::of_one(root.clone(), name))]),
         None => engine.begin(&root),
     }
 
@@ -434,7 +436,25 @@ fn run(
             (monitor.event)(event);
         };
         let monitor = Monitor { progress: monitor.progress, event: &event };
-        verified = Some(verify::verify(dir, path, workers, &monitor).map_err(verify_error)?);
+        let failed = monitor.progress.errors.load(Ordering::Relaxed) > 0;
+        let mut found = verify::verify(dir, path, workers, &monitor).map_err(verify_error)?;
+        // What a policy keeps or inherits is its own affair.
+        if policy.is_none() && options.ownership == Ownership::Preserve {
+            let comparison = Comparison::new(options, &monitor, began_at, failed);
+            let compared = match (&source_name, &engine.single) {
+                (Some(name), Some(target_name)) => {
+                    comparison.single(fds.source.as_fd(), name, dir, target_name)
+                }
+                _ => comparison.trees(fds.source.as_fd(), dir, workers),
+            };
+            found.compared = compared.matching;
+            found.changed = compared.changed;
+            found.failed += compared.differing;
+        }
+        if monitor.progress.is_cancelled() {
+            return Err(StageError::Interrupted);
+        }
+        verified = Some(found);
         pass_gate()?;
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@
 //! - [`stage`], [`Options`], [`Summary`]: the entry point, what it is told, what it tells
 //! - `engine`: the workers; `queue`: their work; `dir`: a pair of directories; `file`: the data of one file;
 //!   `links`: hard links; `delete`: what is in the target only
-//! - [`manifest`], [`checksum`], [`verify`]: what was promised, and how it is checked
+//! - [`manifest`], [`checksum`], [`verify`], `compare`: what was promised, and how it is checked
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
 //! - `attributes`, `acl`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
 //! - [`survey`]: walking a tree without copying it; [`whereabouts()`]: whether a path still leads to what was opened
@@ -29,6 +29,7 @@
 mod acl;
 mod attributes;
 pub mod checksum;
+mod compare;
 pub mod credentials;
 mod delete;
 mod dir;

@@ -561,6 +561,115 @@ fn verify_finds_a_byte_that_is_not_what_was_written() {
 }
 
 #[test]
+fn verify_finds_every_attribute_that_is_not_the_sources_and_the_next_copy_mends_it() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir_all(source.join("sub/deep")).unwrap();
+    for name in
+        ["mode", "owner", "time", "xattr", "acl", "gone", "sub/other", "sub/deep/extra", "fine", "left.tmp"]
+    {
+        fs::write(source.join(name), name).unwrap();
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(0o640)).unwrap();
+    }
+    symlink("fine", source.join("link")).unwrap();
+    let xattr = |path: &Path, value: &[u8]| {
+        rustix::fs::setxattr(path, "user.test", value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    xattr(&source.join("xattr"), b"value");
+    setfacl(&["-m", "u:12345:rw,m::rw"], &source.join("acl"));
+    fs::set_permissions(source.join("acl"), fs::Permissions::from_mode(0o660)).unwrap();
+    let exclude = Exclude::new(["*.tmp"]);
+    let verify = Options { verify: true, exclude, ..options(&manifest) };
+    let first = stage(&source, &target, &verify);
+    assert_eq!(first.verified.unwrap().compared, 13);
+    fs::remove_file(target.join("link")).unwrap();
+
+    let (result, _) = stage_with(&source, &target, &verify);
+    assert_eq!(result.unwrap().verified.unwrap().failed, 0, "what is made again is right");
+    // While a copy has nothing to do: what is recorded is not copied again, but looked at.
+    fs::set_permissions(target.join("mode"), fs::Permissions::from_mode(0o666)).unwrap();
+    if trees::is_root() {
+        std::os::unix::fs::chown(target.join("owner"), Some(1), Some(2)).unwrap();
+    }
+    xattr(&target.join("xattr"), b"other");
+    setfacl(&["-m", "u:12345:rwx"], &target.join("acl"));
+    xattr(&target.join("sub/deep/extra"), b"extra");
+    setfacl(&["-m", "u:23456:r"], &target.join("sub/other"));
+    let (result, mut failures) = stage_with(&source, &target, &verify);
+    failures.sort();
+    let mut expected = vec![
+        "acl: comparing it with its source: its mode is 0670, the source's 0660; its access control list is \
+         user::rw-,user:12345:rwx:12345,group::r--,mask::rwx,other::---, the source's \
+         user::rw-,user:12345:rw-:12345,group::r--,mask::rw-,other::---",
+        "mode: comparing it with its source: its mode is 0666, the source's 0640",
+        "owner: comparing it with its source: its owner is 1, the source's 0; its group is 2, the source's 0",
+        "sub/deep/extra: comparing it with its source: it has the extended attribute user.test, which its source has not",
+        "sub/other: comparing it with its source: its access control list is \
+         user::rw-,user:23456:r--:23456,group::r--,mask::r--,other::---, the source's none",
+        "xattr: comparing it with its source: its extended attribute user.test has another value",
+    ];
+    if !trees::is_root() {
+        expected.retain(|failure| !failure.starts_with("owner"));
+    }
+    assert_eq!(failures, expected);
+    let summary = result.unwrap();
+    assert_eq!(
+        (summary.verified.unwrap().failed, summary.errors),
+        (expected.len() as u64, expected.len() as u64)
+    );
+    // The same again copies them, and nothing else.
+    let summary = stage(&source, &target, &verify);
+    assert_eq!((summary.files, summary.verified.unwrap().failed), (expected.len() as u64, 0));
+    stage(&source, &target, &Options { exclude: Exclude::default(), ..verify });
+    trees::assert_same(&source, &target);
+}
+
+#[test]
+fn verify_passes_over_what_changes_in_the_source_and_says_so() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    for number in 0..100 {
+        fs::write(source.join(format!("f{number}")), vec![1; 20_000]).unwrap();
+    }
+    let slow = Options { bandwidth: Some(Rate(Bytes(8 << 20))), verify: true, ..options(&manifest) };
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let summary = std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| target.with_file_name(".t.ondeck-partial").join("f0").exists());
+        wait_until(|| progress.entries_done.load(Ordering::Relaxed) >= 10);
+        fs::write(source.join("new"), "new").unwrap();
+        copy.join().unwrap().unwrap()
+    });
+    let verified = summary.verified.unwrap();
+    assert_eq!(
+        (verified.failed, verified.matching, verified.changed),
+        (0, 100, 2),
+        "the new file and its directory"
+    );
+}
+
+#[test]
+fn a_verification_that_is_interrupted_is_no_success() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("x"), "x").unwrap();
+    let progress = std::sync::Arc::new(Progress::new());
+    // It is asked between the copy and its verification.
+    let cancelling = progress.clone();
+    let gate = Gate::new(move || {
+        cancelling.cancel.store(true, Ordering::Relaxed);
+        Ok(())
+    });
+    let options = Options { verify: true, gate: Some(gate), ..options(&manifest) };
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let result = ondeck_transfer::stage(&source, &target, &options, &monitor);
+    assert!(matches!(result, Err(StageError::Interrupted)), "{result:?}");
+}
+
+#[test]
 fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
     if !trees::is_root() {
         return eprintln!("not run: becoming another user needs root");
@@ -583,8 +692,12 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
             home: "/".into(),
         };
         user.become_for_good().unwrap();
-        let (summary, failures) = stage_with(&source, &target, &Options::default());
-        let good = failures.is_empty() && summary.is_ok_and(|summary| summary.ownership_kept == 2);
+        // What only root could keep is no difference.
+        let verify = Options { verify: true, ..options(&shared.path().join("m")) };
+        let (summary, failures) = stage_with(&source, &target, &verify);
+        let good = failures.is_empty()
+            && summary
+                .is_ok_and(|summary| (summary.ownership_kept, summary.verified.unwrap().compared) == (2, 2));
         // SAFETY: ends the child without running the test harness's exit handlers.
         unsafe { libc::_exit(i32::from(!good)) };
     }
