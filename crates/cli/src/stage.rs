@@ -60,7 +60,8 @@ pub struct StageArgs {
     #[arg(long)]
     update: bool,
 
-    /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC (may be repeated)
+    /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC; with one at its end,
+    /// directories only (may be repeated)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<OsString>,
 

@@ -218,7 +218,7 @@ impl<'a> Comparison<'a> {
             let name = entry.file_name();
             let bytes = name.to_bytes();
             if matches!(bytes, b"." | b"..")
-                || self.options.exclude.matches(&path, bytes)
+                || self.options.exclude.matches_listed(&path, source, &entry)
                 // It was not copied, and was told.
                 || is_partial_name(bytes)
             {

@@ -656,9 +656,8 @@ impl Engine<'_> {
                 Some(Ok(entry)) => {
                     let name = entry.file_name();
                     let bytes = name.to_bytes();
-                    let excluded =
-                        !self.options.exclude.is_empty() && self.options.exclude.matches(&path, bytes);
-                    if !matches!(bytes, b"." | b"..") && !excluded {
+                    let excluded = || self.options.exclude.matches_listed(&path, &listing, &entry);
+                    if !matches!(bytes, b"." | b"..") && !excluded() {
                         block.push((entry.ino(), names.len() as u32, entry.file_type()));
                         names.extend_from_slice(name.to_bytes_with_nul());
                     }
@@ -1437,6 +1436,10 @@ impl Engine<'_> {
             }),
         };
         if found.is_some_and(is_directory) && action == Action::Copy {
+            if self.options.exclude.matches(at.parent, name.to_bytes(), true) {
+                let why = "the target has a directory of that name, which is excluded and stays";
+                return Err(Fault::message("copying it", why));
+            }
             // In a directory of ours that an interrupted copy left, anything may be removed.
             if !(self.options.delete || at.node.kind == Kind::Resumed) {
                 let why =

@@ -458,6 +458,31 @@ fn delete_exclude_and_update_do_what_they_say() {
 }
 
 #[test]
+fn a_pattern_with_a_slash_at_its_end_leaves_out_directories_only() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir_all(source.join("a/cache")).unwrap();
+    fs::create_dir(source.join("b")).unwrap();
+    fs::create_dir_all(target.join("c/cache")).unwrap();
+    fs::create_dir_all(target.join("d/cache")).unwrap();
+    fs::create_dir(source.join("c")).unwrap();
+    for name in ["a/cache/x", "a/y", "b/cache", "c/cache"] {
+        fs::write(source.join(name), "source").unwrap();
+    }
+    fs::write(target.join("c/cache/theirs"), "target").unwrap();
+    let options = Options { delete: true, exclude: Exclude::new(["cache/"]), ..Options::default() };
+    let (summary, failures) = stage_with(&source, &target, &options);
+    assert_eq!(summary.unwrap().files, 2);
+    assert_eq!(
+        failures,
+        ["c/cache: copying it: the target has a directory of that name, which is excluded and stays"]
+    );
+    assert!(!target.join("a/cache").exists());
+    assert_eq!(fs::read_to_string(target.join("b/cache")).unwrap(), "source");
+    assert!(target.join("c/cache/theirs").exists() && target.join("d/cache").exists());
+}
+
+#[test]
 fn a_single_file_is_copied_to_the_name_that_was_given() {
     let ram = ram();
     let source = ram.path().join("s");
