@@ -123,7 +123,8 @@ const EXAMPLES: &str = "Examples:
   ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
 
 Exit codes: 0 all copied; 1 some entries failed and were named, the rest is complete; 2 wrong usage;
-3 the copy could not begin or go on (run it again to resume).";
+3 the copy could not begin or go on (run it again to resume); 24 some entries were removed from SRC before they could be
+copied and were named, the rest is complete.";
 
 /// An archive format, as options name it.
 pub fn parse_pack(text: &str) -> Result<PackFormat, String> {
@@ -304,6 +305,14 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     } else if !args.quiet {
         print_summary(args, &summary)?;
     }
+    if failed && summary.errors == summary.vanished {
+        let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
+        eprintln!(
+            "ondeck stage: {gone} removed from {} while it was copied (named above); the rest is complete",
+            args.source.display()
+        );
+        return Ok(exit::SOME_VANISHED);
+    }
     if failed {
         eprintln!(
             "ondeck stage: {} failed (named above); the rest is complete. Mend them and run the same command again: \
@@ -402,6 +411,7 @@ fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::
         "deleted": summary.deleted,
         "retried": summary.retried,
         "errors": summary.errors,
+        "vanished": summary.vanished,
         "ownership_kept": summary.ownership_kept,
         "synced": !args.no_sync && !args.dry_run,
         "copy_seconds": summary.copying.as_secs_f64(),

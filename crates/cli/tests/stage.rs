@@ -180,6 +180,23 @@ fn verify_names_every_attribute_that_differs() {
 }
 
 #[test]
+fn files_that_are_removed_meanwhile_have_an_exit_code_of_their_own() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..100 {
+        scene.file(&format!("a/f{number}"), vec![1; 20_000]);
+    }
+    let arguments = ["stage", "--threads", "1", "--bandwidth", "2MiB/s", "a", "b"];
+    let copy = scene.start(&arguments);
+    wait_until("the first file", || scene.path(".b.ondeck-partial/f0").exists());
+    fs::remove_file(scene.path("a/f99")).unwrap();
+    let ran = Ran::of(copy.wait_with_output().unwrap());
+    ran.assert_code(24).assert_says("f99: opening it: No such file").assert_says("1 entry removed from a");
+    assert_eq!(scene.list("b").len(), 99);
+    scene.run(&["stage", "a", "b"]).assert_code(0);
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

@@ -50,6 +50,8 @@ pub struct Summary {
     pub deleted: u64,
     /// Entries that failed; each was reported as an event.
     pub errors: u64,
+    /// Those of them that were removed from the source before they could be copied.
+    pub vanished: u64,
     /// Files that changed while they were copied and were copied again.
     pub retried: u64,
     /// Entries that kept the caller's owner or group, because only root can give files away.
@@ -79,6 +81,7 @@ pub(crate) struct Counts {
     deleted: AtomicU64,
     pub retried: AtomicU64,
     attributes_lost: AtomicU64,
+    vanished: AtomicU64,
 }
 
 impl Counts {
@@ -468,6 +471,7 @@ fn run(
         unchanged: count(&counts.unchanged),
         deleted: count(&counts.deleted),
         errors: count(&monitor.progress.errors),
+        vanished: count(&counts.vanished),
         retried: count(&counts.retried),
         ownership_kept: count(&engine.privilege.ownership_kept),
         attributes_lost: count(&counts.attributes_lost),
@@ -711,6 +715,9 @@ impl Engine<'_> {
             }
             Ok(None) => self.finished_one(parent),
             Err(fault) => {
+                if let Ok(fds) = parent.fds(&self.budget) {
+                    self.note_vanished(fds.source.as_fd(), name, &fault);
+                }
                 self.failed(dir::join(&parent.path(), name.to_bytes()), fault);
                 self.finished_one(parent);
             }
@@ -1230,6 +1237,7 @@ impl Engine<'_> {
             let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
             let at = At { node, fds: &fds, parent: &parent, name };
             if let Err(fault) = self.entry(&at, *file_type, worker) {
+                self.note_vanished(fds.source.as_fd(), name, &fault);
                 self.failed(at.path(), fault);
                 if let Err(fault) = self.remove_leftover(&at) {
                     self.failed(at.path(), fault);
@@ -1237,6 +1245,15 @@ impl Engine<'_> {
             }
         }
         self.finished_one(node);
+    }
+
+    /// Counts an entry that failed because it is not in the source any more.
+    fn note_vanished(&self, source: BorrowedFd<'_>, name: &CStr, fault: &Fault) {
+        if fault.source.kind() == std::io::ErrorKind::NotFound
+            && matches!(fs::statat(source, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+        {
+            self.counts.vanished.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Copies one entry that is not known to be a directory.

@@ -458,6 +458,39 @@ fn delete_exclude_and_update_do_what_they_say() {
 }
 
 #[test]
+fn what_is_removed_from_the_source_meanwhile_is_told_from_what_failed() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir_all(source.join("sub")).unwrap();
+    for number in 0..100 {
+        fs::write(source.join(format!("f{number}")), vec![1; 20_000]).unwrap();
+    }
+    let slow =
+        Options { bandwidth: Some(Rate(Bytes(2 << 20))), threads: 1, ..options(&ram.path().join("m")) };
+    let failures = Mutex::new(Vec::new());
+    let event = |event: Event<'_>| {
+        if let Event::Failed(error) = event {
+            failures.lock().unwrap().push(error.to_string());
+        }
+    };
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &event };
+    let summary = std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| progress.entries_done.load(Ordering::Relaxed) >= 5);
+        // In the order of their inodes, this is the last one; directories come after files.
+        fs::remove_file(source.join("f99")).unwrap();
+        fs::remove_dir(source.join("sub")).unwrap();
+        copy.join().unwrap().unwrap()
+    });
+    assert_eq!((summary.files, summary.errors, summary.vanished), (99, 2, 2));
+    let mut failures = failures.into_inner().unwrap();
+    failures.sort();
+    assert!(failures[0].starts_with("f99: opening it: No such file"), "{failures:?}");
+    assert!(failures[1].starts_with("sub: opening it: No such file"), "{failures:?}");
+}
+
+#[test]
 fn a_pattern_with_a_slash_at_its_end_leaves_out_directories_only() {
     let ram = ram();
     let (source, target) = (ram.path().join("s"), ram.path().join("t"));
