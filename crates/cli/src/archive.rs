@@ -8,15 +8,17 @@ use anyhow::Result;
 use ondeck_core::{Bytes, PackFormat, duration, exit};
 use ondeck_transfer::Monitor;
 use ondeck_transfer::pack::{self, IndexState, PackOptions, UnpackOptions};
+use rustix::fs::Mode;
 use serde_json::json;
 
 use crate::stage::StageArgs;
 use crate::{display, gate};
 
 /// Packs the tree `SRC` into the archive `DST`.
-pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Result<u8> {
+pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor<'_>) -> Result<u8> {
     let gate = gate::for_copy(args.source(), args.target()?)?;
-    let options = PackOptions { threads: args.threads(), sync: !args.no_sync(), ..PackOptions::default() };
+    let options =
+        PackOptions { threads: args.threads(), sync: !args.no_sync(), umask, ..PackOptions::default() };
     let summary = args.watched("packing", || {
         pack::pack_path(args.source(), args.target()?, format, &options, monitor)
             .map_err(|error| anyhow::anyhow!("{error}"))
@@ -52,9 +54,9 @@ pub fn pack(args: &StageArgs, format: PackFormat, monitor: &Monitor<'_>) -> Resu
 }
 
 /// Unpacks the archive `SRC`, or some of its paths, into the directory `DST`.
-pub fn unpack(args: &StageArgs, monitor: &Monitor<'_>) -> Result<u8> {
+pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8> {
     let gate = gate::for_copy(args.source(), args.target()?)?;
-    let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync() };
+    let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync(), umask };
     let summary = args.watched("unpacking", || {
         pack::unpack_path(args.source(), args.target()?, &options, monitor)
             .map_err(|error| anyhow::anyhow!("{error}"))

@@ -234,6 +234,14 @@ fn start(args: &RunArgs) -> anyhow::Result<u8> {
     } else {
         Fallback::Error
     });
+    if let Some(path) = &args.report
+        && let Err(error) = report::Report::check(path)
+    {
+        if fallback == Fallback::Error {
+            return Err(error);
+        }
+        eprintln!("ondeck: {error:#}");
+    }
     match plan::Plan::make(args, &job) {
         Ok(plan) => front::start(plan, job, args, fallback),
         Err(error) if fallback == Fallback::Disk => {

@@ -40,7 +40,7 @@ pub struct StageArgs {
     #[arg(long, value_enum, default_value = "xxh3", value_name = "KIND")]
     checksum: ChecksumArg,
 
-    /// Read DST back once it is synced and compare every checksum
+    /// Read DST back once it is synced and compare every checksum, and all attributes with SRC's
     #[arg(long)]
     verify: bool,
 
@@ -60,7 +60,8 @@ pub struct StageArgs {
     #[arg(long)]
     update: bool,
 
-    /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC (may be repeated)
+    /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC; with one at its end,
+    /// directories only (may be repeated)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<OsString>,
 
@@ -122,7 +123,8 @@ const EXAMPLES: &str = "Examples:
   ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
 
 Exit codes: 0 all copied; 1 some entries failed and were named, the rest is complete; 2 wrong usage;
-3 the copy could not begin or go on (run it again to resume).";
+3 the copy could not begin or go on (run it again to resume); 24 some entries were removed from SRC before they could be
+copied and were named, the rest is complete.";
 
 /// An archive format, as options name it.
 pub fn parse_pack(text: &str) -> Result<PackFormat, String> {
@@ -237,15 +239,16 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         home = Some(user.home);
     }
     cancel_on_signals();
-    // Modes come from the source; a mask would only have to be undone for every file.
-    rustix::process::umask(rustix::fs::Mode::empty());
+    // Modes come from the source; a mask would only have to be undone for every file. What has no source gets the
+    // user's.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
     let event = |event: Event<'_>| report_event(&event);
     let monitor = Monitor { progress: &PROGRESS, event: &event };
     if let Some(format) = args.pack {
-        return archive::pack(args, format, &monitor);
+        return archive::pack(args, format, umask, &monitor);
     }
     if args.unpack {
-        return archive::unpack(args, &monitor);
+        return archive::unpack(args, umask, &monitor);
     }
     if args.list {
         return archive::list(args);
@@ -301,6 +304,14 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         print_json(args, &summary, manifest.as_deref())?;
     } else if !args.quiet {
         print_summary(args, &summary)?;
+    }
+    if failed && summary.errors == summary.vanished {
+        let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
+        eprintln!(
+            "ondeck stage: {gone} removed from {} while it was copied (named above); the rest is complete",
+            args.source.display()
+        );
+        return Ok(exit::SOME_VANISHED);
     }
     if failed {
         eprintln!(
@@ -369,6 +380,10 @@ fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
     if let Some(verified) = &summary.verified {
         let time = duration::display(summary.verifying);
         write!(out, "; {} read back and matching in {time}", display::count(verified.matching, "file"))?;
+        if verified.changed > 0 {
+            let changed = display::count(verified.changed, "entry").replace("entrys", "entries");
+            write!(out, "; {changed} changed in SRC meanwhile, with attributes not compared")?;
+        }
     }
     writeln!(out)?;
     if summary.ownership_kept > 0 {
@@ -396,6 +411,7 @@ fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::
         "deleted": summary.deleted,
         "retried": summary.retried,
         "errors": summary.errors,
+        "vanished": summary.vanished,
         "ownership_kept": summary.ownership_kept,
         "synced": !args.no_sync && !args.dry_run,
         "copy_seconds": summary.copying.as_secs_f64(),
@@ -403,6 +419,8 @@ fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::
         "verify_seconds": summary.verified.map(|_| summary.verifying.as_secs_f64()),
         "verified_files": summary.verified.map(|verified| verified.matching),
         "verify_failures": summary.verified.map(|verified| verified.failed),
+        "compared_entries": summary.verified.map(|verified| verified.compared),
+        "changed_meanwhile": summary.verified.map(|verified| verified.changed),
     });
     println!("{object}");
     Ok(())

@@ -6,7 +6,7 @@ mod scene;
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use scene::{Ran, Scene, Who, everyone};
@@ -41,6 +41,17 @@ fn a_stage_killed_at_100_moments_leaves_only_whole_files_and_resumes_each_time()
             total += content.len();
             fs::write(source.join(format!("d{dir}/f{file}")), content).unwrap();
         }
+    }
+    // Whose files have no ACL, although the directory would hand one down.
+    for dir in ["d0/sub", "d3/sub", "d7/sub"] {
+        let dir = source.join(dir);
+        fs::create_dir(&dir).unwrap();
+        for file in 0..5 {
+            fs::write(dir.join(format!("f{file}")), vec![1; 1_000]).unwrap();
+            total += 1_000;
+        }
+        let made = Command::new("setfacl").args(["-d", "-m", "u:12345:rwx,m::rwx"]).arg(&dir).status();
+        assert!(made.unwrap().success(), "setfacl: apt-get install acl");
     }
     fs::write(source.join("large"), vec![7; 2_000_000]).unwrap();
     total += 2_000_000;
@@ -95,7 +106,7 @@ fn count(dir: &Path) -> usize {
         .sum()
 }
 
-/// Every file under its own name is the source's or the older one, whole.
+/// Every file under its own name is the source's or the older one, whole, and without an ACL.
 fn check_whole(source: &Path, target: &Path) {
     let Ok(entries) = fs::read_dir(target) else { return };
     for entry in entries {
@@ -110,6 +121,8 @@ fn check_whole(source: &Path, target: &Path) {
         } else {
             let content = fs::read(entry.path()).unwrap();
             assert!(content == b"older" || content == fs::read(&from).unwrap(), "{} is torn", from.display());
+            let acl = rustix::fs::getxattr(entry.path(), "system.posix_acl_access", &mut [0_u8; 0][..]);
+            assert!(acl.is_err(), "{} has got an ACL", from.display());
         }
     }
 }

@@ -579,6 +579,26 @@ fn what_does_not_fit_is_refused_with_figures_and_remedy_before_anything_is_chang
         refused(&["--data-in", "missing"], "make it with: mkdir -p missing");
         refused(&["--data-in", "in/big"], "is not a directory");
         refused(&["--data-out", "/tmp"], "belongs to the system");
+        refused(&["--data-out", "/dev/shm"], "is where RAM disks and the state of runs are kept");
+        refused(&["--data-in", "state"], "is where RAM disks and the state of runs are kept");
+        refused(
+            &["--data-out", "out", "--report", "no/report"],
+            "can't write the report no/report; name another file: No such file",
+        );
+        refused(
+            &["--data-out", "out", "--report", "in"],
+            "can't write the report in; name another file: Is a directory",
+        );
+        if who == Who::User && is_root() {
+            refused(
+                &["--data-out", "out", "--report", "/report"],
+                "can't write the report /report; name another file: Permission denied",
+            );
+        }
+        let ran = scene
+            .run_shell(&["--data-out", "out", "--report", "no/report", "--fallback", "disk"], "echo ran");
+        ran.assert_code(0).assert_says("can't write the report no/report");
+        assert_eq!(ran.out, "ran\n");
         let ran = scene.run_shell(
             &["--data-out", "out", "--size", "100TiB", "--fallback", "disk"],
             "stat -f -c %T out >&2; echo ran",
@@ -982,9 +1002,10 @@ fn results_can_come_home_as_one_archive() {
                 scene.path("out").display()
             ),
         );
-        scene.run(&["run", "--report", "report", "job.sh"]).assert_code(0);
+        scene.run_with_umask(0o027, &["run", "--report", "report", "job.sh"]).assert_code(0);
         let archive = format!("results-{}.tar.zst", scene.report("report")["id"].as_str().unwrap());
         assert_eq!(scene.list("out"), ["before", archive.as_str()]);
+        assert_eq!(scene.mode(&format!("out/{archive}")), "640");
         scene.run(&["stage", "--unpack", &format!("out/{archive}"), "unpacked"]).assert_code(0);
         assert_eq!(scene.read("unpacked/d/x"), "x\n");
         scene.assert_clean();

@@ -133,6 +133,70 @@ fn a_tree_becomes_one_archive_and_a_file_can_be_taken_out_of_it() {
 }
 
 #[test]
+fn archives_and_directories_follow_the_callers_umask() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.dir("a/sub");
+    scene.file("a/sub/x", "x");
+    for (umask, archive, directory) in [(0o022, "644", "755"), (0o027, "640", "750"), (0o077, "600", "700")] {
+        let name = |what: &str| format!("{what}-{umask:o}");
+        scene.run_with_umask(umask, &["stage", "--pack", "tar", "a", &name("tar")]).assert_code(0);
+        assert_eq!(scene.mode(&name("tar")), archive, "{umask:o}");
+        let only = ["stage", "--unpack", "--only", "sub/x", &name("tar"), &name("one")];
+        scene.run_with_umask(umask, &only).assert_code(0);
+        assert_eq!(scene.mode(&name("one")), directory, "{umask:o}");
+        assert_eq!(scene.mode(&format!("{}/sub", name("one"))), directory, "{umask:o}");
+        // What the archive lists is as it was packed.
+        scene.run_with_umask(umask, &["stage", "--unpack", &name("tar"), &name("all")]).assert_code(0);
+        assert_eq!(scene.mode(&name("all")), scene.mode("a"));
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), scene.mode("a/sub/x"));
+    }
+    fs::set_permissions(scene.path("a"), fs::Permissions::from_mode(0o700)).unwrap();
+    scene.run_with_umask(0, &["stage", "--pack", "tar.zst", "a", "closed"]).assert_code(0);
+    assert_eq!(scene.mode("closed"), "600");
+    // Copies keep the source's modes, whatever the umask is.
+    fs::set_permissions(scene.path("a/sub"), fs::Permissions::from_mode(0o777)).unwrap();
+    scene.run_with_umask(0o077, &["stage", "a", "copy"]).assert_code(0);
+    assert_eq!((scene.mode("copy"), scene.mode("copy/sub")), ("700".to_owned(), "777".to_owned()));
+}
+
+#[test]
+fn verify_names_every_attribute_that_differs() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "x");
+    scene.file("a/y", "y");
+    scene.run(&["stage", "--verify", "a", "b"]).assert_code(0);
+    fs::set_permissions(scene.path("b/x"), fs::Permissions::from_mode(0o666)).unwrap();
+    scene
+        .run(&["stage", "--verify", "a", "b"])
+        .assert_code(1)
+        .assert_says("x: comparing it with its source: its mode is 0666, the source's 0644")
+        .assert_says("1 entry failed");
+    let ran = scene.run(&["stage", "--verify", "--json", "a", "b"]);
+    let json: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&json["files"], &json["verify_failures"]), (&1.into(), &0.into()), "{ran:?}");
+    assert_eq!((&json["compared_entries"], &json["changed_meanwhile"]), (&3.into(), &0.into()), "{ran:?}");
+}
+
+#[test]
+fn files_that_are_removed_meanwhile_have_an_exit_code_of_their_own() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..100 {
+        scene.file(&format!("a/f{number}"), vec![1; 20_000]);
+    }
+    let arguments = ["stage", "--threads", "1", "--bandwidth", "2MiB/s", "a", "b"];
+    let copy = scene.start(&arguments);
+    wait_until("the first file", || scene.path(".b.ondeck-partial/f0").exists());
+    fs::remove_file(scene.path("a/f99")).unwrap();
+    let ran = Ran::of(copy.wait_with_output().unwrap());
+    ran.assert_code(24).assert_says("f99: opening it: No such file").assert_says("1 entry removed from a");
+    assert_eq!(scene.list("b").len(), 99);
+    scene.run(&["stage", "a", "b"]).assert_code(0);
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

@@ -4,6 +4,9 @@
 pub const OK: u8 = 0;
 /// `ondeck stage`: some entries could not be copied; each was named on standard error, the rest is complete.
 pub const SOME_FAILED: u8 = 1;
+/// `ondeck stage`: some entries were removed from the source before they could be copied; each was named, the rest is
+/// complete. rsync says it with the same code.
+pub const SOME_VANISHED: u8 = 24;
 /// `ondeck ramdisk`: a RAM disk is not whole, a node did not answer, or something is left of it. `ondeck agent`: it could
 /// not start.
 pub const FAILED: u8 = 1;

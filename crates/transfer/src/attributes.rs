@@ -13,6 +13,7 @@ use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, U
 use rustix::io::Errno;
 
 use crate::Ownership;
+use crate::acl;
 use crate::error::{During, Fault};
 use crate::merge::{Changes, MergePolicy};
 
@@ -26,13 +27,19 @@ pub(crate) struct Xattr {
 }
 
 impl Xattr {
-    fn is_acl(&self) -> bool {
+    pub fn is_acl(&self) -> bool {
         *self.name == *ACL_ACCESS || *self.name == *ACL_DEFAULT
+    }
+
+    /// What may stay of a mode if this could not be set: the group's bits of a file with an ACL are those of its mask, which
+    /// the group itself need not have.
+    fn mode_without(&self) -> u32 {
+        if *self.name == *ACL_ACCESS { acl::plain_bits(&self.value) | 0o7700 } else { 0o7777 }
     }
 
     /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
     /// where it isn't allowed to, and so do we.
-    fn is_privileged(&self) -> bool {
+    pub fn is_privileged(&self) -> bool {
         self.name.to_bytes().starts_with(b"security.") || self.name.to_bytes().starts_with(b"trusted.")
     }
 }
@@ -164,6 +171,7 @@ pub(crate) fn apply(
         must_chmod |= xattr.is_acl();
         if let Err(error) = fs::fsetxattr(fd, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
+            mode &= xattr.mode_without();
         }
     }
     if must_chmod {
@@ -193,6 +201,7 @@ pub(crate) fn apply_at(
         let path = proc_path(dir, name);
         if let Err(error) = fs::lsetxattr(&*path, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
+            mode &= xattr.mode_without();
         }
     }
     if !is_symlink(want) {
@@ -255,15 +264,34 @@ pub(crate) fn change(
 }
 
 /// Removes from a directory that was there before what the source's does not have. What security modules and
-/// privileged programs put there is theirs.
-pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fault> {
+/// privileged programs put there is theirs; `keep_acls`: ACLs are, too.
+pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr], keep_acls: bool) -> Result<(), Fault> {
     for xattr in read_xattrs(fd, None)? {
+        if keep_acls && xattr.is_acl() {
+            continue;
+        }
         if !xattr.is_privileged() && !keep.iter().any(|kept| kept.name == xattr.name) {
             fs::fremovexattr(fd, &*xattr.name)
                 .during("removing an extended attribute that its source has not")?;
         }
     }
     Ok(())
+}
+
+/// An ACL of an open file or directory in the kernel's form; `None` if it has none.
+pub(crate) fn acl_of(fd: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>, Errno> {
+    let mut value = vec![0; 256];
+    loop {
+        match fs::fgetxattr(fd, name, &mut value[..]) {
+            Ok(length) => {
+                value.truncate(length);
+                return Ok(Some(value));
+            }
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(None),
+            Err(Errno::RANGE) if value.len() < 64 << 10 => value.resize(64 << 10, 0), // XATTR_SIZE_MAX
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Removes an ACL that an entry inherited from its directory's default; what is not there need not be removed.
@@ -310,14 +338,14 @@ fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Opti
 }
 
 /// What of the ownership could be given to the copy.
-struct Kept {
-    user: bool,
-    group: bool,
+pub(crate) struct Kept {
+    pub user: bool,
+    pub group: bool,
 }
 
 impl Kept {
     /// A set-id bit must not lend the copier's identity to whoever runs the copy.
-    fn unsafe_bits(&self) -> u32 {
+    pub fn unsafe_bits(&self) -> u32 {
         (if self.user { 0 } else { 0o4000 }) | (if self.group { 0 } else { 0o2000 })
     }
 }

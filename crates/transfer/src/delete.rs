@@ -40,7 +40,8 @@ impl Engine<'_> {
         while let Some(entry) = entries.next() {
             let entry = entry.during("listing the target")?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") || self.options.exclude.matches(path, name.to_bytes())
+            if matches!(name.to_bytes(), b"." | b"..")
+                || self.options.exclude.matches_listed(path, target, &entry)
             {
                 continue;
             }
@@ -158,7 +159,7 @@ impl Engine<'_> {
                 if matches!(inner_name.to_bytes(), b"." | b"..") {
                     continue;
                 }
-                if self.options.exclude.matches(path, inner_name.to_bytes()) {
+                if self.options.exclude.matches_listed(path, &inner, &entry) {
                     emptied = false;
                     continue;
                 }

@@ -7,13 +7,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
+use crate::acl::closed;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, Privilege, is_directory};
 use crate::checksum::{Checksum, Digest};
+use crate::compare::Comparison;
 use crate::dir::{
     self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name, tagged_name,
 };
@@ -48,6 +50,8 @@ pub struct Summary {
     pub deleted: u64,
     /// Entries that failed; each was reported as an event.
     pub errors: u64,
+    /// Those of them that were removed from the source before they could be copied.
+    pub vanished: u64,
     /// Files that changed while they were copied and were copied again.
     pub retried: u64,
     /// Entries that kept the caller's owner or group, because only root can give files away.
@@ -77,6 +81,7 @@ pub(crate) struct Counts {
     deleted: AtomicU64,
     pub retried: AtomicU64,
     attributes_lost: AtomicU64,
+    vanished: AtomicU64,
 }
 
 impl Counts {
@@ -322,6 +327,7 @@ fn run(
     monitor: &Monitor<'_>,
 ) -> Result<Summary, StageError> {
     let Roots { source, target, source_path, target_path } = roots;
+    let began_at = SystemTime::now();
     let target_error = |error: Errno| StageError::Target { path: target_path.clone(), source: error.into() };
     let manifest = match &options.manifest {
         Some(path) if !options.dry_run => {
@@ -367,8 +373,8 @@ fn run(
         }
         _ => StageError::Target { path: target_path.clone(), source: fault.source },
     })?;
-    match source_name {
-        Some(name) => engine.queue.push([Task::Copy(Batch::of_one(root.clone(), &name))]),
+    match &source_name {
+        Some(name) => engine.queue.push([Task::Copy(Batch::of_one(root.clone(), name))]),
         None => engine.begin(&root),
     }
 
@@ -433,7 +439,25 @@ fn run(
             (monitor.event)(event);
         };
         let monitor = Monitor { progress: monitor.progress, event: &event };
-        verified = Some(verify::verify(dir, path, workers, &monitor).map_err(verify_error)?);
+        let failed = monitor.progress.errors.load(Ordering::Relaxed) > 0;
+        let mut found = verify::verify(dir, path, workers, &monitor).map_err(verify_error)?;
+        // What a policy keeps or inherits is its own affair.
+        if policy.is_none() && options.ownership == Ownership::Preserve {
+            let comparison = Comparison::new(options, &monitor, began_at, failed);
+            let compared = match (&source_name, &engine.single) {
+                (Some(name), Some(target_name)) => {
+                    comparison.single(fds.source.as_fd(), name, dir, target_name)
+                }
+                _ => comparison.trees(fds.source.as_fd(), dir, workers),
+            };
+            found.compared = compared.matching;
+            found.changed = compared.changed;
+            found.failed += compared.differing;
+        }
+        if monitor.progress.is_cancelled() {
+            return Err(StageError::Interrupted);
+        }
+        verified = Some(found);
         pass_gate()?;
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -447,6 +471,7 @@ fn run(
         unchanged: count(&counts.unchanged),
         deleted: count(&counts.deleted),
         errors: count(&monitor.progress.errors),
+        vanished: count(&counts.vanished),
         retried: count(&counts.retried),
         ownership_kept: count(&engine.privilege.ownership_kept),
         attributes_lost: count(&counts.attributes_lost),
@@ -635,9 +660,8 @@ impl Engine<'_> {
                 Some(Ok(entry)) => {
                     let name = entry.file_name();
                     let bytes = name.to_bytes();
-                    let excluded =
-                        !self.options.exclude.is_empty() && self.options.exclude.matches(&path, bytes);
-                    if !matches!(bytes, b"." | b"..") && !excluded {
+                    let excluded = || self.options.exclude.matches_listed(&path, &listing, &entry);
+                    if !matches!(bytes, b"." | b"..") && !excluded() {
                         block.push((entry.ino(), names.len() as u32, entry.file_type()));
                         names.extend_from_slice(name.to_bytes_with_nul());
                     }
@@ -691,6 +715,9 @@ impl Engine<'_> {
             }
             Ok(None) => self.finished_one(parent),
             Err(fault) => {
+                if let Ok(fds) = parent.fds(&self.budget) {
+                    self.note_vanished(fds.source.as_fd(), name, &fault);
+                }
                 self.failed(dir::join(&parent.path(), name.to_bytes()), fault);
                 self.finished_one(parent);
             }
@@ -955,7 +982,9 @@ impl Engine<'_> {
                 stat.st_mode = stat.st_mode & libc::S_IFMT | mode;
             }
             target_stat = Some(stat);
-            if self.options.ownership == Ownership::Preserve {
+            if entered.kind == Kind::Resumed {
+                self.make_as_new(parent.as_ref(), target.as_fd(), &stat)?;
+            } else if self.options.ownership == Ownership::Preserve {
                 match entered.kind {
                     Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
                     // What it inherited from its parent is not the source's; drop it before it is handed down.
@@ -984,6 +1013,45 @@ impl Engine<'_> {
             },
             &self.budget,
         ))
+    }
+
+    /// Makes a directory that an interrupted copy left what it was when that one made it. It may have got its mode and its
+    /// ACLs already, and would hand them down.
+    fn make_as_new(
+        &self,
+        parent: Option<&Arc<DirNode>>,
+        target: BorrowedFd<'_>,
+        stat: &Stat,
+    ) -> Result<(), Fault> {
+        const ACTION: &str = "taking back what an interrupted copy gave it";
+        let parent_fds = parent.map(|parent| parent.fds(&self.budget)).transpose()?;
+        let above = match &parent_fds {
+            Some(fds) => Some(fds.target()?),
+            None => self.root_parent.as_ref().map(AsFd::as_fd),
+        };
+        let inherits = self.options.ownership == Ownership::Inherit;
+        let default = match above {
+            Some(above) if inherits => attributes::acl_of(above, ACL_DEFAULT).during(ACTION)?,
+            _ => None,
+        };
+        let group =
+            above.map(fs::fstat).transpose().during(ACTION)?.map_or(0, |above| above.st_mode & 0o2000);
+        let mode = 0o700 | group;
+        if stat.st_mode & 0o7777 != mode {
+            fs::fchmod(target, Mode::from_raw_mode(mode)).during(ACTION)?;
+        }
+        for (name, acl) in [(ACL_DEFAULT, default.clone()), (ACL_ACCESS, default.as_deref().and_then(closed))]
+        {
+            let done = match acl {
+                Some(acl) => fs::fsetxattr(target, name, &acl, XattrFlags::empty()),
+                None => fs::fremovexattr(target, name),
+            };
+            match done {
+                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                Err(error) => return Err(Fault::new(ACTION, error)),
+            }
+        }
+        Ok(())
     }
 
     /// A descriptor to read the root's entries from: with an offset of its own, because the caller's descriptor may
@@ -1056,7 +1124,9 @@ impl Engine<'_> {
             let xattrs = attributes::read_xattrs(fds.source.as_fd(), self.policy)?;
             let ownership = self.options.ownership;
             if matches!(node.kind, Kind::Existing | Kind::Resumed) {
-                attributes::remove_others(target.as_fd(), &xattrs)?;
+                // What one that is made inherits stays; one that was there becomes the source's.
+                let inherited = node.kind == Kind::Resumed && ownership == Ownership::Inherit;
+                attributes::remove_others(target.as_fd(), &xattrs, inherited)?;
             }
             lost =
                 attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
@@ -1167,6 +1237,7 @@ impl Engine<'_> {
             let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
             let at = At { node, fds: &fds, parent: &parent, name };
             if let Err(fault) = self.entry(&at, *file_type, worker) {
+                self.note_vanished(fds.source.as_fd(), name, &fault);
                 self.failed(at.path(), fault);
                 if let Err(fault) = self.remove_leftover(&at) {
                     self.failed(at.path(), fault);
@@ -1174,6 +1245,15 @@ impl Engine<'_> {
             }
         }
         self.finished_one(node);
+    }
+
+    /// Counts an entry that failed because it is not in the source any more.
+    fn note_vanished(&self, source: BorrowedFd<'_>, name: &CStr, fault: &Fault) {
+        if fault.source.kind() == std::io::ErrorKind::NotFound
+            && matches!(fs::statat(source, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+        {
+            self.counts.vanished.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Copies one entry that is not known to be a directory.
@@ -1373,6 +1453,10 @@ impl Engine<'_> {
             }),
         };
         if found.is_some_and(is_directory) && action == Action::Copy {
+            if self.options.exclude.matches(at.parent, name.to_bytes(), true) {
+                let why = "the target has a directory of that name, which is excluded and stays";
+                return Err(Fault::message("copying it", why));
+            }
             // In a directory of ours that an interrupted copy left, anything may be removed.
             if !(self.options.delete || at.node.kind == Kind::Resumed) {
                 let why =

@@ -493,7 +493,7 @@ pub(crate) fn kept_changing() -> Fault {
     )
 }
 
-fn newer(source: &Stat, target: &Stat) -> bool {
+pub(crate) fn newer(source: &Stat, target: &Stat) -> bool {
     crate::manifest::mtime(source) > crate::manifest::mtime(target)
         || (crate::manifest::mtime(source) == crate::manifest::mtime(target)
             && source.st_size != target.st_size)

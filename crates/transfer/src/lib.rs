@@ -19,15 +19,17 @@
 //! - [`stage`], [`Options`], [`Summary`]: the entry point, what it is told, what it tells
 //! - `engine`: the workers; `queue`: their work; `dir`: a pair of directories; `file`: the data of one file;
 //!   `links`: hard links; `delete`: what is in the target only
-//! - [`manifest`], [`checksum`], [`verify`]: what was promised, and how it is checked
+//! - [`manifest`], [`checksum`], [`verify`], `compare`: what was promised, and how it is checked
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
-//! - `attributes`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
+//! - `attributes`, `acl`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
 //! - [`survey`]: walking a tree without copying it; [`whereabouts()`]: whether a path still leads to what was opened
 //! - [`pack`]: many small files as one archive, and back
 //! - [`progress`], `throttle`, `exclude`: watching it, slowing it, leaving things out
 
+mod acl;
 mod attributes;
 pub mod checksum;
+mod compare;
 pub mod credentials;
 mod delete;
 mod dir;

@@ -39,7 +39,8 @@ pub struct Options {
     pub exclude: Exclude,
     /// Flush the target filesystem before success is claimed.
     pub sync: bool,
-    /// Read the target back and compare checksums once it is synced.
+    /// Read the target back and compare checksums once it is synced. Without a policy, compare attributes with the
+    /// source's, too.
     pub verify: bool,
     /// Whose the copies are.
     pub ownership: Ownership,

@@ -7,8 +7,8 @@
 //! # The archive
 //!
 //! **The stream** is a POSIX tar archive in the pax format (see `header`). Entries keep type, mode, numeric owner,
-//! modification time with nanoseconds, extended attributes, ACLs (as `SCHILY.xattr.system.posix_acl_*`), hard links
-//! and holes of 64 KiB and more (GNU's sparse format 1.0). Sockets can't be packed and are reported. The root is the
+//! modification time with nanoseconds, extended attributes, ACLs (as `SCHILY.acl.*`, where GNU tar, bsdtar and star
+//! look for them), hard links and holes of 64 KiB and more (GNU's sparse format 1.0). Sockets can't be packed and are reported. The root is the
 //! first member, `./`; the paths of all others are relative to it, directories stand before what they hold and hard
 //! links after the name they refer to. Two blocks of zeros end the stream.
 //!
@@ -46,7 +46,8 @@
 //! hash and compress them; each unit is given its place when those before it are finished, and is written by the
 //! worker that is at hand: the number of threads makes no difference to the archive. A file that changes while it is
 //! read is read again, three times in all; then it is cut or filled to the length its header promised, and reported.
-//! The archive is built under a temporary name and gets its own when it is complete and on stable storage.
+//! The archive is built under a temporary name, readable to its maker alone, and gets its own when it is complete and on
+//! stable storage. Its mode is what the umask leaves of 0666, and lets in nobody who can't read the tree's root.
 //!
 //! Memory: each worker has a unit before and one after compression (8 to 10 MiB together), and as many finished units
 //! as there are workers may wait to be written (4 MiB each). Each directory that is not entered yet takes some tens of
@@ -62,12 +63,11 @@
 //!
 //! # Layout
 //!
-//! - `header`, `acl`, `sparse`: one member; `index`: where the members are
+//! - `header`, `sparse`: one member; `index`: where the members are
 //! - `write`, `large`, `output`: the packer
 //! - `stream`: reading at any place; `place`: directories of the target; `restore`: one entry; `unpack`, `sequential`:
 //!   with the index, and without
 
-mod acl;
 mod header;
 mod index;
 mod large;
@@ -120,11 +120,24 @@ pub struct PackOptions {
     pub modes: HashMap<u64, u32>,
     /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
     pub xattr_name: Option<fn(&CStr) -> Option<CString>>,
+    /// What the archive's mode lacks of 0666, beside what the tree's own lacks. The process's umask does not count: a
+    /// process that makes files of any mode has none.
+    pub umask: Mode,
 }
+
+/// Nobody's but the user's, where nobody says more.
+const PRIVATE: Mode = Mode::RWXG.union(Mode::RWXO);
 
 impl Default for PackOptions {
     fn default() -> Self {
-        PackOptions { threads: 0, level: 3, sync: true, modes: HashMap::new(), xattr_name: None }
+        PackOptions {
+            threads: 0,
+            level: 3,
+            sync: true,
+            modes: HashMap::new(),
+            xattr_name: None,
+            umask: PRIVATE,
+        }
     }
 }
 
@@ -151,11 +164,13 @@ pub struct UnpackOptions {
     pub only: Option<Vec<PathBuf>>,
     /// Flush the target filesystem before success is claimed.
     pub sync: bool,
+    /// What the modes of directories that the archive says nothing of lack of 0777. The process's umask does not count.
+    pub umask: Mode,
 }
 
 impl Default for UnpackOptions {
     fn default() -> Self {
-        UnpackOptions { threads: 0, only: None, sync: true }
+        UnpackOptions { threads: 0, only: None, sync: true, umask: PRIVATE }
     }
 }
 
@@ -427,6 +442,17 @@ pub fn unpack(
     options: &UnpackOptions,
     monitor: &Monitor<'_>,
 ) -> Result<UnpackSummary, PackError> {
+    unpack_into(archive, target, None, options, monitor)
+}
+
+/// The same; `made` is the mode of a target that was just made, closed, if the archive says nothing of it.
+fn unpack_into(
+    archive: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    made: Option<Mode>,
+    options: &UnpackOptions,
+    monitor: &Monitor<'_>,
+) -> Result<UnpackSummary, PackError> {
     let began = Instant::now();
     let path = name_of(archive);
     let read_error = |source: io::Error| PackError::Read { path: path.clone(), source };
@@ -437,7 +463,7 @@ pub fn unpack(
     let state = opened.state();
     let _lock = Lock::on(target)?;
     let restorer = Restorer::new(target, state != IndexState::Used, monitor);
-    let mut places = Places::new(target);
+    let mut places = Places::new(target, made, options.umask);
     let read = match opened.found {
         Found::Index(mut index) => {
             let stream = Stream { source: opened.source.clone(), frames: index.frames.take() };
@@ -490,12 +516,16 @@ pub fn unpack_path(
 ) -> Result<UnpackSummary, PackError> {
     let archive = open_file(archive)?;
     let target_error = |error: Errno| PackError::Target { path: target.to_owned(), source: error.into() };
-    match fs::mkdir(target, Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => {}
+    // Closed until it is complete: what comes into it may be readable to all, and it itself not.
+    let is_new = match fs::mkdir(target, Mode::RWXU) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
         Err(error) => return Err(target_error(error)),
-    }
-    let target = open_directory(target).map_err(target_error)?;
-    unpack(archive.as_fd(), target.as_fd(), options, monitor)
+    };
+    let opened = open_directory(target).map_err(target_error)?;
+    let made =
+        is_new.then(|| place::plain_mode(opened.as_fd(), options.umask)).transpose().map_err(target_error)?;
+    unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor)
 }
 
 /// An archive and what is known of its index.

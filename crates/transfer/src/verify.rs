@@ -21,10 +21,14 @@ use crate::progress::{Event, Monitor};
 pub struct Verified {
     /// Files whose size and checksum are those of the manifest.
     pub matching: u64,
-    /// Files that differ, are missing or can't be read; each was reported as an event.
+    /// Entries that differ, in content or attributes, are missing or can't be read; each was reported as an event.
     pub failed: u64,
     /// Bytes read.
     pub bytes: u64,
+    /// Entries of all kinds whose attributes are the source's.
+    pub compared: u64,
+    /// Entries whose attributes could not be compared, because the source's have changed since the copy began.
+    pub changed: u64,
 }
 
 /// Reads every file that `manifest` lists below `target` and compares size and checksum.
@@ -83,6 +87,7 @@ pub fn verify(
             matching: matching.into_inner(),
             failed: failed.into_inner(),
             bytes: bytes.into_inner(),
+            ..Verified::default()
         }),
     }
 }

@@ -286,6 +286,96 @@ fn a_copy_is_never_more_readable_than_its_source_even_for_a_moment() {
 }
 
 #[test]
+fn a_copy_that_loses_its_acl_gives_the_group_no_more_than_the_source_does() {
+    if !trees::is_root() {
+        return eprintln!("not run: mounting a filesystem without ACLs needs root");
+    }
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    fs::write(source.join("x"), "x").unwrap();
+    setfacl(&["-m", "u:12345:rwx,g::---,m::rwx,o::---"], &source.join("x"));
+    assert_eq!(fs::metadata(source.join("x")).unwrap().mode() & 0o777, 0o670);
+    let mounted = Mounted::of("ramfs", &target, "");
+    let (summary, failures) = stage_with(&source, &target.join("copy"), &Options::default());
+    assert_eq!(summary.unwrap().errors, 1);
+    assert!(failures[0].contains("x: it was copied, but not its access control list"), "{failures:?}");
+    assert_eq!(fs::metadata(target.join("copy/x")).unwrap().mode() & 0o777, 0o600);
+    drop(mounted);
+}
+
+fn getfacl(root: &Path) -> Vec<String> {
+    let out = std::process::Command::new("getfacl").args(["-n", "-R", "-P", "."]).current_dir(root).output();
+    let text = String::from_utf8(out.unwrap().stdout).unwrap();
+    let mut entries: Vec<String> = text.split("\n\n").map(ToOwned::to_owned).collect();
+    entries.sort();
+    entries
+}
+
+/// A directory with a default ACL, and files in it and below that have none.
+fn tree_with_default_acl(root: &Path) {
+    fs::create_dir_all(root.join("sub/inner")).unwrap();
+    for name in ["sub/a", "sub/b", "sub/inner/c"] {
+        fs::write(root.join(name), name).unwrap();
+    }
+    setfacl(&["-d", "-m", "u:12345:rwx,g::---,m::rwx,o::---"], &root.join("sub"));
+    fs::set_permissions(root.join("sub"), fs::Permissions::from_mode(0o2755)).unwrap();
+}
+
+/// What a killed copy leaves: under a temporary name, a directory below that was complete already, and lost a file.
+fn killed_copy(source: &Path, target: &Path, options: &Options) {
+    let (result, _) = stage_with(source, target, options);
+    result.unwrap();
+    let name = format!(".{}.ondeck-partial", target.file_name().unwrap().to_str().unwrap());
+    fs::rename(target, target.with_file_name(name)).unwrap();
+}
+
+#[test]
+fn a_copy_that_is_killed_and_repeated_grants_no_acl_that_the_source_has_not() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    tree_with_default_acl(&source);
+    let partial = ram.path().join(".t.ondeck-partial");
+    for lost in [&["sub/a"][..], &["sub/a", "sub/inner"], &["sub/inner/c"], &[]] {
+        killed_copy(&source, &target, &options(&manifest));
+        for name in lost {
+            let path = partial.join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        }
+        // The root was about to get its name, or had an ACL that the source lost since.
+        setfacl(&["-m", "u:12345:rwx,g::---,m::rwx", "-d", "-m", "u:12345:rwx"], &partial);
+        stage(&source, &target, &Options { verify: true, ..options(&manifest) });
+        trees::assert_same(&source, &target);
+        assert_eq!(getfacl(&source), getfacl(&target), "{lost:?}");
+        fs::remove_dir_all(&target).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_that_is_killed_and_repeated_inherits_what_it_would_have() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_default_acl(&source);
+    let shared = ram.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    setfacl(&["-d", "-m", "u:23456:rwx,m::rwx,o::---"], &shared);
+    let inherit = Options { ownership: ondeck_transfer::Ownership::Inherit, ..Options::default() };
+    stage(&source, &shared.join("once"), &inherit);
+    killed_copy(&source, &shared.join("again"), &inherit);
+    fs::remove_file(shared.join(".again.ondeck-partial/sub/a")).unwrap();
+    fs::remove_dir_all(shared.join(".again.ondeck-partial/sub/inner")).unwrap();
+    stage(&source, &shared.join("again"), &inherit);
+    assert_eq!(getfacl(&shared.join("once")), getfacl(&shared.join("again")));
+    assert!(getfacl(&shared.join("once")).concat().contains("user:23456:rwx"));
+}
+
+fn setfacl(arguments: &[&str], path: &Path) {
+    let status = std::process::Command::new("setfacl").args(arguments).arg(path).status();
+    assert!(status.unwrap_or_else(|error| panic!("setfacl: {error}: apt-get install acl")).success());
+}
+
+#[test]
 fn a_file_that_changes_while_it_is_copied_is_reported_and_not_left_half_done() {
     let ram = ram();
     let (source, target) = (ram.path().join("s"), ram.path().join("t"));
@@ -368,6 +458,64 @@ fn delete_exclude_and_update_do_what_they_say() {
 }
 
 #[test]
+fn what_is_removed_from_the_source_meanwhile_is_told_from_what_failed() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir_all(source.join("sub")).unwrap();
+    for number in 0..100 {
+        fs::write(source.join(format!("f{number}")), vec![1; 20_000]).unwrap();
+    }
+    let slow =
+        Options { bandwidth: Some(Rate(Bytes(2 << 20))), threads: 1, ..options(&ram.path().join("m")) };
+    let failures = Mutex::new(Vec::new());
+    let event = |event: Event<'_>| {
+        if let Event::Failed(error) = event {
+            failures.lock().unwrap().push(error.to_string());
+        }
+    };
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &event };
+    let summary = std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| progress.entries_done.load(Ordering::Relaxed) >= 5);
+        // In the order of their inodes, this is the last one; directories come after files.
+        fs::remove_file(source.join("f99")).unwrap();
+        fs::remove_dir(source.join("sub")).unwrap();
+        copy.join().unwrap().unwrap()
+    });
+    assert_eq!((summary.files, summary.errors, summary.vanished), (99, 2, 2));
+    let mut failures = failures.into_inner().unwrap();
+    failures.sort();
+    assert!(failures[0].starts_with("f99: opening it: No such file"), "{failures:?}");
+    assert!(failures[1].starts_with("sub: opening it: No such file"), "{failures:?}");
+}
+
+#[test]
+fn a_pattern_with_a_slash_at_its_end_leaves_out_directories_only() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir_all(source.join("a/cache")).unwrap();
+    fs::create_dir(source.join("b")).unwrap();
+    fs::create_dir_all(target.join("c/cache")).unwrap();
+    fs::create_dir_all(target.join("d/cache")).unwrap();
+    fs::create_dir(source.join("c")).unwrap();
+    for name in ["a/cache/x", "a/y", "b/cache", "c/cache"] {
+        fs::write(source.join(name), "source").unwrap();
+    }
+    fs::write(target.join("c/cache/theirs"), "target").unwrap();
+    let options = Options { delete: true, exclude: Exclude::new(["cache/"]), ..Options::default() };
+    let (summary, failures) = stage_with(&source, &target, &options);
+    assert_eq!(summary.unwrap().files, 2);
+    assert_eq!(
+        failures,
+        ["c/cache: copying it: the target has a directory of that name, which is excluded and stays"]
+    );
+    assert!(!target.join("a/cache").exists());
+    assert_eq!(fs::read_to_string(target.join("b/cache")).unwrap(), "source");
+    assert!(target.join("c/cache/theirs").exists() && target.join("d/cache").exists());
+}
+
+#[test]
 fn a_single_file_is_copied_to_the_name_that_was_given() {
     let ram = ram();
     let source = ram.path().join("s");
@@ -436,8 +584,12 @@ struct Mounted<'a>(&'a Path);
 
 impl<'a> Mounted<'a> {
     fn tmpfs(path: &'a Path, options: &str) -> Self {
+        Mounted::of("tmpfs", path, options)
+    }
+
+    fn of(kind: &str, path: &'a Path, options: &str) -> Self {
         let options = std::ffi::CString::new(options).unwrap();
-        rustix::mount::mount("t", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options).unwrap();
+        rustix::mount::mount("t", path, kind, rustix::mount::MountFlags::empty(), &*options).unwrap();
         Mounted(path)
     }
 }
@@ -467,6 +619,115 @@ fn verify_finds_a_byte_that_is_not_what_was_written() {
 }
 
 #[test]
+fn verify_finds_every_attribute_that_is_not_the_sources_and_the_next_copy_mends_it() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir_all(source.join("sub/deep")).unwrap();
+    for name in
+        ["mode", "owner", "time", "xattr", "acl", "gone", "sub/other", "sub/deep/extra", "fine", "left.tmp"]
+    {
+        fs::write(source.join(name), name).unwrap();
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(0o640)).unwrap();
+    }
+    symlink("fine", source.join("link")).unwrap();
+    let xattr = |path: &Path, value: &[u8]| {
+        rustix::fs::setxattr(path, "user.test", value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    xattr(&source.join("xattr"), b"value");
+    setfacl(&["-m", "u:12345:rw,m::rw"], &source.join("acl"));
+    fs::set_permissions(source.join("acl"), fs::Permissions::from_mode(0o660)).unwrap();
+    let exclude = Exclude::new(["*.tmp"]);
+    let verify = Options { verify: true, exclude, ..options(&manifest) };
+    let first = stage(&source, &target, &verify);
+    assert_eq!(first.verified.unwrap().compared, 13);
+    fs::remove_file(target.join("link")).unwrap();
+
+    let (result, _) = stage_with(&source, &target, &verify);
+    assert_eq!(result.unwrap().verified.unwrap().failed, 0, "what is made again is right");
+    // While a copy has nothing to do: what is recorded is not copied again, but looked at.
+    fs::set_permissions(target.join("mode"), fs::Permissions::from_mode(0o666)).unwrap();
+    if trees::is_root() {
+        std::os::unix::fs::chown(target.join("owner"), Some(1), Some(2)).unwrap();
+    }
+    xattr(&target.join("xattr"), b"other");
+    setfacl(&["-m", "u:12345:rwx"], &target.join("acl"));
+    xattr(&target.join("sub/deep/extra"), b"extra");
+    setfacl(&["-m", "u:23456:r"], &target.join("sub/other"));
+    let (result, mut failures) = stage_with(&source, &target, &verify);
+    failures.sort();
+    let mut expected = vec![
+        "acl: comparing it with its source: its mode is 0670, the source's 0660; its access control list is \
+         user::rw-,user:12345:rwx:12345,group::r--,mask::rwx,other::---, the source's \
+         user::rw-,user:12345:rw-:12345,group::r--,mask::rw-,other::---",
+        "mode: comparing it with its source: its mode is 0666, the source's 0640",
+        "owner: comparing it with its source: its owner is 1, the source's 0; its group is 2, the source's 0",
+        "sub/deep/extra: comparing it with its source: it has the extended attribute user.test, which its source has not",
+        "sub/other: comparing it with its source: its access control list is \
+         user::rw-,user:23456:r--:23456,group::r--,mask::r--,other::---, the source's none",
+        "xattr: comparing it with its source: its extended attribute user.test has another value",
+    ];
+    if !trees::is_root() {
+        expected.retain(|failure| !failure.starts_with("owner"));
+    }
+    assert_eq!(failures, expected);
+    let summary = result.unwrap();
+    assert_eq!(
+        (summary.verified.unwrap().failed, summary.errors),
+        (expected.len() as u64, expected.len() as u64)
+    );
+    // The same again copies them, and nothing else.
+    let summary = stage(&source, &target, &verify);
+    assert_eq!((summary.files, summary.verified.unwrap().failed), (expected.len() as u64, 0));
+    stage(&source, &target, &Options { exclude: Exclude::default(), ..verify });
+    trees::assert_same(&source, &target);
+}
+
+#[test]
+fn verify_passes_over_what_changes_in_the_source_and_says_so() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    for number in 0..100 {
+        fs::write(source.join(format!("f{number}")), vec![1; 20_000]).unwrap();
+    }
+    let slow = Options { bandwidth: Some(Rate(Bytes(8 << 20))), verify: true, ..options(&manifest) };
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let summary = std::thread::scope(|scope| {
+        let copy = scope.spawn(|| ondeck_transfer::stage(&source, &target, &slow, &monitor));
+        wait_until(|| target.with_file_name(".t.ondeck-partial").join("f0").exists());
+        wait_until(|| progress.entries_done.load(Ordering::Relaxed) >= 10);
+        fs::write(source.join("new"), "new").unwrap();
+        copy.join().unwrap().unwrap()
+    });
+    let verified = summary.verified.unwrap();
+    assert_eq!(
+        (verified.failed, verified.matching, verified.changed),
+        (0, 100, 2),
+        "the new file and its directory"
+    );
+}
+
+#[test]
+fn a_verification_that_is_interrupted_is_no_success() {
+    let ram = ram();
+    let (source, target, manifest) = (ram.path().join("s"), ram.path().join("t"), ram.path().join("m"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("x"), "x").unwrap();
+    let progress = std::sync::Arc::new(Progress::new());
+    // It is asked between the copy and its verification.
+    let cancelling = progress.clone();
+    let gate = Gate::new(move || {
+        cancelling.cancel.store(true, Ordering::Relaxed);
+        Ok(())
+    });
+    let options = Options { verify: true, gate: Some(gate), ..options(&manifest) };
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let result = ondeck_transfer::stage(&source, &target, &options, &monitor);
+    assert!(matches!(result, Err(StageError::Interrupted)), "{result:?}");
+}
+
+#[test]
 fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
     if !trees::is_root() {
         return eprintln!("not run: becoming another user needs root");
@@ -489,8 +750,12 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
             home: "/".into(),
         };
         user.become_for_good().unwrap();
-        let (summary, failures) = stage_with(&source, &target, &Options::default());
-        let good = failures.is_empty() && summary.is_ok_and(|summary| summary.ownership_kept == 2);
+        // What only root could keep is no difference.
+        let verify = Options { verify: true, ..options(&shared.path().join("m")) };
+        let (summary, failures) = stage_with(&source, &target, &verify);
+        let good = failures.is_empty()
+            && summary
+                .is_ok_and(|summary| (summary.ownership_kept, summary.verified.unwrap().compared) == (2, 2));
         // SAFETY: ends the child without running the test harness's exit handlers.
         unsafe { libc::_exit(i32::from(!good)) };
     }

@@ -59,7 +59,7 @@ fn pack(source: &Path, archive: &Path, format: PackFormat) -> PackSummary {
 
 fn only(paths: &[&str]) -> UnpackOptions {
     let only = (!paths.is_empty()).then(|| paths.iter().map(PathBuf::from).collect());
-    UnpackOptions { threads: 2, only, sync: false }
+    UnpackOptions { threads: 2, only, sync: false, ..UnpackOptions::default() }
 }
 
 fn unpack_with(
@@ -158,7 +158,7 @@ proptest! {
         }
         let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--xattrs" };
         // The attributes of every kind that GNU tar can be asked for: with them the trees are the same.
-        tool("tar", &[&zstd, &"--xattrs", &"--xattrs-include=*", &"--numeric-owner", &"-xpf", &archive, &"-C", &gnu]);
+        tool("tar", &[&zstd, &"--acls", &"--xattrs", &"--xattrs-include=*", &"--numeric-owner", &"-xpf", &archive, &"-C", &gnu]);
         trees::assert_same(&source, &gnu);
         tool("bsdtar", &[&"--numeric-owner", &"-xpf", &archive, &"-C", &bsd]);
         let (left, right) = (plain_look(&source), plain_look(&bsd));
@@ -256,7 +256,8 @@ proptest! {
     }
 }
 
-/// What bsdtar can restore: not ACLs in this form, nor fractions of times before 1970, nor the time of the root.
+/// What bsdtar can restore, but for ACLs, which have a test of their own: not fractions of times before 1970, nor the
+/// time of the root.
 fn plain_look(root: &Path) -> BTreeMap<Vec<u8>, PlainLook> {
     let mut looks = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
@@ -1004,4 +1005,306 @@ fn open_descriptors_serve_as_well_as_paths() {
     assert!(matches!(busy, Err(PackError::Busy { .. })), "{busy:?}");
     pack(&source, &ram.path().join("a.tar"), PackFormat::Tar);
     assert!(!partial.exists());
+}
+
+/// Octal permissions.
+fn mode(path: &Path) -> String {
+    format!("{:o}", fs::symlink_metadata(path).unwrap().mode() & 0o7777)
+}
+
+fn chmod(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn umask(mask: u32) -> rustix::fs::Mode {
+    rustix::fs::Mode::from_raw_mode(mask)
+}
+
+#[test]
+fn an_archive_is_no_more_readable_than_the_umask_and_its_tree_allow() {
+    let ram = ram();
+    let (source, archive) = (ram.path().join("s"), ram.path().join("a.tar"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("x"), "x").unwrap();
+    let packed = |tree: u32, mask: u32| {
+        chmod(&source, tree);
+        let options = PackOptions { umask: umask(mask), sync: false, ..PackOptions::default() };
+        watched(|monitor| pack_path(&source, &archive, PackFormat::Tar, &options, monitor)).0.unwrap();
+        mode(&archive)
+    };
+    for (tree, mask, expected) in [
+        (0o755, 0o022, "644"),
+        (0o755, 0o077, "600"),
+        (0o755, 0o007, "660"),
+        (0o777, 0o000, "666"),
+        (0o700, 0o000, "600"),
+        (0o750, 0o000, "660"),
+        (0o711, 0o022, "600"),
+        (0o744, 0o022, "600"),
+        (0o705, 0o022, "644"),
+    ] {
+        assert_eq!(packed(tree, mask), expected, "a tree of {tree:o} and the umask {mask:o}");
+    }
+    // The mask of an ACL is not what the group may do.
+    tool("setfacl", &[&"-m", &"g::---,u:12345:rx,m::rx,o::---", &source]);
+    let options = PackOptions { umask: umask(0o022), sync: false, ..PackOptions::default() };
+    watched(|monitor| pack_path(&source, &archive, PackFormat::Tar, &options, monitor)).0.unwrap();
+    assert_eq!(mode(&archive), "600");
+    tool("setfacl", &[&"-b", &source]);
+    // The group of the archive is another one than the tree's.
+    if trees::is_root() {
+        std::os::unix::fs::chown(&source, None, Some(12_345)).unwrap();
+        assert_eq!(packed(0o750, 0o022), "600");
+        assert_eq!(packed(0o755, 0o022), "644");
+    }
+    // What the directory's default ACL gives to somebody is theirs only if all may read the tree.
+    tool("setfacl", &[&"-d", &"-m", &"u::rwx,g::rx,u:12345:rx,m::rx,o::---", &ram.path()]);
+    assert_eq!(packed(0o755, 0o022), "640");
+    assert!(
+        String::from_utf8(tool("getfacl", &[&"-np", &archive]))
+            .unwrap()
+            .contains("user:12345:r-x\t#effective:r--")
+    );
+    assert_eq!(packed(0o700, 0o022), "600");
+    assert!(!String::from_utf8(tool("getfacl", &[&"-np", &archive])).unwrap().contains("12345"));
+}
+
+#[test]
+fn an_archive_is_its_makers_alone_until_it_is_complete() {
+    let ram = ram();
+    let (source, archive) = (ram.path().join("s"), ram.path().join("a.tar"));
+    fs::create_dir(&source).unwrap();
+    for number in 0..20 {
+        fs::write(source.join(number.to_string()), noise(1 << 20)).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !done.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(ram.path()).unwrap().flatten() {
+                    if let Ok(metadata) = entry.metadata()
+                        && metadata.is_file()
+                    {
+                        seen.insert((entry.file_name(), metadata.mode() & 0o7777));
+                    }
+                }
+            }
+            seen
+        });
+        for _ in 0..5 {
+            let options = PackOptions { umask: umask(0), sync: false, ..PackOptions::default() };
+            watched(|monitor| pack_path(&source, &archive, PackFormat::TarZst, &options, monitor)).0.unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        watching.join().unwrap()
+    });
+    let partial: BTreeSet<u32> =
+        seen.iter().filter(|(name, _)| name != "a.tar").map(|(_, mode)| *mode).collect();
+    // In the moment before it gets its name it has its mode already.
+    assert!(partial.contains(&0o600) && partial.iter().all(|mode| [0o600, 0o666].contains(mode)), "{seen:?}");
+    assert_eq!(mode(&archive), "666");
+}
+
+#[test]
+fn directories_that_an_archive_says_nothing_of_follow_the_umask() {
+    let ram = ram();
+    let (source, archive) = (ram.path().join("s"), ram.path().join("a.tar"));
+    fs::create_dir_all(source.join("a/b/c")).unwrap();
+    fs::write(source.join("a/b/c/x"), "x").unwrap();
+    chmod(&source.join("a/b"), 0o700);
+    chmod(&source.join("a/b/c/x"), 0o666);
+    pack(&source, &archive, PackFormat::Tar);
+    let one = |target: &Path, mask: u32| {
+        let options = UnpackOptions { umask: umask(mask), ..only(&["a/b/c/x"]) };
+        let (summary, failures) = unpack_with(&archive, target, &options);
+        assert_eq!((summary.unwrap().files, failures), (1, Vec::new()));
+        [".", "a", "a/b", "a/b/c", "a/b/c/x"].map(|path| mode(&target.join(path)))
+    };
+    assert_eq!(one(&ram.path().join("t1"), 0o022), ["755", "755", "755", "755", "666"]);
+    assert_eq!(one(&ram.path().join("t2"), 0o077), ["700", "700", "700", "700", "666"]);
+    assert_eq!(one(&ram.path().join("t3"), 0o000), ["777", "777", "777", "777", "666"]);
+    // A set-gid directory hands its group down; a default ACL lets nobody in by way of the mask.
+    let shared = ram.path().join("t4");
+    fs::create_dir(&shared).unwrap();
+    chmod(&shared, 0o2770);
+    assert_eq!(one(&shared, 0o027), ["2770", "2750", "2750", "2750", "666"]);
+    let listed = ram.path().join("t5");
+    fs::create_dir(&listed).unwrap();
+    tool("setfacl", &[&"-d", &"-m", &"u:12345:rwx,g::---,m::rwx,o::---", &listed]);
+    assert_eq!(one(&listed.join("new"), 0o022)[..2], ["700", "755"]);
+    assert_eq!(one(&listed, 0o022)[1..4], ["700", "755", "755"]);
+    // A foreign archive without a root, and one whose tree is closed.
+    let foreign = ram.path().join("foreign.tar");
+    tool("tar", &[&"-cf", &foreign, &"-C", &source, &"a/b/c/x"]);
+    let options = UnpackOptions { umask: umask(0o027), ..only(&[]) };
+    unpack_with(&foreign, &ram.path().join("t6"), &options).0.unwrap();
+    assert_eq!(["t6", "t6/a"].map(|path| mode(&ram.path().join(path))), ["750", "750"]);
+    chmod(&source, 0o700);
+    pack(&source, &archive, PackFormat::Tar);
+    unpack(&archive, &ram.path().join("t7"));
+    assert_eq!(mode(&ram.path().join("t7")), "700");
+}
+
+#[test]
+fn nobody_gets_into_what_is_unpacked_before_it_has_its_mode() {
+    let ram = ram();
+    let (source, archive) = (ram.path().join("s"), ram.path().join("a.tar"));
+    for directory in 0..10 {
+        let directory = source.join(format!("d{directory}"));
+        fs::create_dir_all(&directory).unwrap();
+        chmod(&directory, 0o755);
+        for number in 0..40 {
+            let file = directory.join(number.to_string());
+            fs::write(&file, noise(100_000)).unwrap();
+            chmod(&file, 0o666);
+        }
+    }
+    chmod(&source, 0o700);
+    pack(&source, &archive, PackFormat::Tar);
+    let target = ram.path().join("t");
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !done.load(Ordering::Relaxed) {
+                if let Ok(metadata) = fs::metadata(&target) {
+                    seen.insert(metadata.mode() & 0o7777);
+                }
+            }
+            seen
+        });
+        for _ in 0..5 {
+            let _ = fs::remove_dir_all(&target);
+            let options = UnpackOptions { umask: umask(0), ..only(&[]) };
+            unpack_with(&archive, &target, &options).0.unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        watching.join().unwrap()
+    });
+    assert_eq!(seen, BTreeSet::from([0o700]));
+    assert_eq!(mode(&target.join("d0/0")), "666");
+}
+
+/// What getfacl(1) says of every entry of a tree.
+fn acls(root: &Path) -> String {
+    let out = Command::new("getfacl").args(["-n", "-R", "-P", "."]).current_dir(root).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    let text = String::from_utf8(out.stdout).unwrap();
+    let mut entries: Vec<&str> = text.split("\n\n").collect();
+    entries.sort();
+    entries.join("\n\n")
+}
+
+/// A tree in which somebody has rights that the group has not.
+fn tree_with_acls(root: &Path) {
+    fs::create_dir_all(root.join("shared/inner")).unwrap();
+    fs::write(root.join("shared/file"), "x").unwrap();
+    fs::write(root.join("shared/plain"), "x").unwrap();
+    tool(
+        "setfacl",
+        &[&"-m", &"u:12345:rw,u:daemon:r,g::---,g:23456:rw,m::rw,o::---", &root.join("shared/file")],
+    );
+    tool("setfacl", &[&"-m", &"u:12345:rwx,g::---,m::rwx,o::r", &root.join("shared")]);
+    tool("setfacl", &[&"-d", &"-m", &"u::rwx,g::---,u:12345:rwx,m::rwx,o::---", &root.join("shared/inner")]);
+    tool("setfattr", &[&"-n", &"user.test", &"-v", &"value", &root.join("shared/file")]);
+}
+
+#[test]
+fn acls_are_where_gnu_tar_and_bsdtar_look_for_them() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_acls(&source);
+    let wanted = acls(&source);
+    assert!(wanted.contains("user:12345:rw-") && wanted.contains("default:user:12345:rwx"), "{wanted}");
+    for format in FORMATS {
+        let archive = ram.path().join("a.tar");
+        pack(&source, &archive, format);
+        let (gnu, bsd, ours) = (ram.path().join("gnu"), ram.path().join("bsd"), ram.path().join("ours"));
+        for target in [&gnu, &bsd] {
+            fs::create_dir(target).unwrap();
+        }
+        let zstd = if format == PackFormat::TarZst { "--zstd" } else { "--xattrs" };
+        // Nobody has asked for an attribute of ours: the keys are their own.
+        tool("tar", &[&zstd, &"--acls", &"-xpf", &archive, &"-C", &gnu]);
+        tool("bsdtar", &[&"--acls", &"-xpf", &archive, &"-C", &bsd]);
+        unpack(&archive, &ours);
+        for target in [&gnu, &bsd, &ours] {
+            assert_eq!(acls(target), wanted, "{}", target.display());
+        }
+        trees::assert_same(&source, &ours);
+        for target in [gnu, bsd, ours] {
+            fs::remove_dir_all(target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn acls_of_other_programs_archives_are_restored() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_acls(&source);
+    let wanted = acls(&source);
+    let archive = ram.path().join("a.tar");
+    let dot = ["-C", source.to_str().unwrap(), "."];
+    let programs: [(&str, &[&str]); 5] = [
+        ("tar", &["--format=pax", "--acls"]),
+        ("tar", &["--format=pax", "--acls", "--numeric-owner"]),
+        ("tar", &["--format=pax", "--acls", "--xattrs", "--xattrs-include=*"]),
+        // As archives of Ondeck's were before: in the kernel's form.
+        ("tar", &["--format=pax", "--xattrs", "--xattrs-include=*"]),
+        ("bsdtar", &["--format=pax", "--acls"]),
+    ];
+    for (program, options) in programs {
+        let mut arguments: Vec<&dyn AsRef<OsStr>> = options.iter().map(|option| option as _).collect();
+        arguments.extend([&"-cf" as &dyn AsRef<OsStr>, &archive]);
+        arguments.extend(dot.iter().map(|word| word as &dyn AsRef<OsStr>));
+        tool(program, &arguments);
+        let target = ram.path().join("t");
+        unpack(&archive, &target);
+        assert_eq!(acls(&target), wanted, "{program} {options:?}");
+        fs::remove_dir_all(target).unwrap();
+    }
+}
+
+#[test]
+fn an_acl_that_can_not_be_had_here_leaves_the_group_no_more_than_it_had() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    fs::create_dir(&source).unwrap();
+    for name in ["named", "broken"] {
+        fs::write(source.join(name), "x").unwrap();
+        tool("setfacl", &[&"-m", &"u:daemon:rw,u:12345:rw,g::---,m::rw,o::---", &source.join(name)]);
+    }
+    let archive = ram.path().join("a.tar");
+    tool("tar", &[&"--format=pax", &"--acls", &"-cf", &archive, &"-C", &source, &"named", &"broken"]);
+    let data = fs::read(&archive).unwrap();
+    // As many letters, so that the records keep their lengths.
+    let mut text = data.clone();
+    let mut places =
+        data.windows(13).enumerate().filter(|(_, window)| window == b"user:daemon:r").map(|(at, _)| at);
+    let (named, broken) = (places.next().unwrap(), places.next().unwrap());
+    text[named..named + 11].copy_from_slice(b"user:nobodx");
+    text[broken..broken + 11].copy_from_slice(b"usex:daemon");
+    fs::write(&archive, text).unwrap();
+    let target = ram.path().join("t");
+    let (summary, failures) = unpack_with(&archive, &target, &only(&[]));
+    assert_eq!((summary.unwrap().files, failures.len()), (2, 2), "{failures:?}");
+    assert!(
+        failures[0]
+            .contains("broken: it was unpacked, but not all of its access control list: `usex:daemon:rw-`"),
+        "{failures:?}"
+    );
+    assert!(
+        failures[1].contains("named: it was unpacked, but not all of its access control list"),
+        "{failures:?}"
+    );
+    assert!(failures[1].contains("`nobodx`"), "{failures:?}");
+    let acl = |name: &str| String::from_utf8(tool("getfacl", &[&"-np", &target.join(name)])).unwrap();
+    assert!(
+        acl("named").contains("user:12345:rw-") && acl("named").contains("group::---"),
+        "{}",
+        acl("named")
+    );
+    assert!(acl("broken").contains("group::---") && !acl("broken").contains("mask"), "{}", acl("broken"));
 }

@@ -639,6 +639,9 @@ fn a_script_unpacks_and_packs_and_what_it_leaves_behind_ends(case: &Case) {
     let packed = job.request(json!({"bring_home": {"directories": both, "script": null, "pack": "tar.zst"}}));
     job.succeeds("n1", &packed);
     assert_eq!(names(&job.path("out")), ["all.tar", "results-4711.tar.zst"]);
+    // Nobody knows the user's umask here.
+    let archive = fs::metadata(job.path("out/results-4711.tar.zst")).unwrap();
+    assert_eq!((archive.mode() & 0o7777, archive.uid()), (0o600, OWNER));
 
     let name = job.path("script").display().to_string();
     let report = job.fails("n1", &with("fill", "echo before; exit 3"), false, &[&name, "exit code 3"]);

@@ -1378,6 +1378,7 @@ impl Shared {
             threads: self.options.threads,
             modes: opened.iter().map(|entry| (entry.inode, entry.mode)).collect(),
             xattr_name: overlay.then_some(seen_through_overlay),
+            umask: self.surroundings.umask,
             ..PackOptions::default()
         };
         let packed =

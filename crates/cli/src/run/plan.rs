@@ -330,6 +330,7 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         .iter()
         .map(|path| (path, true))
         .chain(request.data_out.iter().map(|path| (path, false)));
+    let state = crate::state::runs().and_then(|path| Ok(path.canonicalize()?)).ok();
     for (path, input) in named {
         let what = if input { "input" } else { "output" };
         let real = path.canonicalize().map_err(|error| {
@@ -354,6 +355,13 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
             if real == Path::new(kept) || (matches!(kept, "/proc" | "/sys") && real.starts_with(kept)) {
                 bail!("{} belongs to the system; name a directory of the job's own", real.display());
             }
+        }
+        // Covered, they would hide the runs' own state from everybody inside.
+        if real == Path::new("/dev/shm") || state.as_ref().is_some_and(|state| real.starts_with(state)) {
+            bail!(
+                "{} is where RAM disks and the state of runs are kept; name a directory of the job's own",
+                real.display()
+            );
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let disk = rustix::fs::open(&real, flags, Mode::empty())

@@ -150,6 +150,22 @@ impl Report {
         )
     }
 
+    /// Whether it can be written there, asked before the program is started: then it is not too late for another path.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(path: &Path) -> Result<()> {
+        let check = || {
+            if path.is_dir() {
+                return Err(rustix::io::Errno::ISDIR);
+            }
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let (parent, access) = (parent.unwrap_or(Path::new(".")), rustix::fs::Access::WRITE_OK);
+            rustix::fs::access(parent.join("."), access | rustix::fs::Access::EXEC_OK)
+        };
+        check().with_context(|| format!("can't write the report {}; name another file", path.display()))
+    }
+
     /// Writes it, under its name only when it is complete.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut temporary = path.as_os_str().to_owned();

@@ -17,7 +17,7 @@ use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, Whereabouts, stage_roots, whereabouts,
 };
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode};
 
 use super::fill::entries;
 use super::work::{Opened, Worker, failed_for_room, is_no_room};
@@ -26,6 +26,10 @@ use crate::run::homecoming::{Homecoming, Mechanism};
 
 /// Beyond the time for which a node believes what it has seen: the kernel counts in ticks.
 pub const SETTLED: Duration = Duration::from_millis(20);
+
+/// The umask for an archive of results. Nobody knows the user's here, and an archive shows what is in it to all who can
+/// read it, whatever modes the files have: it is its owner's alone.
+const ARCHIVE_UMASK: Mode = Mode::RWXG.union(Mode::RWXO);
 
 impl Worker<'_> {
     /// Merges every output directory into the one on disk. A failure of one does not keep the others from it.
@@ -251,7 +255,7 @@ impl Worker<'_> {
         let failed_before = self.failures().0;
         let event = |event: Event<'_>| self.note(&directory.path, &event);
         let monitor = Monitor { progress: &self.shared.progress, event: &event };
-        let options = PackOptions::default();
+        let options = PackOptions { umask: ARCHIVE_UMASK, ..PackOptions::default() };
         let packed = pack::pack(slot.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor);
         let failed = self.failures().0 - failed_before;
         match packed {

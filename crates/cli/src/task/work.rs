@@ -124,7 +124,7 @@ fn become_user(order: &Order, user: &User, log: OwnedFd) -> Result<OwnedFd, Fail
         .map_err(|error| Failure::passing(format!("{}: can't start the task: {error}", order.node)))?;
     user.become_for_good().map_err(|error| Failure::passing(format!("{}: {error}", order.node)))?;
     confine::limit();
-    // Modes come from the source; a script gets a mask of its own.
+    // Modes come from the source; what has none gets one of its own, and a script a mask.
     rustix::process::umask(Mode::empty());
     if std::env::set_current_dir(&order.request.work_dir).is_err() {
         std::env::set_current_dir("/").map_err(|error| Failure::passing(error.to_string()))?;

@@ -124,6 +124,24 @@ impl Scene {
         Ran::of(self.ondeck(arguments).output().unwrap())
     }
 
+    /// The same with a umask.
+    pub fn run_with_umask(&self, umask: u32, arguments: &[&str]) -> Ran {
+        let mut command = self.ondeck(arguments);
+        // SAFETY: a system call only, in the child before exec.
+        unsafe {
+            command.pre_exec(move || {
+                libc::umask(umask);
+                Ok(())
+            });
+        }
+        Ran::of(command.output().unwrap())
+    }
+
+    /// The permissions of an entry, in octal.
+    pub fn mode(&self, name: &str) -> String {
+        format!("{:o}", fs::symlink_metadata(self.path(name)).unwrap().mode() & 0o7777)
+    }
+
     /// Runs `ondeck run … -- sh -c SCRIPT`.
     pub fn run_shell(&self, options: &[&str], script: &str) -> Ran {
         self.run(&[&["run"], options, &["--", "sh", "-c", script]].concat())

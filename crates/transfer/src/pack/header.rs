@@ -6,17 +6,19 @@
 //!
 //! What is written here: the path and a link's target where they are longer than 100 bytes or not plain ASCII (with
 //! `hdrcharset=BINARY` if they are not UTF-8), numbers too large for their field, `mtime` with nanoseconds,
-//! `SCHILY.xattr.NAME` for every extended attribute and ACL, and `GNU.sparse.*` for a file with holes.
-//! What is read is more, because other programs write more: GNU's long names and old sparse maps, ACLs as text.
+//! `SCHILY.xattr.NAME` for every extended attribute, `SCHILY.acl.access` and `SCHILY.acl.default` for ACLs as text, and
+//! `GNU.sparse.*` for a file with holes.
+//! What is read is more, because other programs write more: GNU's long names and old sparse maps, ACLs in the kernel's
+//! form (`SCHILY.xattr.system.posix_acl_*`).
 
 use std::borrow::Cow;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::{self, Read, Write};
 
 use tar::EntryType;
 
-use super::acl;
 use super::sparse::Segment;
+use crate::acl;
 use crate::attributes::{ACL_ACCESS, ACL_DEFAULT, Xattr};
 use crate::error::Fault;
 
@@ -34,6 +36,8 @@ const MOST_7_DIGITS: u32 = 0o7_777_777;
 const NOBODY: u32 = 65_534;
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
+/// The keys under which GNU tar, bsdtar and star look for ACLs.
+const ACLS: [(&[u8], &CStr); 2] = [(b"SCHILY.acl.access", ACL_ACCESS), (b"SCHILY.acl.default", ACL_DEFAULT)];
 
 /// Rounds up to whole blocks.
 pub(super) fn padded(length: u64) -> u64 {
@@ -123,6 +127,11 @@ impl Header {
             record(&mut records, b"mtime", time_text(attributes.mtime).as_bytes());
         }
         for xattr in &attributes.xattrs {
+            let key = ACLS.iter().find(|(_, name)| *xattr.name == **name).map(|(key, _)| key);
+            if let Some((key, text)) = key.zip(acl::to_text(&xattr.value)) {
+                record(&mut records, key, text.as_bytes());
+                continue;
+            }
             record(&mut records, &[XATTR, &encode_name(xattr.name.to_bytes())].concat(), &xattr.value);
         }
         if records.len() as u64 > MOST_RECORDS {
@@ -280,13 +289,14 @@ fn build(
         // A base-256 number may be negative.
         None => (block.mtime().unwrap_or(0) as i64, 0),
     };
-    let (xattrs, lost) = read_xattrs(records);
+    let mut mode = block.mode().unwrap_or(0o600) & 0o7777;
+    let (xattrs, lost) = read_xattrs(records, &mut mode);
     let mut header = Header {
         kind,
         path,
         link,
         attributes: Attributes {
-            mode: block.mode().unwrap_or(0o600) & 0o7777,
+            mode,
             uid: id(b"uid", block.uid())?,
             gid: id(b"gid", block.gid())?,
             mtime,
@@ -324,7 +334,8 @@ fn build(
     Ok(header)
 }
 
-fn read_xattrs(records: &Records<'_>) -> (Vec<Xattr>, Option<String>) {
+/// Extended attributes and ACLs, and what of them can't be restored. An ACL decides on the permissions of `mode`.
+fn read_xattrs(records: &Records<'_>, mode: &mut u32) -> (Vec<Xattr>, Option<String>) {
     let mut xattrs: Vec<Xattr> = Vec::new();
     let mut lost = None;
     for record in records.own {
@@ -335,14 +346,30 @@ fn read_xattrs(records: &Records<'_>) -> (Vec<Xattr>, Option<String>) {
             xattrs.push(Xattr { name, value: record.value.clone() });
         }
     }
-    for (key, name) in [(&b"SCHILY.acl.access"[..], ACL_ACCESS), (b"SCHILY.acl.default", ACL_DEFAULT)] {
+    for (key, name) in ACLS {
         // The binary form of the same, where both are there, needs no look-up of names.
         if let Some(text) = records.get(key)
             && !xattrs.iter().any(|xattr| *xattr.name == *name)
         {
             match acl::from_text(text) {
-                Ok(value) => xattrs.push(Xattr { name: name.to_owned(), value }),
-                Err(why) => lost = Some(why),
+                Ok(acl::Parsed { acl, unknown }) => {
+                    // The group's bits of a mode with an ACL are the mask's, but bsdtar writes the group's own.
+                    if name == ACL_ACCESS {
+                        *mode = acl::mode_bits(&acl).map_or(*mode, |bits| *mode & 0o7000 | bits);
+                    }
+                    xattrs.push(Xattr { name: name.to_owned(), value: acl });
+                    if !unknown.is_empty() {
+                        lost =
+                            Some(format!("nobody is called `{}` here, whom it names", unknown.join("`, `")));
+                    }
+                }
+                Err(why) => {
+                    // What its group may do was in the ACL: no more than anybody else.
+                    if name == ACL_ACCESS {
+                        *mode &= 0o7707 | (*mode & 0o007) << 3;
+                    }
+                    lost = Some(why);
+                }
             }
         }
     }

@@ -14,6 +14,7 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
 use rustix::io::Errno;
 
 use super::header::Attributes;
+use crate::acl::plain_bits;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join, partial_name};
 use crate::error::{During, Fault};
@@ -39,6 +40,7 @@ pub(super) struct Places<'a> {
     /// In the order in which they were made: a directory after the one that holds it.
     met: Vec<Met>,
     opened: Opened,
+    umask: Mode,
 }
 
 enum Known {
@@ -79,18 +81,19 @@ impl Opened {
 }
 
 impl<'a> Places<'a> {
-    pub fn new(root: BorrowedFd<'a>) -> Self {
+    /// `made`: the root was just made, closed, and gets this mode if the archive says nothing of it.
+    pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode) -> Self {
         let place = Arc::new(Place {
             disk: Vec::new(),
             fresh: false,
             hands_down_acl: has_default_acl(root),
             attributes: OnceLock::new(),
-            plain_mode: None,
+            plain_mode: made,
         });
         let mut known = HashMap::new();
         known.insert(Vec::new(), Known::Place(place.clone()));
         let met = vec![Met { place, path: Vec::new(), partial: false }];
-        Places { root, known, met, opened: Opened::default() }
+        Places { root, known, met, opened: Opened::default(), umask }
     }
 
     /// The directory of this path, made if the target has none, with all above it. `listed` says that the archive
@@ -150,19 +153,12 @@ impl<'a> Places<'a> {
                     // What an interrupted run left may be anything.
                     remove_tree(dir, &on_disk, 0).during("removing what an earlier run left")?;
                 }
-                let mode = if listed { Mode::RWXU } else { Mode::from_raw_mode(0o777) };
-                fs::mkdirat(dir, &*on_disk, mode).during(ACTION)?;
-                if partial {
+                // Closed while it is built.
+                fs::mkdirat(dir, &*on_disk, Mode::RWXU).during(ACTION)?;
+                if partial || !listed {
                     let fd = fs::openat(dir, &*on_disk, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
-                    // What it inherited is not the archive's; drop it before it is handed down.
-                    let _ = fs::fremovexattr(&fd, ACL_DEFAULT);
-                    let _ = fs::fremovexattr(&fd, ACL_ACCESS);
-                    if !listed {
-                        // Closed while it is built; this is what the process's umask leaves.
-                        plain_mode =
-                            Some(Mode::from_raw_mode(fs::fstat(&fd).during(ACTION)?.st_mode & 0o7777));
-                        fs::fchmod(&fd, Mode::RWXU).during(ACTION)?;
-                    }
+                    let plain = self::plain_mode(fd.as_fd(), self.umask).during(ACTION)?;
+                    plain_mode = (!listed).then_some(plain);
                 }
             }
         }
@@ -269,7 +265,7 @@ impl Attributes {
 }
 
 pub(super) fn lost_acl(why: &str) -> Fault {
-    Fault::message("it was unpacked, but not its access control list", why)
+    Fault::message("it was unpacked, but not all of its access control list", why)
 }
 
 fn through_symlink() -> Fault {
@@ -310,6 +306,17 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
         None => (b"", path),
     }
+}
+
+/// The mode that a directory gets which was just made, closed, and of which the archive says nothing. What it inherited is
+/// not the archive's, and is dropped before it is handed down; but it opens the directory to nobody whom a default ACL
+/// would keep out.
+pub(super) fn plain_mode(made: BorrowedFd<'_>, umask: Mode) -> Result<Mode, Errno> {
+    let inherited = attributes::acl_of(made, ACL_DEFAULT)?.map_or(0o777, |acl| plain_bits(&acl));
+    let _ = fs::fremovexattr(made, ACL_DEFAULT);
+    let _ = fs::fremovexattr(made, ACL_ACCESS);
+    let group = fs::fstat(made)?.st_mode & 0o2000;
+    Ok(Mode::from_raw_mode(group | 0o777 & inherited & !umask.as_raw_mode()))
 }
 
 fn has_default_acl(dir: BorrowedFd<'_>) -> bool {

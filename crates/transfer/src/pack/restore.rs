@@ -164,8 +164,9 @@ impl<'a> Restorer<'a> {
 
     /// Makes an empty file under its working name.
     pub fn create(&self, spot: &Spot<'_>, working: &CStr, header: &Header) -> Result<(OwnedFd, Stat), Fault> {
-        // In a directory that others may look into, a file is its maker's alone until owner and ACL are right.
-        let visible = if spot.place.fresh { 0o777 } else { 0o700 };
+        // In a directory that others may look into, a file is its maker's alone until owner and ACL are right. In one of
+        // ours, which is closed, most files need no other mode later.
+        let visible = if spot.place.fresh { 0o755 } else { 0o700 };
         let mode = Mode::from_raw_mode(header.attributes.mode & visible | 0o200);
         let file = self.make(spot, working, || fs::openat(spot.dir, working, CREATE, mode))?;
         if spot.place.hands_down_acl {

@@ -22,8 +22,10 @@ use super::large::LargeFile;
 use super::output::{Output, PartOf, Sizes, Unit};
 use super::sparse::ContentHasher;
 use super::{PackError, PackOptions, PackSummary, name_of};
+use crate::acl::{mode_bits, plain_bits};
 use crate::attributes::{
-    Privilege, Xattr, is_directory, is_regular, is_symlink, read_xattrs, read_xattrs_at, same_state,
+    ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, drop_acl, is_directory, is_regular, is_symlink,
+    read_xattrs, read_xattrs_at, same_state,
 };
 use crate::checksum::Checksum;
 use crate::dir::{DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, join, partial_name};
@@ -139,6 +141,7 @@ pub(super) fn pack(
         Errno::WOULDBLOCK => PackError::Busy { path: path.clone() },
         error => write_error(error.into()),
     })?;
+    let access = access_of(&stat, directory, &root, &root_stat, options);
     let mut archive = vec![(stat.st_dev, stat.st_ino)];
     if let Some(old) = old {
         archive.push((old.st_dev, old.st_ino));
@@ -172,6 +175,7 @@ pub(super) fn pack(
             })
             .map_err(write_error)?;
         let packing = began.elapsed();
+        access.and_then(|access| give_access(&file, &access)).map_err(|error| write_error(error.into()))?;
         if options.sync {
             fs::fsync(&file).map_err(|error| PackError::Sync { path: path.clone(), source: error.into() })?;
         }
@@ -239,11 +243,55 @@ fn create(directory: BorrowedFd<'_>, name: &CStr) -> Result<(OwnedFd, Stat), Err
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error),
     }
-    let file =
-        fs::openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o666))?;
+    // Its maker's alone until it is complete.
+    let file = fs::openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)?;
     lock(&file)?;
     let stat = fs::fstat(&file)?;
     Ok((file, stat))
+}
+
+/// Who may read a finished archive.
+struct Access {
+    mode: u32,
+    /// It may keep the ACL that it inherited.
+    inherits: bool,
+}
+
+/// Who may read the archive `file` of the tree `root`, which is made in `directory`: who may read any new file there, but
+/// nobody who can't read the tree.
+fn access_of(
+    file: &Stat,
+    directory: BorrowedFd<'_>,
+    root: &OwnedFd,
+    root_stat: &Stat,
+    options: &PackOptions,
+) -> Result<Access, Errno> {
+    let mut tree = options.modes.get(&root_stat.st_ino).copied().unwrap_or(root_stat.st_mode);
+    // With an ACL, the group's bits of the mode are the mask.
+    tree &= acl_of(root.as_fd(), ACL_ACCESS)?.map_or(0o777, |acl| plain_bits(&acl));
+    let others = tree & 0o005 == 0o005;
+    let group = others || tree & 0o050 == 0o050 && file.st_gid == root_stat.st_gid;
+    let mut mode = 0o666 & !options.umask.as_raw_mode();
+    mode &= 0o600 | if group { 0o060 } else { 0 } | if others { 0o006 } else { 0 };
+    if let Some(acl) = acl_of(directory, ACL_DEFAULT)? {
+        // Whom it names has nothing to do with who can read the tree, unless all can.
+        mode &= if others { mode_bits(&acl).unwrap_or(0o600) } else { plain_bits(&acl) };
+    }
+    Ok(Access { mode, inherits: others })
+}
+
+fn give_access(file: &OwnedFd, access: &Access) -> Result<(), Errno> {
+    if !access.inherits {
+        drop_acl(file.as_fd());
+    }
+    if fs::fstat(file)?.st_mode & 0o777 == access.mode {
+        return Ok(());
+    }
+    match fs::fchmod(file, Mode::from_raw_mode(access.mode)) {
+        // The filesystem has no modes of its own.
+        Err(Errno::PERM | Errno::NOTSUP | Errno::NOSYS) => Ok(()),
+        done => done,
+    }
 }
 
 /// Lets the others end when a worker panics.
