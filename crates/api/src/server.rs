@@ -204,6 +204,8 @@ pub struct Server<S> {
 
 struct Daemon<S> {
     service: Arc<S>,
+    /// Where it listens over TCP.
+    port: Option<u16>,
     munge: Munge,
     administrators: Administrators,
 }
@@ -234,7 +236,12 @@ impl<S: Service> Server<S> {
                 Some(TcpListener::bind(address).await.map_err(on_address)?)
             }
         };
-        let daemon = Daemon { service, munge: listening.munge, administrators: listening.administrators };
+        let daemon = Daemon {
+            service,
+            port: tcp.as_ref().and_then(|tcp| tcp.local_addr().ok()).map(|address| address.port()),
+            munge: listening.munge,
+            administrators: listening.administrators,
+        };
         Ok(Server { unix, tcp, socket, connections: listening.connections, daemon: Arc::new(daemon) })
     }
 
@@ -597,7 +604,7 @@ async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::
     }
     let answering = Answering::new(done);
     let Some((uid, nonce)) = known.seal else { return answering.respond(None) };
-    let sealed = answering.sealed(nonce);
+    let sealed = answering.sealed(daemon.service.name().clone(), nonce);
     let munge = daemon.munge.clone();
     match blocking(move || munge.encode(&sealed, Some(uid), envelope::TIME_TO_LIVE)).await {
         Ok(Ok(credential)) => answering.respond(Some(credential)),
@@ -662,6 +669,13 @@ impl<S: Service> Daemon<S> {
                         request.to
                     )));
                 }
+                if let (Some(meant), Some(own)) = (request.port, self.port)
+                    && meant != own
+                {
+                    return Err(stranger(format!(
+                        "the request was meant for port {meant}, and this is port {own} of {own_name}"
+                    )));
+                }
                 if request.method != method.as_str() || request.path != path {
                     return Err(stranger("the request is not the one that its credential covers".into()));
                 }
@@ -702,8 +716,13 @@ impl Answering {
     }
 
     /// What a credential for it covers.
-    fn sealed(&self, nonce: String) -> Vec<u8> {
-        let sealed = Answer { nonce, status: self.status, body: envelope::hash(self.body.as_bytes()) };
+    fn sealed(&self, from: NodeName, nonce: String) -> Vec<u8> {
+        let sealed = Answer {
+            from: Some(from),
+            nonce,
+            status: self.status,
+            body: envelope::hash(self.body.as_bytes()),
+        };
         serde_json::to_vec(&sealed).unwrap_or_default()
     }
 
