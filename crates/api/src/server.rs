@@ -894,6 +894,53 @@ mod tests {
         assert_eq!(open, EACH);
     }
 
+    #[test]
+    fn what_is_too_long_or_comes_to_no_end_is_refused_or_cut_off() {
+        use std::io::{Read, Write};
+        const USER: u32 = 20_001;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: it needs root");
+            return;
+        }
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let socket = dir.path().join("socket");
+        let listening = Listening {
+            socket: socket.clone(),
+            tcp: None,
+            connections: 32,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+        };
+        runtime.block_on(async {
+            let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
+            tokio::spawn(server.serve(std::future::pending()));
+        });
+        let said = |uid: u32, head: &str, length: usize, sent: usize| {
+            let mut stream = idle(&socket, uid, 1).pop().unwrap();
+            let head = format!("POST /v1/page HTTP/1.1\r\nhost: x\r\n{head}content-length: {length}\r\n\r\n");
+            // What is not read any more can't be written.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b' '; sent]));
+            let mut answer = vec![0; 4096];
+            stream.set_read_timeout(Some(PATIENCE * 2)).unwrap();
+            let length = stream.read(&mut answer).unwrap_or(0);
+            String::from_utf8_lossy(&answer[..length]).into_owned()
+        };
+        let (limit, more) = (MOST_OF_OTHERS, MOST_OF_OTHERS + 1);
+        assert!(said(USER, "", limit, limit).contains(" 200 "));
+        assert!(said(0, "", more, more).contains(" 200 "));
+        for (uid, length, sent) in [(USER, more, more), (0, MOST_BYTES + 1, MOST_BYTES + 1), (USER, limit, 1)]
+        {
+            let answer = said(uid, "", length, sent);
+            assert!(answer.contains(" 400 ") && answer.contains("too long"), "{uid}: {answer}");
+        }
+        let header = format!("x: {}\r\n", "x".repeat(MOST_BUFFERED * 2));
+        let answer = said(USER, &header, 0, 0);
+        assert!(!answer.contains(" 200 "), "{answer}");
+    }
+
     /// Connections of this user that say nothing.
     fn idle(socket: &std::path::Path, uid: u32, number: usize) -> Vec<std::os::unix::net::UnixStream> {
         let socket = socket.to_owned();
