@@ -4,6 +4,7 @@
 //! crash the daemon knows at least what it has begun.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -187,6 +188,11 @@ impl Store {
             _ => StoreError::Sqlite { path: path.clone(), source },
         };
         refuse_if_gone(directory, &path)?;
+        // The secrets of RAM disks are in it, and people copy it to elsewhere. SQLite gives files beside it the same mode.
+        let private = std::fs::Permissions::from_mode(0o600);
+        let file =
+            std::fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        file.and_then(|file| file.set_permissions(private)).map_err(unusable)?;
         let mut connection = Connection::open(&path).map_err(sqlite)?;
         // A transaction is on disk when it is said to be; readers do not wait for writers.
         let pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;";
@@ -817,6 +823,26 @@ mod tests {
 
     fn id(number: u32) -> Incarnation {
         Incarnation { job: JobId(number), submitted: NOW.0 / 1000, restarts: 0 }
+    }
+
+    #[test]
+    fn the_journal_is_for_root_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            let path = dir.path().join("state").join(name);
+            path.metadata().unwrap().permissions().mode() & 0o7777
+        };
+        let (store, _) = kept(&dir.path().join("state"), vec![waiting(1, b"/a")]);
+        for name in ["journal.sqlite", "journal.sqlite-wal"] {
+            assert_eq!(mode(name), 0o600, "{name}");
+        }
+        assert_eq!(mode("."), 0o700);
+        drop(store);
+        // One that a former version has made.
+        let readable = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(dir.path().join("state/journal.sqlite"), readable).unwrap();
+        drop(Store::open(&dir.path().join("state")).unwrap());
+        assert_eq!(mode("journal.sqlite"), 0o600);
     }
 
     #[test]
