@@ -202,7 +202,12 @@ impl MemoryGroup {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let members = rustix::fs::open(dir.join("cgroup.procs"), flags, Mode::empty());
         match (limited, members) {
-            (Ok(()), Ok(members)) => Some(MemoryGroup { dir, members }),
+            (Ok(()), Ok(members)) => {
+                if file == "memory.max" {
+                    super::restraint::of_version_2(&dir);
+                }
+                Some(MemoryGroup { dir, members })
+            }
             _ => {
                 let _ = fs::remove_dir(&dir);
                 None

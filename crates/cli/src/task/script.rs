@@ -21,6 +21,9 @@ const FILES: u64 = 1024;
 /// When memory runs out the kernel takes a script before it takes others.
 const OOM_SCORE: &[u8] = b"500";
 
+/// How a script's process says that it could not join its memory group, and must.
+const NOT_GROUPED: i32 = libc::ENOTSUP;
+
 impl Worker<'_> {
     /// Runs `script` with a directory of the RAM disk and the one on disk. `kind` is what it is called in messages.
     pub fn run_script(&self, kind: &str, script: &Path, ram: &Path, disk: &Path) -> Result<(), Failure> {
@@ -33,7 +36,7 @@ impl Worker<'_> {
             streams.map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
         command.stdout(out).stderr(err);
         let memory = self.order.script_memory;
-        confine(&mut command, self.group, memory);
+        confine(&mut command, self.group, memory, self.order.require_memory_group);
         // It runs as the same user, and must not speak for this process.
         shut_out_tracers().map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
         self.shared.in_script.store(true, Relaxed);
@@ -45,6 +48,10 @@ impl Worker<'_> {
                     "; make it executable with chmod +x, for you on this node"
                 }
                 std::io::ErrorKind::NotFound => "; is it there, and the interpreter of its first line?",
+                _ if error.raw_os_error() == Some(NOT_GROUPED) => {
+                    "; it could not be put into its memory group, which require_memory_group in the agent's \
+                     configuration asks for"
+                }
                 _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
                     "; its first line must name an interpreter, as in #!/bin/sh"
                 }
@@ -93,7 +100,7 @@ impl Worker<'_> {
     }
 }
 
-fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
+fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes, must_be_grouped: bool) {
     let group = group.map(AsRawFd::as_raw_fd);
     let set = |resource, value: u64| {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
@@ -120,6 +127,9 @@ fn confine(command: &mut Command, group: Option<&OwnedFd>, memory: Bytes) {
             }
             let is_grouped = group.is_some_and(|group| libc::write(group, c"0".as_ptr().cast(), 1) == 1);
             if !is_grouped {
+                if must_be_grouped {
+                    return Err(std::io::Error::from_raw_os_error(NOT_GROUPED));
+                }
                 set(libc::RLIMIT_AS, memory.0);
             }
             Ok(())
