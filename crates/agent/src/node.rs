@@ -48,6 +48,7 @@ pub struct Node {
     state: PathBuf,
     socket: PathBuf,
     script_memory: Bytes,
+    require_memory_group: bool,
     storage_address: IpAddr,
     ports: std::ops::RangeInclusive<u16>,
     capacity: Capacity,
@@ -241,6 +242,7 @@ impl Node {
             name,
             socket: agent.socket.clone(),
             script_memory: agent.script_memory(),
+            require_memory_group: agent.require_memory_group,
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
             capacity: Capacity::new(agent).map_err(StartError::Device)?,
@@ -622,6 +624,7 @@ impl Node {
             state: self.state.clone(),
             socket: self.socket.clone(),
             script_memory: self.script_memory.saturating_add(own_pages),
+            require_memory_group: self.require_memory_group,
             out_of_date: ondeck_ramdisk::engine(layout.engine).out_of_date(),
         };
         if salvage {

@@ -54,6 +54,8 @@ pub struct Order {
     pub socket: PathBuf,
     /// The most memory that a script may take.
     pub script_memory: Bytes,
+    /// Whether a script must have a memory group, or is not run.
+    pub require_memory_group: bool,
     /// How long this node may believe what it saw of the RAM disk before, though the job has changed it since.
     pub out_of_date: Duration,
 }

@@ -246,8 +246,10 @@ impl Client {
             Endpoint::Node { name, port } => {
                 let stream = connect(endpoint, name, *port).await?;
                 let nonce = envelope::nonce().map_err(|error| unreachable(endpoint, &error))?;
+                let to = host_name(name);
                 let payload = envelope::Request {
-                    to: host_name(name),
+                    to: to.clone(),
+                    port: Some(*port),
                     method: method.to_owned(),
                     path: path.to_owned(),
                     body: envelope::hash(&body),
@@ -285,8 +287,8 @@ impl Client {
                 if decoded.uid != 0 {
                     return Err(impostor(&format!("its answer was made by user {}, not root", decoded.uid)));
                 }
-                if sealed != (Answer { nonce, status, body: envelope::hash(&answer) }) {
-                    return Err(impostor("its answer belongs to another request or was changed"));
+                if let Some(fault) = sealed.fault(&to, &nonce, status, &answer) {
+                    return Err(impostor(&fault));
                 }
                 Ok((status, answer))
             }

@@ -68,6 +68,9 @@ pub struct AgentConfig {
     /// The most memory that a user's script may take; by default a quarter of the reserve, or 2 GiB without one.
     #[serde(deserialize_with = "optional_size")]
     pub script_memory: Option<Bytes>,
+    /// Whether scripts are refused where no memory group can be made for them. Otherwise only the address space of each
+    /// of a script's processes is limited there.
+    pub require_memory_group: bool,
     /// What is lent: RAM under the name `ram`, directories under names of their own.
     pub device: BTreeMap<String, DeviceConfig>,
 }
@@ -130,6 +133,7 @@ impl Default for AgentConfig {
             cover_writable: false,
             cover_readable: false,
             script_memory: None,
+            require_memory_group: false,
             device: BTreeMap::new(),
         }
     }

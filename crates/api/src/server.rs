@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -24,6 +24,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use ondeck_core::NodeName;
 use ondeck_core::text::plain;
 use ondeck_ramdisk::Secret;
+use ondeck_ramdisk::tcp::own_addresses;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -49,6 +50,9 @@ const MOST_BUFFERED: usize = 64 << 10;
 
 /// The most bytes of a request that comes from no administrator: with all connections in use, 64 MiB of an agent.
 const MOST_OF_OTHERS: usize = 256 << 10;
+
+/// How long this machine's addresses are believed. Only root changes them.
+const BELIEVED: Duration = Duration::from_secs(10);
 
 /// What a daemon answers.
 pub trait Service: Send + Sync + 'static {
@@ -180,8 +184,8 @@ pub struct Listening {
     /// The TCP address; without one it can be reached from its own machine alone.
     pub tcp: Option<SocketAddr>,
     /// Connections that are served at the same time on each of the two sockets: so many of root's, by the uid or by a
-    /// port below 1024, and so many of others. As many again wait; more are closed. Of the others, those of one user, or
-    /// of one address, are at most a quarter.
+    /// port below 1024, and so many of others. As many again wait; more are closed. Of the others, those of one user, of
+    /// one host, or of one IPv6 network (/64) are at most a quarter; this machine is one host, whatever address is used.
     pub connections: usize,
     /// Checks and makes credentials.
     pub munge: Munge,
@@ -200,6 +204,8 @@ pub struct Server<S> {
 
 struct Daemon<S> {
     service: Arc<S>,
+    /// Where it listens over TCP.
+    port: Option<u16>,
     munge: Munge,
     administrators: Administrators,
 }
@@ -230,7 +236,12 @@ impl<S: Service> Server<S> {
                 Some(TcpListener::bind(address).await.map_err(on_address)?)
             }
         };
-        let daemon = Daemon { service, munge: listening.munge, administrators: listening.administrators };
+        let daemon = Daemon {
+            service,
+            port: tcp.as_ref().and_then(|tcp| tcp.local_addr().ok()).map(|address| address.port()),
+            munge: listening.munge,
+            administrators: listening.administrators,
+        };
         Ok(Server { unix, tcp, socket, connections: listening.connections, daemon: Arc::new(daemon) })
     }
 
@@ -302,8 +313,29 @@ enum Peer {
 /// Of whom there may be so many connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Origin {
+    /// By the Unix socket.
     User(Option<u32>),
-    Host(IpAddr),
+    /// Over TCP, by whichever of its addresses: a user can call from all of 127.0.0.0/8.
+    ThisMachine,
+    Host(Ipv4Addr),
+    /// The first half of an IPv6 address: a host has as many of the rest as it wants.
+    Network([u16; 4]),
+}
+
+impl Origin {
+    fn of(address: IpAddr, is_own: impl FnOnce(IpAddr) -> bool) -> Origin {
+        let address = address.to_canonical();
+        if address.is_loopback() || is_own(address) {
+            return Origin::ThisMachine;
+        }
+        match address {
+            IpAddr::V4(address) => Origin::Host(address),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Origin::Network([a, b, c, d])
+            }
+        }
+    }
 }
 
 impl Peer {
@@ -312,13 +344,6 @@ impl Peer {
         match self {
             Peer::Local(uid) => uid == Some(0),
             Peer::Remote(address) => address.port() < 1024,
-        }
-    }
-
-    fn origin(self) -> Origin {
-        match self {
-            Peer::Local(uid) => Origin::User(uid),
-            Peer::Remote(address) => Origin::Host(address.ip()),
         }
     }
 }
@@ -330,6 +355,7 @@ struct Doors {
     others: Door,
     /// How many connections of the others there are from where.
     origins: Arc<Mutex<HashMap<Origin, usize>>>,
+    own: Mutex<OwnAddresses>,
     /// The most of one origin.
     each: usize,
 }
@@ -356,6 +382,7 @@ impl Doors {
             root: Door::new(connections),
             others: Door::new(connections),
             origins: Arc::default(),
+            own: Mutex::default(),
             each: (connections / 4).max(1),
         }
     }
@@ -369,7 +396,7 @@ impl Doors {
         let Ok(held) = Arc::clone(&door.held).try_acquire_owned() else { return };
         let mut counted = None;
         if !peer.is_root() {
-            let Some(one) = self.count(peer.origin()) else { return };
+            let Some(one) = self.count(self.origin(peer)) else { return };
             counted = Some(one);
         }
         let (served, daemon) = (Arc::clone(&door.served), Arc::clone(daemon));
@@ -381,6 +408,13 @@ impl Doors {
         });
     }
 
+    fn origin(&self, peer: Peer) -> Origin {
+        match peer {
+            Peer::Local(uid) => Origin::User(uid),
+            Peer::Remote(from) => Origin::of(from.ip(), |address| lock(&self.own).contains(address)),
+        }
+    }
+
     fn count(&self, origin: Origin) -> Option<Counted> {
         let mut origins = lock(&self.origins);
         let number = origins.entry(origin).or_default();
@@ -389,6 +423,28 @@ impl Doors {
         }
         *number += 1;
         Some(Counted { origin, origins: Arc::clone(&self.origins) })
+    }
+}
+
+/// The addresses of this machine's interfaces.
+#[derive(Default)]
+struct OwnAddresses {
+    known: Vec<IpAddr>,
+    until: Option<Instant>,
+}
+
+impl OwnAddresses {
+    fn contains(&mut self, address: IpAddr) -> bool {
+        let now = Instant::now();
+        if self.until.is_none_or(|until| now >= until) {
+            self.until = Some(now + BELIEVED);
+            match own_addresses() {
+                Ok(known) => self.known = known,
+                // Those of before are still the best guess.
+                Err(error) => tracing::error!(%error, "can't read the addresses of this machine"),
+            }
+        }
+        self.known.contains(&address)
     }
 }
 
@@ -548,7 +604,7 @@ async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::
     }
     let answering = Answering::new(done);
     let Some((uid, nonce)) = known.seal else { return answering.respond(None) };
-    let sealed = answering.sealed(nonce);
+    let sealed = answering.sealed(daemon.service.name().clone(), nonce);
     let munge = daemon.munge.clone();
     match blocking(move || munge.encode(&sealed, Some(uid), envelope::TIME_TO_LIVE)).await {
         Ok(Ok(credential)) => answering.respond(Some(credential)),
@@ -613,6 +669,13 @@ impl<S: Service> Daemon<S> {
                         request.to
                     )));
                 }
+                if let (Some(meant), Some(own)) = (request.port, self.port)
+                    && meant != own
+                {
+                    return Err(stranger(format!(
+                        "the request was meant for port {meant}, and this is port {own} of {own_name}"
+                    )));
+                }
                 if request.method != method.as_str() || request.path != path {
                     return Err(stranger("the request is not the one that its credential covers".into()));
                 }
@@ -653,8 +716,13 @@ impl Answering {
     }
 
     /// What a credential for it covers.
-    fn sealed(&self, nonce: String) -> Vec<u8> {
-        let sealed = Answer { nonce, status: self.status, body: envelope::hash(self.body.as_bytes()) };
+    fn sealed(&self, from: NodeName, nonce: String) -> Vec<u8> {
+        let sealed = Answer {
+            from: Some(from),
+            nonce,
+            status: self.status,
+            body: envelope::hash(self.body.as_bytes()),
+        };
         serde_json::to_vec(&sealed).unwrap_or_default()
     }
 
@@ -745,7 +813,7 @@ mod tests {
             munge: Munge::new("/nowhere"),
             administrators: Administrators::new(&[]),
         };
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         runtime.block_on(async {
             let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
             tokio::spawn(server.serve(std::future::pending()));
@@ -770,6 +838,107 @@ mod tests {
             assert!(matches!(call("/v1/page").await, Err(crate::CallError::Gibberish { .. })));
         });
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_machine_is_one_origin_whatever_address_it_uses() {
+        let of = |address: &str| {
+            let own: [IpAddr; 2] = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
+            Origin::of(address.parse().unwrap(), |address| own.contains(&address))
+        };
+        for own in
+            ["127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.2", "10.0.0.5", "::ffff:10.0.0.5", "fd00::5"]
+        {
+            assert_eq!(of(own), Origin::ThisMachine, "{own}");
+        }
+        assert_eq!(of("10.0.0.6"), of("::ffff:10.0.0.6"));
+        assert_ne!(of("10.0.0.6"), of("10.0.0.7"));
+        assert_eq!(of("fd00::6"), of("fd00::dead:beef"));
+        assert_ne!(of("fd00::6"), of("fd00:0:0:1::6"));
+    }
+
+    #[test]
+    fn connections_from_many_addresses_of_this_machine_are_of_one_origin() {
+        const EACH: usize = 8;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let listening = Listening {
+            socket: dir.path().join("socket"),
+            tcp: Some("127.0.0.1:0".parse().unwrap()),
+            connections: EACH * 4,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+        };
+        let open = runtime.block_on(async {
+            let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
+            let daemon = server.tcp.as_ref().unwrap().local_addr().unwrap();
+            tokio::spawn(server.serve(std::future::pending()));
+            let mut all = Vec::new();
+            for last in 2..=4 {
+                for _ in 0..EACH {
+                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                    socket.bind(([127, 0, 0, last], 0).into()).unwrap();
+                    all.push(socket.connect(daemon).await.unwrap());
+                }
+            }
+            // Those that are let in are answered, and the others are closed.
+            let mut open = 0;
+            for stream in &mut all {
+                use tokio::io::{AsyncReadExt, AsyncWriteExt};
+                let _ = stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                open += usize::from(matches!(stream.read(&mut [0]).await, Ok(1)));
+            }
+            open
+        });
+        assert_eq!(open, EACH);
+    }
+
+    #[test]
+    fn what_is_too_long_or_comes_to_no_end_is_refused_or_cut_off() {
+        use std::io::{Read, Write};
+        const USER: u32 = 20_001;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: it needs root");
+            return;
+        }
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let socket = dir.path().join("socket");
+        let listening = Listening {
+            socket: socket.clone(),
+            tcp: None,
+            connections: 32,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+        };
+        runtime.block_on(async {
+            let server = Server::bind(Arc::new(Slow("n1".parse().unwrap())), listening).await.unwrap();
+            tokio::spawn(server.serve(std::future::pending()));
+        });
+        let said = |uid: u32, head: &str, length: usize, sent: usize| {
+            let mut stream = idle(&socket, uid, 1).pop().unwrap();
+            let head = format!("POST /v1/page HTTP/1.1\r\nhost: x\r\n{head}content-length: {length}\r\n\r\n");
+            // What is not read any more can't be written.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b' '; sent]));
+            let mut answer = vec![0; 4096];
+            stream.set_read_timeout(Some(PATIENCE * 2)).unwrap();
+            let length = stream.read(&mut answer).unwrap_or(0);
+            String::from_utf8_lossy(&answer[..length]).into_owned()
+        };
+        let (limit, more) = (MOST_OF_OTHERS, MOST_OF_OTHERS + 1);
+        assert!(said(USER, "", limit, limit).contains(" 200 "));
+        assert!(said(0, "", more, more).contains(" 200 "));
+        for (uid, length, sent) in [(USER, more, more), (0, MOST_BYTES + 1, MOST_BYTES + 1), (USER, limit, 1)]
+        {
+            let answer = said(uid, "", length, sent);
+            assert!(answer.contains(" 400 ") && answer.contains("too long"), "{uid}: {answer}");
+        }
+        let header = format!("x: {}\r\n", "x".repeat(MOST_BUFFERED * 2));
+        let answer = said(USER, &header, 0, 0);
+        assert!(!answer.contains(" 200 "), "{answer}");
     }
 
     /// Connections of this user that say nothing.
@@ -809,7 +978,7 @@ mod tests {
         });
         let mut held = idle(&socket, USERS[0], 300);
         let ask = |uid: u32| {
-            let (limit, began) = (Duration::from_secs(3), std::time::Instant::now());
+            let (limit, began) = (Duration::from_secs(3), Instant::now());
             let mut stream = idle(&socket, uid, 1).pop().unwrap();
             stream.set_read_timeout(Some(limit)).unwrap();
             let mut answer = String::new();

@@ -10,13 +10,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use ondeck_agent::task::MemoryGroup;
 use ondeck_api::Config;
 use ondeck_api::munge::Munge;
-use ondeck_core::{EngineKind, exit};
+use ondeck_core::{Bytes, EngineKind, exit};
 use ondeck_ramdisk::{memory, probe};
 use serde::Serialize;
 
 use crate::state;
+use crate::task::restraint;
 
 /// Check what works on this machine and what to do about the rest
 ///
@@ -318,6 +320,9 @@ fn many_nodes(config: Option<&Path>) -> Vec<Finding> {
             Some("mend it: docs/engines.md explains the keys"),
         ));
     }
+    if rustix::process::geteuid().is_root() {
+        findings.extend(scripts(&config.agent.state, config.agent.require_memory_group));
+    }
     let munge = Munge::new(config.munge_socket.clone());
     findings.push(match munge.encode(b"", None, std::time::Duration::ZERO) {
         Ok(_) => finding("MUNGE", State::Ok, config.munge_socket.display().to_string(), None),
@@ -336,4 +341,52 @@ fn many_nodes(config: Option<&Path>) -> Vec<Finding> {
         }
     });
     findings
+}
+
+/// What bounds users' scripts, which an agent runs: tried from this process's control groups, as an agent would that is
+/// started here.
+fn scripts(state: &Path, is_required: bool) -> Vec<Finding> {
+    // Before the agent's first start its directory is not there yet.
+    let state = if state.exists() { state } else { Path::new("/") };
+    let memory = match MemoryGroup::make(state, Bytes(16 << 20)) {
+        Some(group) => {
+            group.remove();
+            finding("memory of scripts", State::Ok, "bounded by a memory group", None)
+        }
+        None if is_required => finding(
+            "memory of scripts",
+            State::Missing,
+            "no memory group can be made here, so scripts are refused (require_memory_group)",
+            Some("give the agent a memory controller that it may write to in /sys/fs/cgroup"),
+        ),
+        None => finding(
+            "memory of scripts",
+            State::Limited,
+            "no memory group can be made here: the address space of each process of a script is bounded, not their number",
+            Some(
+                "give the agent a memory controller that it may write to in /sys/fs/cgroup, or have scripts refused: \
+                 require_memory_group = true in [agent]",
+            ),
+        ),
+    };
+    let missing = restraint::missing();
+    let others = if missing.is_empty() {
+        finding(
+            "processes of scripts",
+            State::Ok,
+            "bounded, and with less CPU than servers of RAM disks",
+            None,
+        )
+    } else {
+        let mut without = Vec::new();
+        if missing.contains(&"pids") {
+            without.push("no controller `pids`: only the number of each user's processes is bounded");
+        }
+        if missing.contains(&"cpu") {
+            without.push("no controller `cpu`: scripts run with a nice value");
+        }
+        let remedy = "give the agent these controllers in /sys/fs/cgroup, to write to";
+        finding("processes of scripts", State::Limited, without.join("; "), Some(remedy))
+    };
+    vec![memory, others]
 }

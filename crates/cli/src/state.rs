@@ -46,39 +46,105 @@ pub fn manifest_for(target: &Path, home: Option<&Path>) -> Result<PathBuf> {
     Ok(dir.join(format!("{name}-{hash:016x}.manifest")))
 }
 
-/// Where this user's runs keep their state: `$ONDECK_STATE_DIR`, or `/dev/shm/ondeck-UID` (`/tmp/ondeck-UID` where there
-/// is no /dev/shm). It is made if it is missing, and must be the user's alone.
+/// Where a new run of this user keeps its state: `$ONDECK_STATE_DIR`, or `/dev/shm/ondeck-UID` (`/tmp/ondeck-UID` where
+/// there is no /dev/shm). It is made if it is missing, and is the user's alone: if somebody else has taken that name, it
+/// is `ondeck-UID-` and a random number, which nobody can take first.
 ///
 /// Like the runs themselves it lives in this machine's RAM. It is not `$XDG_RUNTIME_DIR`, which is removed when the
 /// user logs out while a run may go on.
 pub fn runs() -> Result<PathBuf> {
-    let uid = rustix::process::geteuid();
-    let base = match std::env::var_os("ONDECK_STATE_DIR") {
-        Some(dir) if Path::new(&dir).is_absolute() => PathBuf::from(dir),
-        Some(dir) => anyhow::bail!("ONDECK_STATE_DIR={} is not an absolute path", Path::new(&dir).display()),
-        None => {
-            let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
-            Path::new(parent).join(format!("ondeck-{}", uid.as_raw()))
-        }
+    let (base, is_named) = match named()? {
+        Some(named) => (named, true),
+        None => (usual(), false),
     };
-    match std::fs::DirBuilder::new().mode(0o700).create(&base) {
+    let cannot_make = |path: &Path| {
+        format!(
+            "can't make {} for the run's state; name another directory with ONDECK_STATE_DIR",
+            path.display()
+        )
+    };
+    let make = |path: &Path| match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| {
-                format!(
-                    "can't make {} for the run's state; name another directory with ONDECK_STATE_DIR",
-                    base.display()
-                )
-            });
+            Err(error).with_context(|| cannot_make(path))
         }
-        _ => {}
+        made => Ok(made.is_ok()),
+    };
+    make(&base)?;
+    if is_ours_alone(&base)? {
+        return Ok(base);
     }
-    let stat = rustix::fs::lstat(&base)?;
-    // In /dev/shm and /tmp anybody could have made it first.
-    if stat.st_mode & 0o170_077 != 0o040_000 || stat.st_uid != uid.as_raw() {
+    if is_named {
         anyhow::bail!(
             "{} is not a directory of yours alone (mode 0700); remove it or name another with ONDECK_STATE_DIR",
             base.display()
         );
     }
-    Ok(base)
+    if let Some(other) = others(&base)?.into_iter().next() {
+        return Ok(other);
+    }
+    loop {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let mut name = base.clone().into_os_string();
+        name.push(format!("-{:016x}", u64::from_ne_bytes(random)));
+        let other = PathBuf::from(name);
+        if make(&other)? {
+            return Ok(other);
+        }
+    }
+}
+
+/// All directories in which runs of this user may keep their state.
+pub fn all_runs() -> Result<Vec<PathBuf>> {
+    if let Some(named) = named()? {
+        let is_there = named.try_exists().with_context(|| format!("can't look for {}", named.display()))?;
+        return Ok(if is_there { vec![runs()?] } else { Vec::new() });
+    }
+    let usual = usual();
+    let mut all = others(&usual)?;
+    if is_ours_alone(&usual)? {
+        all.insert(0, usual);
+    }
+    Ok(all)
+}
+
+fn named() -> Result<Option<PathBuf>> {
+    match std::env::var_os("ONDECK_STATE_DIR") {
+        Some(dir) if Path::new(&dir).is_absolute() => Ok(Some(PathBuf::from(dir))),
+        Some(dir) => anyhow::bail!("ONDECK_STATE_DIR={} is not an absolute path", Path::new(&dir).display()),
+        None => Ok(None),
+    }
+}
+
+fn usual() -> PathBuf {
+    let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
+    Path::new(parent).join(format!("ondeck-{}", rustix::process::geteuid().as_raw()))
+}
+
+/// The directories of this user's alone that have the usual name with something behind it, in order.
+fn others(usual: &Path) -> Result<Vec<PathBuf>> {
+    let (Some(parent), Some(name)) = (usual.parent(), usual.file_name()) else { return Ok(Vec::new()) };
+    let start = [name.as_bytes(), b"-"].concat();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(parent).with_context(|| format!("can't read {}", parent.display()))? {
+        let entry = entry?;
+        if entry.file_name().as_bytes().starts_with(&start) && is_ours_alone(&entry.path())? {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether this is a directory that nobody but this user can have put anything into. In /dev/shm and /tmp anybody could
+/// have made one first; what is this user's there, nobody else can replace (they are sticky).
+fn is_ours_alone(path: &Path) -> Result<bool> {
+    match rustix::fs::lstat(path) {
+        Ok(stat) => {
+            let is_private_directory = stat.st_mode & 0o170_077 == 0o040_000;
+            Ok(is_private_directory && stat.st_uid == rustix::process::geteuid().as_raw())
+        }
+        Err(rustix::io::Errno::NOENT) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("can't look at {}", path.display())),
+    }
 }

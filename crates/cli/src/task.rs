@@ -12,14 +12,15 @@
 //! - [`supervise`]: the init: watching, and telling the agent
 //! - [`work`]: the worker, and what the kinds of work have in common; [`fill`], [`catch_up`] and [`bring_home`]: each of
 //!   them
-//! - [`script`]: running a user's script
+//! - [`script`]: running a user's script; [`restraint`]: how much of the node's processes and CPU it may have
 //! - [`kept`]: what a RAM disk keeps from the fill to the end, beside the job's data
 
 mod bring_home;
 mod catch_up;
-mod confine;
+pub mod confine;
 mod fill;
 mod kept;
+pub mod restraint;
 mod script;
 mod share;
 mod supervise;
@@ -101,7 +102,21 @@ fn begin(order: &Order) -> Result<(), Failure> {
     user.gid = order.request.gid;
     let script = order.request.work.script();
     let group = script.and_then(|_| MemoryGroup::make(&order.state, order.script_memory));
+    if order.require_memory_group && group.is_none() && script.is_some() {
+        return Err(Failure::lasting(format!(
+            "{}: scripts are not run here: no memory group can be made for one, which require_memory_group in the agent's \
+             configuration asks for; the administrator finds more by `ondeck doctor`, as root there",
+            order.node
+        )));
+    }
+    if let Some(dir) = group.as_ref().and_then(MemoryGroup::of_version_2) {
+        restraint::of_version_2(dir);
+    }
+    let restraint = script.map(|_| restraint::Restraint::begin());
     let result = confine::enter(order).and_then(|()| supervise::start(order, &user, group.as_ref()));
+    if let Some(restraint) = restraint {
+        restraint.end();
+    }
     if let Some(group) = group {
         group.remove();
     }

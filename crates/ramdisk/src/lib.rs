@@ -21,7 +21,7 @@
 //! - [`device`]: what the data lies on: RAM, or a directory of an SSD
 //! - [`holders`]: who has files open on a filesystem
 //! - [`secret`]: the secret of an incarnation, and the keys that follow from it
-//! - [`tcp`]: whether a connection was lost
+//! - [`tcp`]: whether a connection was lost, and the machine's own addresses
 
 pub mod device;
 pub mod engine;

@@ -1,4 +1,4 @@
-//! The TCP connections of a process's network namespace, as the kernel lists them.
+//! What the kernel knows of the network: the TCP connections of a process, and the machine's own addresses.
 //!
 //! A connection's socket has an inode number of its own. As long as it is the same, the connection was never lost.
 
@@ -56,6 +56,41 @@ fn sockets(pid: i32) -> io::Result<BTreeSet<u64>> {
     Ok(found)
 }
 
+/// The addresses of the interfaces in this network namespace.
+///
+/// # Errors
+/// The kernel's.
+pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: it writes one pointer, which lives until it returns.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (mut found, mut next) = (Vec::new(), list);
+    // SAFETY: getifaddrs made a list that ends in a null pointer, and nobody else has it. An address is as long as its
+    // family says, and `read_unaligned` asks for no more than that.
+    unsafe {
+        while let Some(entry) = next.as_ref() {
+            if let Some(address) = entry.ifa_addr.as_ref() {
+                match i32::from(address.sa_family) {
+                    libc::AF_INET => {
+                        let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                        found.push(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).into());
+                    }
+                    libc::AF_INET6 => {
+                        let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                        found.push(Ipv6Addr::from(address.sin6_addr.s6_addr).into());
+                    }
+                    _ => {}
+                }
+            }
+            next = entry.ifa_next;
+        }
+        libc::freeifaddrs(list);
+    }
+    Ok(found)
+}
+
 fn parse(line: &str) -> Option<(SocketAddr, u64)> {
     const ESTABLISHED: &str = "01";
     let fields: Vec<&str> = line.split_whitespace().collect();
@@ -107,6 +142,18 @@ mod tests {
             let _second = TcpStream::connect(remote).unwrap();
             assert_ne!(established(own).unwrap()[&remote], seen);
         }
+    }
+
+    #[test]
+    fn the_addresses_of_this_machine_are_known() {
+        let own = own_addresses().unwrap();
+        // An address can be bound to if it is this machine's.
+        assert!(own.contains(&Ipv4Addr::LOCALHOST.into()), "{own:?}");
+        for address in own.iter().filter(|address| address.is_ipv4()) {
+            TcpListener::bind((*address, 0)).unwrap();
+        }
+        let table = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+        assert_eq!(own.iter().filter(|address| address.is_ipv6()).count(), table.lines().count(), "{own:?}");
     }
 
     #[test]

@@ -813,6 +813,7 @@ mod tests {
     use ondeck_core::{Bytes, JobId, Owner, QueuedJob, Request, Standing};
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
 
     const NOW: Time = Time(1_000_000_000_000);
 
@@ -853,6 +854,26 @@ mod tests {
 
     fn id(number: u32) -> Incarnation {
         Incarnation { job: JobId(number), submitted: NOW.0 / 1000, restarts: 0 }
+    }
+
+    #[test]
+    fn the_journal_is_for_root_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            let path = dir.path().join("state").join(name);
+            path.metadata().unwrap().permissions().mode() & 0o7777
+        };
+        let (store, _) = kept(&dir.path().join("state"), vec![waiting(1, b"/a")]);
+        for name in ["journal.sqlite", "journal.sqlite-wal"] {
+            assert_eq!(mode(name), 0o600, "{name}");
+        }
+        assert_eq!(mode("."), 0o700);
+        drop(store);
+        // One that a former version has made.
+        let readable = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(dir.path().join("state/journal.sqlite"), readable).unwrap();
+        drop(Store::open(&dir.path().join("state")).unwrap());
+        assert_eq!(mode("journal.sqlite"), 0o600);
     }
 
     #[test]

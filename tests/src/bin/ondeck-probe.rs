@@ -153,6 +153,10 @@ enum Kind {
     Replayed,
     /// One that was made for another node.
     Foreign,
+    /// One that was made for another daemon of the node.
+    OtherPort,
+    /// One of a former client, which names no port.
+    Former,
     /// One that was made for another body.
     Altered,
     /// One that was made for another path.
@@ -396,6 +400,7 @@ fn call(
     let body = body.map(fs::read).transpose()?.unwrap_or_default();
     let mut covered = envelope::Request {
         to: to.parse()?,
+        port: agent.parse().ok().map(|agent: SocketAddr| agent.port()),
         method: method.to_owned(),
         path: path.to_owned(),
         body: envelope::hash(&body),
@@ -405,6 +410,8 @@ fn call(
     };
     match kind {
         Kind::Foreign => covered.to = "elsewhere".parse()?,
+        Kind::OtherPort => covered.port = Some(1),
+        Kind::Former => covered.port = None,
         Kind::Altered => covered.body = envelope::hash(b"something else"),
         Kind::Elsewhere => covered.path = "/v1/node?other".to_owned(),
         _ => {}

@@ -7,6 +7,7 @@
 //! - [`capacity`]: what is promised can be filled, and nothing else is promised
 //! - [`undo`]: building that fails or is interrupted leaves nothing
 //! - [`covers`]: a RAM disk over the directories of a job
+//! - [`doors`]: what users and other nodes try with a TCP port
 //! - [`destroy`]: destroying works in whatever state things are; cycles leave nothing
 //! - [`results`]: what may hold results is destroyed by nothing; one scheduler is obeyed
 //! - [`health`]: a lost server is seen
@@ -22,6 +23,7 @@ mod capacity;
 mod covers;
 mod data;
 mod destroy;
+mod doors;
 mod guard;
 mod health;
 mod orders;

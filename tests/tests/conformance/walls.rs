@@ -471,7 +471,9 @@ fn an_agent_obeys_administrators_with_fresh_credentials_and_nobody_else() {
     // The control.
     let (status, body) = call(&site, ctl, "n1", "POST", &steps, &["--body", &commit]);
     assert_eq!(status, 200, "{body}");
-    for kind in ["none", "garbage", "replayed", "foreign", "altered", "elsewhere", "other"] {
+    let (status, body) = call(&site, ctl, "n1", "GET", "/v1/ramdisks", &["--credential", "former"]);
+    assert_eq!(status, 200, "{body}");
+    for kind in ["none", "garbage", "replayed", "foreign", "other-port", "altered", "elsewhere", "other"] {
         for (method, path) in [("POST", steps.as_str()), ("DELETE", one.as_str()), ("GET", "/v1/ramdisks")] {
             if (kind, method) == ("replayed", "DELETE") {
                 continue; // The first of the two would be good.

@@ -53,6 +53,11 @@ impl MemoryGroup {
         fs::write(self.dir.join("cgroup.procs"), pid.to_string())
     }
 
+    /// Where it is, if it is one of version 2, whose other controllers limit its members, too.
+    pub fn of_version_2(&self) -> Option<&Path> {
+        self.dir.starts_with(Path::new(VERSION_2).join(OWN)).then_some(&self.dir)
+    }
+
     /// Removes it, once its members have ended.
     pub fn remove(self) {
         // Whatever is left is removed by the agent.

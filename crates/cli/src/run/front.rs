@@ -82,18 +82,21 @@ pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result
 
 /// Attaches to a run whose keeper is alive, with an order.
 pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
-    let base = state::runs()?;
     if id.contains('/') || id.starts_with('.') {
         bail!("`{id}` is not the name of a run; `ondeck run --list` shows them");
     }
-    let socket = base.join(id).join("control");
+    let mut dirs = state::all_runs()?.into_iter().map(|base| base.join(id));
+    let Some(dir) = dirs.find(|dir| dir.is_dir()) else {
+        bail!("there is no run {id} of yours on this machine; `ondeck run --list` shows them");
+    };
+    let socket = dir.join("control");
     let stream = match UnixStream::connect(&socket) {
         // A new keeper is on its way.
-        Err(_) if held::is_claimed(&base.join(id)).unwrap_or(false) => reconnect(&socket),
+        Err(_) if held::is_claimed(&dir).unwrap_or(false) => reconnect(&socket),
         connected => connected,
     };
     let stream = stream.with_context(|| {
-        format!("there is no run {id} of yours on this machine, or its keeper is gone; `ondeck run --list` shows them")
+        format!("the keeper of run {id} is gone; `ondeck run --list` shows what is left of it")
     })?;
     let signals = Signals::block().context("can't receive signals")?;
     let mut front = Front::new(stream, signals, json, quiet)?;

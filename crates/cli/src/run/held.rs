@@ -17,9 +17,12 @@ use crate::state;
 
 /// `ondeck run --list`.
 pub fn list() -> Result<u8> {
-    let base = state::runs()?;
     let mut any = false;
-    for entry in std::fs::read_dir(&base)? {
+    let mut entries = Vec::new();
+    for base in state::all_runs()? {
+        entries.extend(std::fs::read_dir(&base)?);
+    }
+    for entry in entries {
         let entry = entry?;
         let id = entry.file_name().to_string_lossy().into_owned();
         if !entry.path().is_dir() {

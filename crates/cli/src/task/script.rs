@@ -18,6 +18,9 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// Open files at first, as a login would have it; some programs try all numbers up to the limit.
 const FILES: u64 = 1024;
 
+/// How a script's process says that it could not join its memory group, and must.
+const NOT_GROUPED: i32 = libc::ENOTSUP;
+
 impl Worker<'_> {
     /// Runs `script` with a directory of the RAM disk and the one on disk. `kind` is what it is called in messages.
     pub fn run_script(&self, kind: &str, script: &Path, ram: &Path, disk: &Path) -> Result<(), Failure> {
@@ -30,7 +33,7 @@ impl Worker<'_> {
             streams.map_err(|error| Failure::passing(format!("the {kind} script {name}: {error}")))?;
         command.stdout(out).stderr(err);
         let memory = self.order.script_memory;
-        confine(&mut command, &self.limits, memory);
+        confine(&mut command, &self.limits, memory, self.order.require_memory_group);
         self.shared.in_script.store(true, Relaxed);
         let status = command.spawn().and_then(|mut child| child.wait());
         self.shared.in_script.store(false, Relaxed);
@@ -40,6 +43,10 @@ impl Worker<'_> {
                     "; make it executable with chmod +x, for you on this node"
                 }
                 std::io::ErrorKind::NotFound => "; is it there, and the interpreter of its first line?",
+                _ if error.raw_os_error() == Some(NOT_GROUPED) => {
+                    "; it could not be put into its memory group, which require_memory_group in the agent's \
+                     configuration asks for"
+                }
                 _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
                     "; its first line must name an interpreter, as in #!/bin/sh"
                 }
@@ -88,7 +95,7 @@ impl Worker<'_> {
     }
 }
 
-fn confine(command: &mut Command, limits: &OwnedFd, memory: Bytes) {
+fn confine(command: &mut Command, limits: &OwnedFd, memory: Bytes, must_be_grouped: bool) {
     let limits = limits.as_raw_fd();
     let set = |resource, value: u64| {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
@@ -111,6 +118,9 @@ fn confine(command: &mut Command, limits: &OwnedFd, memory: Bytes) {
             }
             // Until the exec, no other process of the user's can trace this one or take its descriptors.
             if !ask_for_limits(limits) {
+                if must_be_grouped {
+                    return Err(std::io::Error::from_raw_os_error(NOT_GROUPED));
+                }
                 set(libc::RLIMIT_AS, memory.0);
             }
             Ok(())
