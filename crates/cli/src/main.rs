@@ -13,6 +13,15 @@
 //! - `inherited`: what a daemon was started with
 //! - `state`: where manifests and the state of runs are kept
 
+/// Says something on standard error. What nobody hears changes nothing: std's macro of this name would panic, and a run, a
+/// hook or a daemon goes on.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod agent;
 mod archive;
 mod cluster;

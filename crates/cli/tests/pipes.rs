@@ -56,3 +56,21 @@ fn a_run_goes_on_without_a_reader_and_its_results_come_home() {
     assert_eq!(scene.list("out"), ["first"]);
     scene.assert_clean();
 }
+
+#[test]
+fn what_nobody_hears_changes_nothing_of_a_run_or_a_hook() {
+    let scene = scene();
+    scene.dir("out");
+    let unheard = |arguments: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        scene.ondeck(arguments).stderr(writer).output().unwrap().status.code()
+    };
+    let options = ["run", "--data-out", "out", "--size", "100TiB", "--fallback", "disk", "--"];
+    let ran = unheard(&[&options[..], &["cp", "a/x", "out/result"]].concat());
+    assert_eq!((ran, scene.list("out")), (Some(0), vec!["result".to_owned()]));
+    // It has no job, and says so.
+    for hook in ["prolog", "epilog"] {
+        assert_eq!(unheard(&[hook, "--config", "missing.toml"]), Some(0), "{hook}");
+    }
+}
