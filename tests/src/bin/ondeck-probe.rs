@@ -1,7 +1,8 @@
 //! `ondeck-probe`: what the conformance suite runs inside a host, as the user whose view is wanted.
 //!
 //! `posix` tries on a directory what programs expect of a filesystem; `call` speaks to an agent, also as nobody should;
-//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can.
+//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can;
+//! `mute` is a user's filesystem that never answers, and `hide-environment` a process that lies in it.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -26,6 +27,7 @@ use ondeck_api::{Client, Config, Endpoint};
 use ondeck_core::allocation::JobTag;
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName, Owner};
 use ondeck_ramdisk::Secret;
+use ondeck_testbed::mute;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
@@ -134,6 +136,20 @@ enum Action {
     },
     /// Exchange two names again and again, until it is killed.
     Exchange { one: PathBuf, other: PathBuf },
+    /// Mount a filesystem of a user's that never answers, and serve it until it is killed.
+    Mute {
+        directory: PathBuf,
+        #[arg(long)]
+        uid: u32,
+        /// Everybody may come in, and hang.
+        #[arg(long)]
+        allow_other: bool,
+        /// It has a file, which can be opened and not be read.
+        #[arg(long)]
+        names: bool,
+    },
+    /// Put pages of a file in the place of this process's environment, and wait to be killed.
+    HideEnvironment { file: PathBuf },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -176,6 +192,10 @@ fn main() -> ExitCode {
         }
         Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
         Action::Exchange { one, other } => exchange_names(&one, &other),
+        Action::Mute { directory, uid, allow_other, names } => {
+            mute::serve(&directory, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
+        }
+        Action::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,
