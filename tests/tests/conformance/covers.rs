@@ -949,6 +949,73 @@ fn unmute(site: &Site, host: &str, at: &Path, mut server: ondeck_testbed::Daemon
 }
 
 #[test]
+fn a_filesystem_that_never_answers_above_a_cover_holds_nothing_up() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    for case in [&TMPFS, &GLUSTER] {
+        let cluster = Cluster::new(case);
+        let site = &cluster.site;
+        let node = *cluster.nodes.last().unwrap();
+        cluster.stage("job", "0", OWNER, "ram");
+        cluster.on_disk("above");
+        cluster.on_disk("above/in");
+        let (above, path) = (cluster.home.join("above"), cluster.home.join("above/in"));
+        let quickly = |what: &str, ran: &dyn Fn() -> Ran| {
+            let began = std::time::Instant::now();
+            let ran = ran();
+            assert!(began.elapsed() < SOON, "{what} took {:?}: {ran:?}", began.elapsed());
+            ran
+        };
+        let is_gone = |what: &str| {
+            let all = site.host(node).new_mounts();
+            let left: Vec<_> =
+                all.iter().filter(|mount| mount.target == path || mount.source == "mute").collect();
+            assert!(left.len() == 1 && left[0].source == "mute", "{what}: {left:?}");
+        };
+        for (others, restarted, force) in [
+            (&[][..], false, &["--force"][..]),
+            (&["--allow-other"], false, &["--force"]),
+            (&["--allow-other"], true, &["--force"]),
+            (&["--allow-other"], false, &[]),
+        ] {
+            let what = format!("{} {others:?} {force:?}, restarted: {restarted}", case.engine);
+            cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+            if restarted {
+                site.kill_agent(node);
+                site.start_agent(node);
+            }
+            let server = mute(site, node, &above, OWNER, others);
+            quickly(&what, &|| site.ramdisk(&["list"])).assert_success();
+            quickly(&what, &|| cluster.uncover("job", cluster.nodes, force)).assert_success();
+            is_gone(&what);
+            unmute(site, node, &above, server);
+            assert_eq!(cluster.reads(node, &path.join("file")), "disk");
+        }
+        // One that came while no agent ran hides the mount until it goes.
+        cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+        site.kill_agent(node);
+        let server = mute(site, node, &above, OWNER, &["--allow-other"]);
+        quickly("the agent", &|| {
+            site.start_agent(node);
+            site.ramdisk(&["list"])
+        })
+        .assert_success();
+        let refused = quickly("hidden", &|| cluster.uncover("job", &[node], &["--force"]));
+        refused.assert_code(1).assert_says(&above.display().to_string()).assert_says("unmount that first");
+        unmute(site, node, &above, server);
+        cluster.uncover("job", cluster.nodes, &["--force"]).assert_success();
+        // Destroying takes it away as well.
+        cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+        let server = mute(site, node, &above, OWNER, &["--allow-other"]);
+        quickly("destroying", &|| site.ramdisk(&["destroy", "job"])).assert_success();
+        is_gone("destroying");
+        unmute(site, node, &above, server);
+        cluster.end();
+    }
+}
+
+#[test]
 fn a_prolog_believes_no_process_of_another_user_and_is_held_up_by_none() {
     // Users of their own: whoever else has processes on this machine counts as the job's.
     const USER: u32 = 20_778;
