@@ -47,6 +47,7 @@
 //! - [`host`]: one host: running programs in it, cutting it off, crashing it
 //! - [`daemon`]: a program that is left running in a host
 //! - [`observe`]: what a host looks like from outside: processes, mounts, listening sockets
+//! - [`mute`]: a filesystem of a user's that never answers
 //! - [`munge`]: the authentication daemon that Slurm needs
 //! - [`users`]: the ordinary users that every host knows
 //! - [`slurm`]: a Slurm cluster on the hosts
@@ -63,6 +64,7 @@ pub mod host;
 #[doc(hidden)]
 pub mod inside;
 pub mod munge;
+pub mod mute;
 pub mod observe;
 #[doc(hidden)]
 pub mod plan;

@@ -68,6 +68,8 @@ pub struct RamDisk {
     missed: AtomicU32,
     /// The directories that will be covered, opened.
     aimed: Mutex<Option<Vec<covers::Aimed>>>,
+    /// The directories above the covers, opened.
+    held_covers: Mutex<Vec<covers::Held>>,
     /// The job whose processes are stopped.
     frozen: Mutex<Option<late::Frozen>>,
     /// Why this node's client was cut off.
@@ -105,6 +107,7 @@ impl RamDisk {
             tasks: Tasks::default(),
             began: Instant::now(),
             uncovered: Mutex::default(),
+            held_covers: Mutex::default(),
             stopped_for: Mutex::default(),
         }
     }
@@ -156,7 +159,9 @@ impl RamDisk {
     /// # Errors
     /// If it can't be told what that is.
     pub fn adopt(&self) -> std::io::Result<()> {
-        self.place.adopt()
+        self.place.adopt()?;
+        self.hold_covers();
+        Ok(())
     }
 
     /// Does one step.
@@ -584,6 +589,7 @@ impl RamDisk {
             return Ok(());
         }
         *lock(&self.aimed) = None;
+        self.detach_held(self.record().layout.owner);
         take_all_away(&self.place, &self.record())?;
         *lock(&self.uncovered) = Some(Instant::now());
         self.note(|record| {
@@ -669,6 +675,7 @@ impl RamDisk {
         if self.is_gone() {
             return Ok(done);
         }
+        self.detach_held(self.record().layout.owner);
         let errors = tear_down(&self.place, &self.record(), capacity, &mut done);
         if errors.is_empty() {
             self.gone.store(true, Ordering::Release);
@@ -1038,8 +1045,10 @@ fn take_all_away(place: &Place, record: &Record) -> Result<(), EngineError> {
         }
     }
     for shown in record.shown.iter().filter(|shown| shown.made) {
+        let path = shown.path.clone();
         // Not empty, or gone: then it is somebody else's now.
-        let _ = fs::remove_dir(&shown.path);
+        let _ =
+            within(Instant::now() + ORDERLY, "removing a directory", move || Ok(fs::remove_dir(path).ok()));
     }
     // One inside another can't be reached once the client is cut off, and went with the outer one.
     if own_mounts(place)?.is_empty() { Ok(()) } else { result }
@@ -1055,11 +1064,12 @@ pub(crate) fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), Engin
     for _ in 0..LOOKS {
         let all = all_mounts()?;
         let Some(now) = all.iter().find(is_it) else { return Ok(()) };
-        let top = all.iter().rev().find(|other| other.at == now.at);
-        if top.is_none_or(|top| top.id != now.id) {
+        // Nobody walks into what a user has mounted on the way: whoever serves it may never answer.
+        if let Some(above) = mounts::seen_at(&all, &now.at).filter(|above| above.id != now.id) {
             return Err(EngineError::Refused(format!(
-                "something else is mounted over it at {}; unmount that first",
-                now.at.display()
+                "something else is mounted over {}, at {}; unmount that first",
+                now.at.display(),
+                above.at.display()
             )));
         }
         if orderly {
@@ -1075,8 +1085,12 @@ pub(crate) fn take_away(mount: &mounts::Mount, owner: Owner) -> Result<(), Engin
                 Ok(TakenAway::Elsewhere) => {}
             }
         } else {
-            let taken = as_root_or_owner(owner, || mounts::take_away(now, true));
-            if taken.map_err(|error| EngineError::io("unmount", &now.at, error))? == TakenAway::Yes {
+            let one = now.clone();
+            let taken = within(Instant::now() + ORDERLY, "unmounting", move || {
+                as_root_or_owner(owner, || mounts::take_away(&one, true))
+                    .map_err(|error| EngineError::io("unmount", &one.at, error))
+            });
+            if taken? == TakenAway::Yes {
                 return Ok(());
             }
         }

@@ -3,7 +3,7 @@
 //! All of these act on the mount namespace of the calling process; [`crate::namespace::Namespaces::inside`] brings
 //! them to the right one.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -231,42 +231,73 @@ pub enum TakenAway {
 /// # Errors
 /// The kernel's.
 pub fn take_away(mount: &Mount, lazily: bool) -> io::Result<TakenAway> {
-    let elsewhere = |error: io::Error| match error.kind() {
+    match Above::of(mount) {
+        Ok(above) => above.take_away(mount, lazily),
+        Err(error) => elsewhere(error),
+    }
+}
+
+fn elsewhere(error: io::Error) -> io::Result<TakenAway> {
+    match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(TakenAway::Elsewhere),
         _ if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => Ok(TakenAway::Elsewhere),
         _ => Err(error),
-    };
-    let opened = if lazily {
-        open_plainly(&mount.at)
-    } else {
-        mount.at.parent().map_or_else(|| Err(Errno::INVAL.into()), open_plainly)
-    };
-    let opened = match opened {
-        Ok(opened) => opened,
-        Err(error) => return elsewhere(error),
-    };
-    let (path, flags) = if lazily {
-        if mount_of(opened.as_fd())? != mount.id {
-            return Ok(TakenAway::Elsewhere);
+    }
+}
+
+/// The directory above a mount, open. A descriptor of the mount itself would keep it busy; and whatever is mounted later on
+/// the way to it, it is reached from here.
+pub struct Above(OwnedFd);
+
+impl Above {
+    /// The one that the path of a mount leads to now, without symlinks.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(mount: &Mount) -> io::Result<Above> {
+        let parent = mount.at.parent().ok_or(Errno::INVAL)?;
+        Ok(Above(open_plainly(parent)?))
+    }
+
+    /// The root of the mount, by the name that it has in the table, and that name.
+    fn root<'a>(&self, mount: &'a Mount) -> io::Result<Option<(OwnedFd, &'a OsStr)>> {
+        let name = mount.at.file_name().ok_or(Errno::INVAL)?;
+        let root = rustix::fs::openat(&self.0, name, NAME_ONLY | OFlags::NOFOLLOW, Mode::empty())?;
+        Ok((mount_of(root.as_fd())? == mount.id).then_some((root, name)))
+    }
+
+    /// Whether the mount is reached from here.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leads_to(&self, mount: &Mount) -> io::Result<bool> {
+        Ok(self.root(mount)?.is_some())
+    }
+
+    /// Takes the mount away.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take_away(&self, mount: &Mount, lazily: bool) -> io::Result<TakenAway> {
+        let (root, name) = match self.root(mount) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(TakenAway::Elsewhere),
+            Err(error) => return elsewhere(error),
+        };
+        let unmounted = if lazily {
+            unmount(format!("/proc/self/fd/{}", root.as_raw_fd()), UnmountFlags::DETACH)
+        } else {
+            // It would keep it busy. In its directory, the kernel lets nobody rename what something is mounted on.
+            drop(root);
+            let directory = PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
+            unmount(directory.join(name), UnmountFlags::NOFOLLOW)
+        };
+        match unmounted {
+            Ok(()) => Ok(TakenAway::Yes),
+            Err(Errno::BUSY) => Ok(TakenAway::Busy),
+            Err(Errno::INVAL | Errno::NOENT) => Ok(TakenAway::Elsewhere),
+            Err(error) => Err(error.into()),
         }
-        (PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd())), UnmountFlags::DETACH)
-    } else {
-        // A descriptor of the mount itself would keep it busy. In the directory above, the kernel lets nobody rename a
-        // directory that something is mounted on.
-        let Some(name) = mount.at.file_name() else { return Err(Errno::INVAL.into()) };
-        match rustix::fs::openat(&opened, name, NAME_ONLY | OFlags::NOFOLLOW, Mode::empty()) {
-            Ok(root) if mount_of(root.as_fd())? == mount.id => {}
-            Ok(_) => return Ok(TakenAway::Elsewhere),
-            Err(error) => return elsewhere(error.into()),
-        }
-        let directory = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        (directory.join(name), UnmountFlags::NOFOLLOW)
-    };
-    match unmount(path, flags) {
-        Ok(()) => Ok(TakenAway::Yes),
-        Err(Errno::BUSY) => Ok(TakenAway::Busy),
-        Err(Errno::INVAL | Errno::NOENT) => Ok(TakenAway::Elsewhere),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -401,6 +432,22 @@ pub fn mounted() -> io::Result<Vec<Mount>> {
 /// If its mountinfo can't be read.
 pub fn mounted_of(pid: i32) -> io::Result<Vec<Mount>> {
     read_table(&PathBuf::from(format!("/proc/{pid}/mountinfo")))
+}
+
+/// The mount that a path leads to which has no symlinks: from the root down, through what is mounted on each directory, and
+/// on that. By the table alone: no filesystem on the way is asked.
+pub fn seen_at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let on = |parent: u64, at: &Path| mounts.iter().find(|mount| mount.parent == parent && mount.at == at);
+    let is_known = |id: u64| mounts.iter().any(|mount| mount.id == id);
+    let mut seen = mounts.iter().find(|mount| mount.at == Path::new("/") && !is_known(mount.parent))?;
+    let mut prefixes: Vec<&Path> = path.ancestors().collect();
+    prefixes.reverse();
+    for prefix in prefixes {
+        while let Some(above) = on(seen.id, prefix).filter(|above| above.id != seen.id) {
+            seen = above;
+        }
+    }
+    Some(seen)
 }
 
 fn read_table(path: &Path) -> io::Result<Vec<Mount>> {

@@ -1,8 +1,9 @@
 //! `ondeck-probe`: what the conformance suite runs inside a host, as the user whose view is wanted.
 //!
 //! `posix` tries on a directory what programs expect of a filesystem; `call` speaks to an agent, also as nobody should;
-//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can; `steal` takes what the
-//! user's processes have open.
+//! `cover`, `uncover` and `steps` drive agents as the scheduler does; `exchange` swaps directories as fast as it can;
+//! `steal` takes what the user's processes have open; `mute` is a user's filesystem that never answers, and
+//! `hide-environment` a process that lies in it.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -28,6 +29,7 @@ use ondeck_api::{Client, Config, Endpoint};
 use ondeck_core::allocation::JobTag;
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName, Owner};
 use ondeck_ramdisk::Secret;
+use ondeck_testbed::mute;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
@@ -140,6 +142,20 @@ enum Action {
     /// Take every descriptor of every process that lets this one, again and again until it is killed. Prints what each
     /// leads to, once.
     Steal,
+    /// Mount a filesystem of a user's that never answers, and serve it until it is killed.
+    Mute {
+        directory: PathBuf,
+        #[arg(long)]
+        uid: u32,
+        /// Everybody may come in, and hang.
+        #[arg(long)]
+        allow_other: bool,
+        /// It has a file, which can be opened and not be read.
+        #[arg(long)]
+        names: bool,
+    },
+    /// Put pages of a file in the place of this process's environment, and wait to be killed.
+    HideEnvironment { file: PathBuf },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -187,6 +203,10 @@ fn main() -> ExitCode {
         Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
         Action::Exchange { one, other } => exchange_names(&one, &other),
         Action::Steal => steal(),
+        Action::Mute { directory, uid, allow_other, names } => {
+            mute::serve(&directory, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
+        }
+        Action::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,

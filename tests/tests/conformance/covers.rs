@@ -28,6 +28,9 @@ crate::for_engines! {
     ]
 }
 
+/// Within this every answer comes, whatever users have mounted.
+const SOON: std::time::Duration = std::time::Duration::from_secs(12);
+
 /// A site with a filesystem that all hosts share, `scratch`, and with one RAM disk of [`OWNER`]'s.
 struct Cluster {
     site: Site,
@@ -923,6 +926,157 @@ fn dead_mounts_of_ended_jobs_are_shown_and_removed_by_the_hooks() {
     assert_eq!(read("n4").assert_success().stdout, "disk");
     // Of what it holds nothing is lost.
     cluster.in_data("dead", |data| assert_eq!(fs::read_to_string(data.join("0/file")).unwrap(), "ram"));
+    site.destroy("dead");
+    cluster.end();
+}
+
+/// A filesystem of a user's on a host's directory that never answers; its server.
+fn mute(site: &Site, host: &str, at: &Path, uid: u32, more: &[&str]) -> ondeck_testbed::Daemon {
+    let mut command = site.host(host).command(&site.probe);
+    // Its server is of another job than any here.
+    command.arg("mute").arg(at).args(["--uid", &uid.to_string()]).args(more).env("SLURM_JOB_ID", "7");
+    let log = site.bed.dir().join(format!("mute-{host}.log"));
+    let server = site.host(host).spawn_daemon(command, &log).unwrap();
+    wait_until(DEADLINE, "it is mounted", || server.log().contains("mounted"));
+    server
+}
+
+/// What a user's filesystem was mounted on is free again.
+fn unmute(site: &Site, host: &str, at: &Path, mut server: ondeck_testbed::Daemon) {
+    server.kill(ondeck_testbed::Signal::KILL);
+    server.wait(DEADLINE).expect("SIGKILL ends it");
+    site.host(host).run(&["umount", "--lazy", &at.display().to_string()]);
+}
+
+#[test]
+fn a_filesystem_that_never_answers_above_a_cover_holds_nothing_up() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    for case in [&TMPFS, &GLUSTER] {
+        let cluster = Cluster::new(case);
+        let site = &cluster.site;
+        let node = *cluster.nodes.last().unwrap();
+        cluster.stage("job", "0", OWNER, "ram");
+        cluster.on_disk("above");
+        cluster.on_disk("above/in");
+        let (above, path) = (cluster.home.join("above"), cluster.home.join("above/in"));
+        let quickly = |what: &str, ran: &dyn Fn() -> Ran| {
+            let began = std::time::Instant::now();
+            let ran = ran();
+            assert!(began.elapsed() < SOON, "{what} took {:?}: {ran:?}", began.elapsed());
+            ran
+        };
+        let is_gone = |what: &str| {
+            let all = site.host(node).new_mounts();
+            let left: Vec<_> =
+                all.iter().filter(|mount| mount.target == path || mount.source == "mute").collect();
+            assert!(left.len() == 1 && left[0].source == "mute", "{what}: {left:?}");
+        };
+        for (others, restarted, force) in [
+            (&[][..], false, &["--force"][..]),
+            (&["--allow-other"], false, &["--force"]),
+            (&["--allow-other"], true, &["--force"]),
+            (&["--allow-other"], false, &[]),
+        ] {
+            let what = format!("{} {others:?} {force:?}, restarted: {restarted}", case.engine);
+            cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+            if restarted {
+                site.kill_agent(node);
+                site.start_agent(node);
+            }
+            let server = mute(site, node, &above, OWNER, others);
+            quickly(&what, &|| site.ramdisk(&["list"])).assert_success();
+            quickly(&what, &|| cluster.uncover("job", cluster.nodes, force)).assert_success();
+            is_gone(&what);
+            unmute(site, node, &above, server);
+            assert_eq!(cluster.reads(node, &path.join("file")), "disk");
+        }
+        // One that came while no agent ran hides the mount until it goes.
+        cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+        site.kill_agent(node);
+        let server = mute(site, node, &above, OWNER, &["--allow-other"]);
+        quickly("the agent", &|| {
+            site.start_agent(node);
+            site.ramdisk(&["list"])
+        })
+        .assert_success();
+        let refused = quickly("hidden", &|| cluster.uncover("job", &[node], &["--force"]));
+        refused.assert_code(1).assert_says(&above.display().to_string()).assert_says("unmount that first");
+        unmute(site, node, &above, server);
+        cluster.uncover("job", cluster.nodes, &["--force"]).assert_success();
+        // Destroying takes it away as well.
+        cluster.cover("job", &[over(&path, "0", false)], cluster.nodes).assert_success();
+        let server = mute(site, node, &above, OWNER, &["--allow-other"]);
+        quickly("destroying", &|| site.ramdisk(&["destroy", "job"])).assert_success();
+        is_gone("destroying");
+        unmute(site, node, &above, server);
+        cluster.end();
+    }
+}
+
+#[test]
+fn a_prolog_believes_no_process_of_another_user_and_is_held_up_by_none() {
+    // Users of their own: whoever else has processes on this machine counts as the job's.
+    const USER: u32 = 20_778;
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let cluster = Cluster::new(&GLUSTER);
+    let site = &cluster.site;
+    cluster.build(&GLUSTER, "dead", &format!("{USER}:{USER}"));
+    let mut layout: Value =
+        serde_json::from_str(&fs::read_to_string(cluster.file("dead", "layout")).unwrap()).unwrap();
+    layout["job"] = json!({
+        "cluster": "", "job": "4243", "purpose": "both", "account": "", "request": {}, "work_dir": "/",
+    });
+    fs::write(cluster.file("dead", "layout"), layout.to_string()).unwrap();
+    let (path, odd) = (cluster.home.join("dead"), cluster.home.join("odd"));
+    for directory_of in [&path, &odd] {
+        directory(directory_of, USER, 0o755);
+    }
+    fs::write(path.join("file"), "disk").unwrap();
+    cluster.stage("dead", "0", USER, "ram");
+    cluster.cover("dead", &[over(&path, "0", false)], &["n3"]).assert_success();
+    crate::site::signal(&site.process("n3", "glusterfs"), ondeck_testbed::Signal::KILL);
+    site.status_tells("dead", &format!("{} is a dead mount", path.display()), std::time::Instant::now());
+    let shown = || site.host("n3").new_mounts().iter().any(|mount| mount.target == path);
+    let prolog = || {
+        let config = site.bed.dir().join("n3.toml").display().to_string();
+        let ondeck = site.ondeck.display();
+        let line = format!(
+            "SLURM_JOB_ID=5000 SLURM_JOB_UID={STRANGER} exec timeout -k 1 15 {ondeck} prolog --config {config}"
+        );
+        site.host("n3").shell(&line).assert_code(0).stderr.clone()
+    };
+    // A process of the job's user that does not tell whose it is: its environment is in a file that nobody gives.
+    let server = mute(site, "n3", &odd, USER, &["--names"]);
+    let mut hidden = site.host("n3").as_user(USER, USER).command(&site.probe);
+    hidden.arg("hide-environment").arg(odd.join("file")).env("PADDING", "x".repeat(4 * 4096));
+    // Behind the padding, where it can't be read.
+    hidden.env("SLURM_JOB_ID", "8");
+    let log = site.bed.dir().join("hidden.log");
+    let mut hidden = site.host("n3").as_user(USER, USER).spawn_daemon(hidden, &log).unwrap();
+    wait_until(DEADLINE, "its environment is hidden", || hidden.log().contains("hidden"));
+    let began = std::time::Instant::now();
+    let said = prolog();
+    assert!(began.elapsed() < SOON, "{:?}: {said}", began.elapsed());
+    assert!(shown(), "it may be the job's: {said}");
+    hidden.kill(ondeck_testbed::Signal::KILL);
+    unmute(site, "n3", &odd, server);
+    hidden.wait(DEADLINE).expect("SIGKILL ends it");
+    // Anybody can call a process like one that watches a step.
+    let stranger = site.host("n3").as_user(STRANGER, STRANGER);
+    let mut fake = stranger.command("bash");
+    fake.args(["-c", "exec -a 'slurmstepd: [4243.0]' sleep 300"]);
+    let mut fake = stranger.spawn_daemon(fake, &site.bed.dir().join("fake.log")).unwrap();
+    let is_fake =
+        || site.host("n3").processes().iter().any(|found| found.command_line[0].starts_with("slurmstepd"));
+    wait_until(DEADLINE, "it is called so", is_fake);
+    let said = prolog();
+    assert!(said.contains("took dead@") && !shown(), "{said}");
+    fake.kill(ondeck_testbed::Signal::KILL);
+    fake.wait(DEADLINE).expect("SIGKILL ends it");
     site.destroy("dead");
     cluster.end();
 }

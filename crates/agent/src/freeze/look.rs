@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use ondeck_ramdisk::mounts::{Mount, mounted_of};
+use ondeck_ramdisk::mounts::{Mount, mounted_of, seen_at};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::groups::is_gone;
@@ -269,22 +269,6 @@ pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) ->
         known.insert(view);
     }
     Ok(())
-}
-
-/// The mount that a path leads to which has no symlinks: from the root down, through what is mounted on each directory, and
-/// on that.
-fn seen_at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
-    let on = |parent: u64, at: &Path| mounts.iter().find(|mount| mount.parent == parent && mount.at == at);
-    let is_known = |id: u64| mounts.iter().any(|mount| mount.id == id);
-    let mut seen = mounts.iter().find(|mount| mount.at == Path::new("/") && !is_known(mount.parent))?;
-    let mut prefixes: Vec<&Path> = path.ancestors().collect();
-    prefixes.reverse();
-    for prefix in prefixes {
-        while let Some(above) = on(seen.id, prefix).filter(|above| above.id != seen.id) {
-            seen = above;
-        }
-    }
-    Some(seen)
 }
 
 #[cfg(test)]

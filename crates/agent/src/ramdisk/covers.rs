@@ -18,11 +18,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ondeck_api::config::AgentConfig;
 use ondeck_api::wire::Cover;
 use ondeck_core::{Owner, RamDiskId};
-use ondeck_ramdisk::mounts::{self, Mount, TakenAway, Tree};
+use ondeck_ramdisk::mounts::{self, Above, Mount, TakenAway, Tree};
 use ondeck_ramdisk::{Build, EngineError, holders::holders};
 use ondeck_transfer::credentials::{self, User};
 use rustix::fs::Access;
@@ -130,6 +131,51 @@ pub(super) struct Aimed {
     pub(super) directory: Arc<OwnedFd>,
     /// The mount that it is on.
     pub(super) mount: u64,
+}
+
+/// The way to a cover, opened when nothing was on it yet: its user can mount something there, and serve that without ever
+/// answering.
+pub(super) struct Held {
+    /// The cover's number and device, by which the kernel's table tells it.
+    mount: (u64, (u32, u32)),
+    above: Arc<Above>,
+}
+
+impl Held {
+    fn is(&self, mount: &Mount) -> bool {
+        self.mount == (mount.id, mount.device)
+    }
+
+    /// Of a mount that its path leads to.
+    fn open(mount: &Mount, owner: Owner) -> Result<Option<Held>, EngineError> {
+        if mounts::seen_at(&all_mounts()?, &mount.at).is_none_or(|seen| seen.id != mount.id) {
+            return Ok(None);
+        }
+        let one = mount.clone();
+        let above = within(Instant::now() + ORDERLY, "opening the way to a cover", move || {
+            let open = || -> std::io::Result<Option<Above>> {
+                let above = Above::of(&one)?;
+                Ok(above.leads_to(&one)?.then_some(above))
+            };
+            as_root_or_owner(owner, open).map_err(|error| EngineError::io("look at", &one.at, error))
+        })?;
+        Ok(above.map(|above| Held { mount: (mount.id, mount.device), above: Arc::new(above) }))
+    }
+
+    /// Takes the cover away, which the kernel's table has as `mount`.
+    fn take_away(
+        &self,
+        mount: &Mount,
+        owner: Owner,
+        lazily: bool,
+        until: Instant,
+    ) -> Result<TakenAway, EngineError> {
+        let (above, mount) = (Arc::clone(&self.above), mount.clone());
+        within(until, "unmounting", move || {
+            as_root_or_owner(owner, || above.take_away(&mount, lazily))
+                .map_err(|error| EngineError::io("unmount", &mount.at, error))
+        })
+    }
 }
 
 /// A user with all groups. One that the name service does not know has no further groups.
@@ -334,7 +380,9 @@ impl RamDisk {
 
     /// Mounts the RAM disk over all that was aimed at, or over nothing.
     pub(super) fn cover(&self, build: &Build) -> Result<(), EngineError> {
-        self.cover_with(build, &mut |_| Ok(()))
+        self.cover_with(build, &mut |_| Ok(()))?;
+        self.hold_covers();
+        Ok(())
     }
 
     /// The same; `before` is told the number of each mount that is about to be there, and may refuse it.
@@ -547,11 +595,48 @@ impl RamDisk {
             self.must_not_be_busy()?;
             self.unmount_covers(build, policy)?;
         }
-        *lock(&self.uncovered) = Some(std::time::Instant::now());
+        // Somebody else may have unmounted one.
+        lock(&self.held_covers).clear();
+        *lock(&self.uncovered) = Some(Instant::now());
         self.note(|record| record.covered.clear())
     }
 
+    /// Opens the way to each cover that can be reached. Without it a cover is looked for by its path.
+    pub(super) fn hold_covers(&self) {
+        let owner = self.record().layout.owner;
+        let covers = self.cover_mounts().unwrap_or_else(|error| {
+            tracing::warn!(ramdisk = %self.id(), %error, "can't tell what it covers");
+            Vec::new()
+        });
+        for mount in &covers {
+            if lock(&self.held_covers).iter().any(|held| held.is(mount)) {
+                continue;
+            }
+            match Held::open(mount, owner) {
+                Ok(held) => lock(&self.held_covers).extend(held),
+                Err(error) => {
+                    // The others lie on the same filesystem, mostly.
+                    return tracing::warn!(ramdisk = %self.id(), %error, "can't open the way to a cover");
+                }
+            }
+        }
+    }
+
+    /// Takes away at once what can be reached by an open way, whatever is mounted over it by now. The rest is looked for by
+    /// its path.
+    pub(super) fn detach_held(&self, owner: Owner) {
+        let held = std::mem::take(&mut *lock(&self.held_covers));
+        let covers = self.cover_mounts().unwrap_or_default();
+        for mount in &covers {
+            let Some(held) = held.iter().find(|held| held.is(mount)) else { continue };
+            if let Err(error) = held.take_away(mount, owner, true, Instant::now() + ORDERLY) {
+                tracing::warn!(ramdisk = %self.id(), %error, "looks for it by its path");
+            }
+        }
+    }
+
     fn detach_covers(&self, owner: Owner) -> Result<(), EngineError> {
+        self.detach_held(owner);
         let mut result = Ok(());
         for mount in self.cover_mounts()? {
             if let Err(error) = take_away(&mount, owner) {
@@ -564,15 +649,11 @@ impl RamDisk {
 
     /// Unmounts all covers. If one is busy, those that were unmounted are mounted again.
     fn unmount_covers(&self, build: &Build, policy: &CoverPolicy) -> Result<(), EngineError> {
-        let mut taken: Vec<Mount> = Vec::new();
-        for mount in self.cover_mounts()? {
-            let (one, owner) = (mount.clone(), build.layout.owner);
-            let unmounted =
-                within(build.until.min(std::time::Instant::now() + ORDERLY), "unmounting", move || {
-                    as_root_or_owner(owner, || mounts::take_away(&one, false))
-                        .map_err(|error| EngineError::io("unmount", &one.at, error))
-                });
-            let reason = match unmounted {
+        let (mut taken, covers) = (Vec::new(), self.cover_mounts()?);
+        // The way to an inner one, which somebody else has unmounted, would keep the outer one busy.
+        lock(&self.held_covers).retain(|held| covers.iter().any(|mount| held.is(mount)));
+        for mount in covers {
+            let reason = match self.unmount_cover(build, &mount) {
                 Ok(TakenAway::Yes) => {
                     taken.push(mount);
                     continue;
@@ -593,7 +674,9 @@ impl RamDisk {
                 },
                 Err(error) => error,
             };
-            self.put_back(build, &taken, policy).map_err(|failed| {
+            let back = self.put_back(build, &taken, policy);
+            self.hold_covers();
+            back.map_err(|failed| {
                 EngineError::Busy(format!(
                     "{reason}; and what had been taken away can't be mounted again: {failed}"
                 ))
@@ -601,6 +684,26 @@ impl RamDisk {
             return Err(reason);
         }
         Ok(())
+    }
+
+    /// Unmounts one cover if it is not in use.
+    fn unmount_cover(&self, build: &Build, mount: &Mount) -> Result<TakenAway, EngineError> {
+        let (until, owner) = (build.until.min(Instant::now() + ORDERLY), build.layout.owner);
+        let held = {
+            let mut held = lock(&self.held_covers);
+            held.iter().position(|held| held.is(mount)).map(|at| held.swap_remove(at))
+        };
+        if let Some(held) = held {
+            let done = held.take_away(mount, owner, false, until);
+            if !matches!(done, Ok(TakenAway::Elsewhere)) {
+                return done;
+            }
+        }
+        // Its directory was moved from another namespace, where nothing is mounted on it.
+        match Held::open(mount, owner)? {
+            Some(held) => held.take_away(mount, owner, false, until),
+            None => Ok(TakenAway::Elsewhere),
+        }
     }
 
     /// Covers again what was uncovered a moment ago, as carefully as the first time.

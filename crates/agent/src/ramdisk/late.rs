@@ -109,7 +109,9 @@ impl RamDisk {
     /// Lets the job go on; tells how long it was stopped. Unless it was to be kept, what was mounted is taken away before.
     pub(super) fn thaw(&self) -> Result<Duration, EngineError> {
         let frozen = lock(&self.frozen).take().ok_or_else(gone)?;
-        frozen.holder.go_on().map_err(failed)
+        let stopped = frozen.holder.go_on().map_err(failed)?;
+        self.hold_covers();
+        Ok(stopped)
     }
 }
 

@@ -50,7 +50,8 @@ pub fn remove_dead_mounts(config: &Config, own: JobId, limit: Duration) -> Resul
         let Some(job) = left else { return false };
         let uid = local.layout.owner.uid;
         let (sender, receiver) = sync_channel(1);
-        // What a process says of itself is in its memory, which may be a file of a server that never answers.
+        // What a process says of itself is in its memory, and the kernel waits for the lock of that. Of files that are mapped
+        // there it gives nothing (Linux 4.17), so no server of a user's is waited for.
         std::thread::spawn(move || sender.send(is_on_this_node(job, uid)));
         match receiver.recv_timeout(LOOKING) {
             Ok(Ok(there)) => !there,
