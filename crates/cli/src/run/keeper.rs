@@ -1376,6 +1376,8 @@ impl Shared {
             modes: opened.iter().map(|entry| (entry.inode, entry.mode)).collect(),
             xattr_name: overlay.then_some(seen_through_overlay),
             umask: self.surroundings.umask,
+            // A user namespace has no name for most groups, so the RAM disk's files are of the user's own.
+            group: Some(rustix::fs::fstat(&directory.disk)?.st_gid),
             ..PackOptions::default()
         };
         let packed =
