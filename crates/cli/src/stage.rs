@@ -344,12 +344,12 @@ fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
         return Ok(());
     }
     let time = duration::display(summary.copying);
-    let rate = display::rate(summary.bytes, summary.copying);
+    let rate = display::rate(summary.bytes_written, summary.copying);
     write!(
         out,
         "{} ({}) copied in {time}{rate}",
         display::count(summary.files, "file"),
-        Bytes(summary.bytes)
+        Bytes(summary.bytes_written)
     )?;
     for (number, noun) in [
         (summary.hard_links, "hard link"),
@@ -407,6 +407,7 @@ fn print_json(args: &StageArgs, summary: &Summary, manifest: Option<&std::path::
         "others": summary.others,
         "hard_links": summary.hard_links,
         "bytes": summary.bytes,
+        "bytes_written": summary.bytes_written,
         "unchanged": summary.unchanged,
         "deleted": summary.deleted,
         "retried": summary.retried,

@@ -508,6 +508,14 @@ fn group_directories_come_out_right_for_an_ordinary_user() {
         let owner = fs::metadata(&dir).unwrap();
         assert_eq!((owner.uid(), owner.gid(), owner.mode() & 0o7777), (0, SECOND_GROUP, 0o2775));
     }
+    // An archive is the group's where the directory is.
+    let dir = scene.dir("packed");
+    std::os::unix::fs::chown(&dir, Some(0), Some(SECOND_GROUP)).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o2770)).unwrap();
+    let pack = ["run", "--data-out", "packed", "--pack", "tar", "--", "sh", "-c", "echo x > packed/x"];
+    scene.run_with_umask(0o007, &pack).assert_code(0);
+    let archive = fs::metadata(dir.join(&scene.list("packed")[0])).unwrap();
+    assert_eq!((archive.gid(), archive.mode() & 0o7777), (SECOND_GROUP, 0o660));
     scene
         .run_shell(&["--data-out", "full", "--existing", "overlay"], "true")
         .assert_code(125)

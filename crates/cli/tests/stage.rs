@@ -13,6 +13,7 @@ use scene::{Ran, Scene, UID, Who, is_root, wait_until};
 fn a_copy_says_what_it_did_and_keeps_its_manifest_in_the_home_directory() {
     let scene = Scene::new(Who::User);
     scene.dir("a");
+    scene.dir("out");
     scene.file("a/x", "content");
     let ran = scene.run(&["stage", "a/", "b"]);
     ran.assert_code(0);
@@ -29,6 +30,13 @@ fn a_copy_says_what_it_did_and_keeps_its_manifest_in_the_home_directory() {
         "{ran:?}"
     );
     assert_eq!(scene.run(&["stage", "-q", "a", "c"]).out, "");
+    // What was written is told, not what a hole could hold.
+    fs::OpenOptions::new().write(true).open(scene.path("a/x")).unwrap().set_len(10 << 30).unwrap();
+    let ran = scene.run(&["stage", "a", "holes"]);
+    assert!(ran.out.starts_with("1 file (") && ran.out.contains(" KiB) copied in "), "{ran:?}");
+    let ran = scene.run_shell(&["--data-out", "out"], "truncate -s 10G out/holes; echo x >> out/small");
+    ran.assert_code(0).assert_says("staged out 2 B (2 files)");
+    assert_eq!(fs::metadata(scene.path("out/holes")).unwrap().len(), 10 << 30);
     let ran = scene.run(&["stage", "--dry-run", "a", "d"]);
     assert!(ran.out.contains("would copy x") && !scene.path("d").exists(), "{ran:?}");
 }

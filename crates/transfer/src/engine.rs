@@ -44,6 +44,8 @@ pub struct Summary {
     pub hard_links: u64,
     /// Bytes of data in the copied files, holes included.
     pub bytes: u64,
+    /// Bytes that were written: holes are not, and what was copied again counts again.
+    pub bytes_written: u64,
     /// Files that were there already.
     pub unchanged: u64,
     /// Entries of the target removed.
@@ -77,6 +79,7 @@ pub(crate) struct Counts {
     others: AtomicU64,
     hard_links: AtomicU64,
     bytes: AtomicU64,
+    bytes_written: AtomicU64,
     unchanged: AtomicU64,
     deleted: AtomicU64,
     pub retried: AtomicU64,
@@ -90,6 +93,12 @@ impl Counts {
         [&self.files, &self.made_directories, &self.others, &self.hard_links, &self.deleted, &self.unchanged]
             .iter()
             .all(|counter| counter.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Bytes were written into a file of the target.
+    pub fn written(&self, monitor: &Monitor<'_>, bytes: u64) {
+        self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        monitor.progress.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub fn deleted(&self) {
@@ -468,6 +477,7 @@ fn run(
         others: count(&counts.others),
         hard_links: count(&counts.hard_links),
         bytes: count(&counts.bytes),
+        bytes_written: count(&counts.bytes_written),
         unchanged: count(&counts.unchanged),
         deleted: count(&counts.deleted),
         errors: count(&monitor.progress.errors),

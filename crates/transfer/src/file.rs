@@ -219,7 +219,7 @@ impl Engine<'_> {
             read_exactly(copy.source.as_fd(), data, 0)?;
             let digest = self.options.checksum.of(data);
             write_all(copy.target.as_fd(), data, 0)?;
-            self.monitor.progress.bytes_written.fetch_add(size, Ordering::Relaxed);
+            self.counts.written(self.monitor, size);
             return Ok(digest);
         }
         if is_sparse(&copy.stat) || size > 1 << 20 {
@@ -264,7 +264,7 @@ impl Engine<'_> {
                 hasher.update(data);
                 write_all(copy.target.as_fd(), data, offset)?;
                 offset += length as u64;
-                self.monitor.progress.bytes_written.fetch_add(length as u64, Ordering::Relaxed);
+                self.counts.written(self.monitor, length as u64);
             }
         }
         Ok(())

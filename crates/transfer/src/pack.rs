@@ -123,6 +123,8 @@ pub struct PackOptions {
     /// What the archive's mode lacks of 0666, beside what the tree's own lacks. The process's umask does not count: a
     /// process that makes files of any mode has none.
     pub umask: Mode,
+    /// The group that the tree is of, if it could not be given to the tree itself.
+    pub group: Option<u32>,
 }
 
 /// Nobody's but the user's, where nobody says more.
@@ -137,6 +139,7 @@ impl Default for PackOptions {
             modes: HashMap::new(),
             xattr_name: None,
             umask: PRIVATE,
+            group: None,
         }
     }
 }

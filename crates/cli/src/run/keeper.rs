@@ -409,7 +409,7 @@ impl Keeper {
                 (used.0, 0)
             } else {
                 let summary = self.copy_in(namespaces, index)?;
-                (summary.bytes, summary.files)
+                (summary.bytes_written, summary.files)
             };
             self.report.phase("stage_in", began.elapsed(), bytes, files);
         }
@@ -863,7 +863,7 @@ impl Keeper {
             let path = directory.path.display().to_string();
             self.tell_moved(&path, &now);
         }
-        Ok((summary.bytes, summary.files))
+        Ok((summary.bytes_written, summary.files))
     }
 
     fn stage_out_by_script(&mut self, namespaces: &Namespaces, output: &Output) -> Result<(u64, u64), Abort> {
@@ -1379,6 +1379,8 @@ impl Shared {
             modes: opened.iter().map(|entry| (entry.inode, entry.mode)).collect(),
             xattr_name: overlay.then_some(seen_through_overlay),
             umask: self.surroundings.umask,
+            // A user namespace has no name for most groups, so the RAM disk's files are of the user's own.
+            group: Some(rustix::fs::fstat(&directory.disk)?.st_gid),
             ..PackOptions::default()
         };
         let packed =
@@ -1390,6 +1392,7 @@ impl Shared {
             others: packed.others,
             hard_links: packed.hard_links,
             bytes: packed.bytes,
+            bytes_written: packed.archive_bytes,
             errors: packed.errors,
             copying: packed.packing,
             syncing: packed.syncing,

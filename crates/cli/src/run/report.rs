@@ -91,7 +91,7 @@ pub struct Phase {
     pub name: &'static str,
     /// How long it took.
     pub seconds: f64,
-    /// Bytes it moved.
+    /// Bytes it wrote, into files or an archive: holes are none.
     pub bytes: u64,
     /// Files it moved.
     pub files: u64,

@@ -270,7 +270,7 @@ fn access_of(
     // With an ACL, the group's bits of the mode are the mask.
     tree &= acl_of(root.as_fd(), ACL_ACCESS)?.map_or(0o777, |acl| plain_bits(&acl));
     let others = tree & 0o005 == 0o005;
-    let group = others || tree & 0o050 == 0o050 && file.st_gid == root_stat.st_gid;
+    let group = others || tree & 0o050 == 0o050 && file.st_gid == options.group.unwrap_or(root_stat.st_gid);
     let mut mode = 0o666 & !options.umask.as_raw_mode();
     mode &= 0o600 | if group { 0o060 } else { 0 } | if others { 0o006 } else { 0 };
     if let Some(acl) = acl_of(directory, ACL_DEFAULT)? {
