@@ -6,6 +6,8 @@
 //! ends, and with its process-id namespace everything that the work has started. The output ends when nothing of it is
 //! left.
 
+pub mod restraint;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use ondeck_agent::task::restraint;
 use ondeck_api::Config;
 use ondeck_api::munge::Munge;
 use ondeck_core::{Bytes, EngineKind, exit};
@@ -18,7 +19,6 @@ use serde::Serialize;
 
 use crate::state;
 use crate::task::confine::MemoryGroup;
-use crate::task::restraint;
 
 /// Check what works on this machine and what to do about the rest
 ///

@@ -204,7 +204,7 @@ impl MemoryGroup {
         match (limited, members) {
             (Ok(()), Ok(members)) => {
                 if file == "memory.max" {
-                    super::restraint::of_version_2(&dir);
+                    ondeck_agent::task::restraint::of_version_2(&dir);
                 }
                 Some(MemoryGroup { dir, members })
             }

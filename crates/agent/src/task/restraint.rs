@@ -35,8 +35,8 @@ impl Restraint {
             .into();
         // With version 2 as well: whether its controller is in force is not known here.
         if joined[1].is_none() {
-            // SAFETY: a system call by value, for this process. Nothing depends on it if it fails.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+            // Raising it can't fail.
+            let _ = rustix::process::setpriority_process(None, NICE);
         }
         Restraint(joined.into_iter().flatten().collect())
     }
