@@ -7,6 +7,7 @@
 //! left.
 
 mod group;
+pub mod restraint;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use ondeck_agent::task::MemoryGroup;
+use ondeck_agent::task::{MemoryGroup, restraint};
 use ondeck_api::Config;
 use ondeck_api::munge::Munge;
 use ondeck_core::{Bytes, EngineKind, exit};
@@ -18,7 +18,6 @@ use ondeck_ramdisk::{memory, probe};
 use serde::Serialize;
 
 use crate::state;
-use crate::task::restraint;
 
 /// Check what works on this machine and what to do about the rest
 ///
@@ -332,6 +331,7 @@ fn many_nodes(config: Option<&Path>) -> Vec<Finding> {
             finding("MUNGE", State::Limited, error.to_string(), Some(remedy))
         }
     });
+    findings.push(privileged_ports());
     let socket = config.agent.socket.display().to_string();
     findings.push(match std::os::unix::net::UnixStream::connect(&config.agent.socket) {
         Ok(_) => finding("agent", State::Ok, format!("answers at {socket}"), None),
@@ -389,4 +389,23 @@ fn scripts(state: &Path, is_required: bool) -> Vec<Finding> {
         finding("processes of scripts", State::Limited, without.join("; "), Some(remedy))
     };
     vec![memory, others]
+}
+
+/// Root calls daemons from a port below 1024, which proves that it is root only where users can't use one.
+fn privileged_ports() -> Finding {
+    const WHAT: &str = "ports below 1024";
+    let (path, usual) = ("/proc/sys/net/ipv4/ip_unprivileged_port_start", 1024);
+    let first: u32 = match fs::read_to_string(path).map(|text| text.trim().parse()) {
+        Ok(Ok(first)) => first,
+        // Before Linux 4.11.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => usual,
+        other => return finding(WHAT, State::Limited, format!("{path} can't be read: {other:?}"), None),
+    };
+    if first >= usual {
+        return finding(WHAT, State::Ok, "for root alone, by which daemons know root", None);
+    }
+    let detail = format!("users may use them from {first} on, and so pass for root with what root has sent");
+    let remedy =
+        "sysctl net.ipv4.ip_unprivileged_port_start=1024: on compute nodes and machines of administrators";
+    finding(WHAT, State::Limited, detail, Some(remedy))
 }

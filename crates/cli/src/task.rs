@@ -12,15 +12,14 @@
 //! - [`supervise`]: the init: watching, and telling the agent
 //! - [`work`]: the worker, and what the kinds of work have in common; [`fill`], [`catch_up`] and [`bring_home`]: each of
 //!   them
-//! - [`script`]: running a user's script; [`restraint`]: how much of the node's processes and CPU it may have
+//! - [`script`]: running a user's script; [`restraint`] (in `agent`): how much of the node's processes and CPU it may have
 //! - [`kept`]: what a RAM disk keeps from the fill to the end, beside the job's data
 
 mod bring_home;
 mod catch_up;
-pub mod confine;
+mod confine;
 mod fill;
 mod kept;
-pub mod restraint;
 mod script;
 mod share;
 mod supervise;
@@ -29,7 +28,7 @@ mod work;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use ondeck_agent::task::{Line, MemoryGroup, Order};
+use ondeck_agent::task::{Line, MemoryGroup, Order, restraint};
 use ondeck_core::exit;
 use ondeck_transfer::credentials::User;
 
@@ -108,9 +107,6 @@ fn begin(order: &Order) -> Result<(), Failure> {
              configuration asks for; the administrator finds more by `ondeck doctor`, as root there",
             order.node
         )));
-    }
-    if let Some(dir) = group.as_ref().and_then(MemoryGroup::of_version_2) {
-        restraint::of_version_2(dir);
     }
     let restraint = script.map(|_| restraint::Restraint::begin());
     let result = confine::enter(order).and_then(|()| supervise::start(order, &user, group.as_ref()));

@@ -112,3 +112,22 @@ fn an_answer_of_another_node_is_not_believed() {
     site.ramdisk(&["nodes", "--nodes", "n4"]).assert_success();
     site.assert_nothing_is_left();
 }
+
+#[test]
+fn a_machine_on_which_users_may_use_ports_below_1024_is_told_of() {
+    if !site::ready(&site::TMPFS) {
+        return;
+    }
+    let site = Site::new();
+    let host = site.host("ctl");
+    let line = || {
+        let (ondeck, config) = (site.ondeck.display().to_string(), site.config.display().to_string());
+        let said = host.run(&[ondeck.as_str(), "doctor", "--config", config.as_str()]).stdout;
+        said.lines().find(|line| line.contains("ports below 1024")).unwrap().to_owned()
+    };
+    assert!(line().starts_with("ok"), "{}", line());
+    // Of this host's network alone.
+    host.shell("echo 80 > /proc/sys/net/ipv4/ip_unprivileged_port_start").assert_success();
+    assert!(line().starts_with("limited") && line().contains("from 80 on"), "{}", line());
+    site.assert_nothing_is_left();
+}

@@ -37,7 +37,12 @@ impl MemoryGroup {
         fs::create_dir(&dir).ok()?;
         let group = MemoryGroup { dir };
         match fs::write(group.dir.join(file), limit.0.to_string()) {
-            Ok(()) => Some(group),
+            Ok(()) => {
+                if group.dir.starts_with(Path::new(VERSION_2).join(OWN)) {
+                    super::restraint::of_version_2(&group.dir);
+                }
+                Some(group)
+            }
             Err(_) => {
                 group.remove();
                 None
@@ -51,11 +56,6 @@ impl MemoryGroup {
     /// The kernel's.
     pub fn admit(&self, pid: i32) -> io::Result<()> {
         fs::write(self.dir.join("cgroup.procs"), pid.to_string())
-    }
-
-    /// Where it is, if it is one of version 2, whose other controllers limit its members, too.
-    pub fn of_version_2(&self) -> Option<&Path> {
-        self.dir.starts_with(Path::new(VERSION_2).join(OWN)).then_some(&self.dir)
     }
 
     /// Removes it, once its members have ended.

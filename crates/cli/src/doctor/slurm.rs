@@ -53,6 +53,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
         Err(error) => return vec![finding("runtime", State::Missing, error.to_string(), None)],
     };
     let mut findings = of_the_configuration(&config);
+    findings.push(super::privileged_ports());
     findings.extend(runtime.block_on(of_slurm(&config)));
     findings.push(scheduler(&config));
     findings

@@ -54,10 +54,10 @@ fn a_script_starts_no_processes_without_end_and_servers_come_before_it() {
     let log = report["log"].as_str().unwrap();
     let lines: Vec<&str> = log.lines().collect();
     if has("cpu") {
-        assert_eq!(lines[0], "shares 102, nice 0", "{log}");
+        assert_eq!(lines[0], "shares 512, nice 0", "{log}");
         assert!(!left_over.exists());
     } else {
-        assert!(lines[0].ends_with("nice 10"), "{log}");
+        assert!(lines[0].ends_with("nice 5"), "{log}");
     }
     if has("pids") {
         assert!(!log.contains("all of them"), "{log}");
@@ -111,7 +111,7 @@ fn a_node_without_memory_groups_says_so_and_refuses_scripts_if_it_must_have_them
         } else {
             let report = job.succeeds("n1", &script);
             let log = report["log"].as_str().unwrap();
-            assert!(log.starts_with("10\n") && !log.contains("unlimited"), "{report:#}");
+            assert!(log.starts_with("5\n") && !log.contains("unlimited"), "{report:#}");
         }
         host.ok(&["umount", "/sys/fs/cgroup"]);
         site.destroy("job");

@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 /// counts what else the user has on the node.
 pub const PROCESSES: u64 = 1024;
 
-/// A tenth of what a group has by default: servers of RAM disks come first.
-const SHARES: &str = "102";
-const WEIGHT: &str = "10";
+/// Half of what a group has by default, or with version 1 a single thread beside it: all of a script together gets less
+/// than each thread of a RAM disk's server. Less would keep jobs waiting for their input where the CPU is busy.
+const SHARES: &str = "512";
+const WEIGHT: &str = "50";
 
-/// The same for a process beside others, about, where there are no groups.
-const NICE: i32 = 10;
+/// Where there are no groups, for each process: a third of the usual weight.
+const NICE: i32 = 5;
 
 const NAME: &str = "ondeck-task-";
 
@@ -34,8 +35,8 @@ impl Restraint {
             .into();
         // With version 2 as well: whether its controller is in force is not known here.
         if joined[1].is_none() {
-            // SAFETY: a system call by value, for this process. Nothing depends on it if it fails.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+            // Raising it can't fail.
+            let _ = rustix::process::setpriority_process(None, NICE);
         }
         Restraint(joined.into_iter().flatten().collect())
     }
