@@ -34,12 +34,12 @@ const INIT: u32 = 26;
 ///
 /// # Errors
 /// If it can't be mounted.
-pub fn serve(at: &Path, uid: u32, allow_other: bool, names: bool) -> Result<()> {
+pub fn serve(at: &Path, source: &str, uid: u32, allow_other: bool, names: bool) -> Result<()> {
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let others = if allow_other { ",allow_other" } else { "" };
     let options =
         format!("fd={},rootmode=40000,user_id={uid},group_id={uid}{others}", device.as_fd().as_raw_fd());
-    mount("mute", at, "fuse", MountFlags::NOSUID | MountFlags::NODEV, &*CString::new(options)?)
+    mount(source, at, "fuse", MountFlags::NOSUID | MountFlags::NODEV, &*CString::new(options)?)
         .with_context(|| format!("mounting on {}", at.display()))?;
     // There is one thread.
     set_thread_gid(Gid::from_raw(uid))?;

@@ -355,12 +355,13 @@ impl Node {
         let guarded = found.record().guarded;
         if guarded && !complete {
             tracing::error!(ramdisk = %id, "is not complete, and may hold results all the same; it is kept");
-        } else if complete {
+        } else if complete && !found.is_in_doubt() {
             let report = found.report(&self.name);
             let processes = report.processes.len();
             tracing::info!(ramdisk = %id, processes, faults = ?report.faults, "adopted");
         } else {
-            // Whoever was building it has been told that the agent is gone, and builds another one.
+            // Whoever was building it has been told that the agent is gone, and builds another one. Or was killed: then
+            // those that were told that all is done ask here, and remove theirs.
             tracing::warn!(ramdisk = %id, "was not complete when the agent ended; removing it");
             if let Err(error) = self.remove(&found) {
                 tracing::error!(ramdisk = %id, error = error.message, "can't remove it");

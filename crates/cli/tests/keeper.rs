@@ -212,7 +212,7 @@ fn where_the_results_are_is_told_when_the_command_and_its_keeper_were_both_kille
         let place = listed.split("copied from ").nth(1).unwrap().trim();
         assert_eq!(fs::read_to_string(format!("{place}/data0/x")).unwrap(), "x\n");
         let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
-        scene.run(&["run", "--resume", &id]).assert_code(125).assert_says("its keeper is gone");
+        scene.run(&["run", "--resume", &id]).assert_code(125).assert_says("the keeper of run");
         scene.file("go", "");
         wait_until("the end of the program", || {
             scene.run(&["run", "--list"]).out.contains("its RAM disk is gone")

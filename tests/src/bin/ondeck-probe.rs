@@ -145,6 +145,9 @@ enum Action {
     /// Mount a filesystem of a user's that never answers, and serve it until it is killed.
     Mute {
         directory: PathBuf,
+        /// What it says that it was mounted from.
+        #[arg(long, default_value = "mute")]
+        source: String,
         #[arg(long)]
         uid: u32,
         /// Everybody may come in, and hang.
@@ -203,8 +206,8 @@ fn main() -> ExitCode {
         Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
         Action::Exchange { one, other } => exchange_names(&one, &other),
         Action::Steal => steal(),
-        Action::Mute { directory, uid, allow_other, names } => {
-            mute::serve(&directory, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
+        Action::Mute { directory, source, uid, allow_other, names } => {
+            mute::serve(&directory, &source, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
         }
         Action::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
     };

@@ -931,7 +931,7 @@ fn dead_mounts_of_ended_jobs_are_shown_and_removed_by_the_hooks() {
 }
 
 /// A filesystem of a user's on a host's directory that never answers; its server.
-fn mute(site: &Site, host: &str, at: &Path, uid: u32, more: &[&str]) -> ondeck_testbed::Daemon {
+pub fn mute(site: &Site, host: &str, at: &Path, uid: u32, more: &[&str]) -> ondeck_testbed::Daemon {
     let mut command = site.host(host).command(&site.probe);
     // Its server is of another job than any here.
     command.arg("mute").arg(at).args(["--uid", &uid.to_string()]).args(more).env("SLURM_JOB_ID", "7");
@@ -942,7 +942,7 @@ fn mute(site: &Site, host: &str, at: &Path, uid: u32, more: &[&str]) -> ondeck_t
 }
 
 /// What a user's filesystem was mounted on is free again.
-fn unmute(site: &Site, host: &str, at: &Path, mut server: ondeck_testbed::Daemon) {
+pub fn unmute(site: &Site, host: &str, at: &Path, mut server: ondeck_testbed::Daemon) {
     server.kill(ondeck_testbed::Signal::KILL);
     server.wait(DEADLINE).expect("SIGKILL ends it");
     site.host(host).run(&["umount", "--lazy", &at.display().to_string()]);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ondeck_testbed::{Host, Process, wait_until};
 use serde_json::{Value, json};
 
+use crate::covers::{mute, unmute};
 use crate::site::{
     self, Case, DEADLINE, GLUSTER, OWNER, STRANGER, Setup, Site, TMPFS, View, difference, write_pattern,
 };
@@ -1122,6 +1123,30 @@ fn a_task_that_is_stopped_leaves_no_process_and_can_be_started_again(case: &Case
     let began = Instant::now();
     site.destroy("job");
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn filesystems_of_another_user_that_never_answer_hold_up_no_task() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "32MiB", 1);
+    make(&job.path("in"));
+    let above = site.bed.dir().join("theirs");
+    let inside = above.join("in");
+    fs::create_dir_all(&inside).unwrap();
+    // Named as a RAM disk's, below one that hangs whoever walks through it.
+    let named = mute(&site, "n1", &inside, 20_777, &["--source", "ondeck:theirs@1"]);
+    let hangs = mute(&site, "n1", &above, 20_777, &["--allow-other"]);
+    let began = Instant::now();
+    let work = json!({"fill": {"directories": [job.directory("in", "0", "in")], "script": null}});
+    job.succeeds("n1", &job.request(work));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    unmute(&site, "n1", &above, hangs);
+    unmute(&site, "n1", &inside, named);
+    site.destroy("job");
     site.assert_nothing_is_left();
 }
 

@@ -151,11 +151,16 @@ fn hide_ram_disks(order: &Order) -> io::Result<()> {
     let is_ours = |mount: &mounts::Mount| {
         mount.at != Path::new(RAM_DISK)
             && (mount.at.starts_with(&order.state)
-                || mount.source.starts_with("ondeck:")
+                // Users can give any name to what they mount by FUSE.
+                || (mount.source.starts_with("ondeck:") && !mount.is_a_users())
                 || inside.iter().any(|own| own.device == mount.device))
     };
     // The latest first: they may lie on one another.
     all.iter().rev().filter(|mount| is_ours(mount)).try_for_each(|mount| {
+        // What somebody has mounted above it hides it already, and may never answer.
+        if mounts::seen_at(&mounts::mounted()?, &mount.at).is_none_or(|seen| seen.id != mount.id) {
+            return Ok(());
+        }
         match mounts::detach(&mount.at) {
             // Below one that has gone already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -2091,7 +2091,9 @@ impl Step<'_> {
             self.job(id).lacking = Some(self.now);
         }
         let (schedule, job) = (&*self.schedule, &self.schedule.jobs[&id]);
+        let pool = policy::pool_of(&schedule.site, job);
         if policy::first_since(&schedule.site, self.now, job).is_some()
+            && !line.is_headed(pool)
             && policy::suffices_in_time(
                 &schedule.site,
                 usage,
@@ -2100,7 +2102,7 @@ impl Step<'_> {
                 job,
             )
         {
-            line.wait_behind(policy::pool_of(&schedule.site, job), id);
+            line.wait_behind(pool, id);
         }
         let on_disk = if job.held {
             format!("; `scontrol release {}` starts it on disk", id.job)

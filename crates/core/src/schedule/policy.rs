@@ -516,6 +516,11 @@ impl Line {
         line
     }
 
+    /// Whether nobody gets nodes of a pool any more but one who waits.
+    pub fn is_headed(&self, pool: &str) -> bool {
+        self.heads.contains_key(pool)
+    }
+
     /// There are not enough free nodes for a job that has waited for long, and there will be: nobody overtakes it.
     pub fn wait_behind(&mut self, pool: &str, job: Incarnation) {
         self.heads.entry(pool.to_owned()).or_insert(job);
