@@ -7,7 +7,7 @@ mod scene;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -597,6 +597,18 @@ fn what_does_not_fit_is_refused_with_figures_and_remedy_before_anything_is_chang
             &["--data-out", "out", "--report", "in"],
             "can't write the report in; name another file: Is a directory",
         );
+        refused(
+            &["--data-out", "out", "--report", "r.json/"],
+            "can't write the report r.json/; name another file: Is a directory",
+        );
+        let pipe = scene.path("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        refused(
+            &["--data-out", "out", "--report", "pipe"],
+            "can't write the report pipe; name another file: File exists",
+        );
+        assert!(!pipe.symlink_metadata().unwrap().is_file());
+        fs::remove_file(&pipe).unwrap();
         if who == Who::User && is_root() {
             refused(
                 &["--data-out", "out", "--report", "/report"],

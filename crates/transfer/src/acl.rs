@@ -44,6 +44,15 @@ pub(crate) fn plain_bits(acl: &[u8]) -> u32 {
     bits_of(&entries, OWNER).unwrap_or(7) << 6 | group << 3 | bits_of(&entries, OTHER).unwrap_or(0)
 }
 
+/// Whether an ACL in the kernel's form names somebody who can't read, or search, what it is on. One that is not understood
+/// does.
+pub(crate) fn shuts_out_somebody(acl: &[u8]) -> bool {
+    let Some(entries) = entries(acl) else { return true };
+    let mask = bits_of(&entries, MASK).unwrap_or(7);
+    let is_named = |tag: u16| tag == USER || tag == GROUP;
+    entries.iter().any(|(tag, bits, _)| is_named(*tag) && u32::from(*bits) & mask & 5 != 5)
+}
+
 /// The permission bits of a mode that goes with an ACL in the kernel's form: the group's are the mask.
 pub(crate) fn mode_bits(acl: &[u8]) -> Option<u32> {
     let entries = entries(acl)?;

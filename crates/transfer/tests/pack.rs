@@ -1041,7 +1041,7 @@ fn an_archive_is_no_more_readable_than_the_umask_and_its_tree_allow() {
         (0o750, 0o000, "660"),
         (0o711, 0o022, "600"),
         (0o744, 0o022, "600"),
-        (0o705, 0o022, "644"),
+        (0o705, 0o022, "604"),
     ] {
         assert_eq!(packed(tree, mask), expected, "a tree of {tree:o} and the umask {mask:o}");
     }
@@ -1051,11 +1051,20 @@ fn an_archive_is_no_more_readable_than_the_umask_and_its_tree_allow() {
     watched(|monitor| pack_path(&source, &archive, PackFormat::Tar, &options, monitor)).0.unwrap();
     assert_eq!(mode(&archive), "600");
     tool("setfacl", &[&"-b", &source]);
+    // One whom the tree shuts out, though all others may read it.
+    for entry in ["u:12345:---", "g:12345:--x"] {
+        chmod(&source, 0o755);
+        tool("setfacl", &[&"-m", &entry, &source]);
+        watched(|monitor| pack_path(&source, &archive, PackFormat::Tar, &options, monitor)).0.unwrap();
+        assert_eq!(mode(&archive), "600", "{entry}");
+        tool("setfacl", &[&"-b", &source]);
+    }
     // The group of the archive is another one than the tree's.
     if trees::is_root() {
         std::os::unix::fs::chown(&source, None, Some(12_345)).unwrap();
         assert_eq!(packed(0o750, 0o022), "600");
         assert_eq!(packed(0o755, 0o022), "644");
+        assert_eq!(packed(0o705, 0o022), "600");
     }
     // What the directory's default ACL gives to somebody is theirs only if all may read the tree.
     tool("setfacl", &[&"-d", &"-m", &"u::rwx,g::rx,u:12345:rx,m::rx,o::---", &ram.path()]);

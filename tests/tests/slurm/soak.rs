@@ -19,7 +19,7 @@ fn left_in_run(cluster: &Cluster, host: &str) -> Vec<String> {
     }
     let names = tree_of(&dir);
     // What an agent has while nothing is lent.
-    let own = ["agent.sock", "scheduler.sock", "lock", "epochs.json", "authority.json"];
+    let own = ["agent.sock", "scheduler.sock", "lock", "epochs.json", "authority.json", "marks.json"];
     names.into_iter().filter(|name| !own.iter().any(|own| name.ends_with(own))).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The record of a run.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -156,8 +157,12 @@ impl Report {
     /// Why not.
     pub fn check(path: &Path) -> Result<()> {
         let check = || {
-            if path.is_dir() {
+            if path.is_dir() || path.as_os_str().as_bytes().ends_with(b"/") {
                 return Err(rustix::io::Errno::ISDIR);
+            }
+            // It is put in the place of what is there: not of a device's, which root could.
+            if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_symlink()) {
+                return Err(rustix::io::Errno::EXIST);
             }
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             let (parent, access) = (parent.unwrap_or(Path::new(".")), rustix::fs::Access::WRITE_OK);

@@ -22,7 +22,7 @@ use super::large::LargeFile;
 use super::output::{Output, PartOf, Sizes, Unit};
 use super::sparse::ContentHasher;
 use super::{PackError, PackOptions, PackSummary, name_of};
-use crate::acl::{mode_bits, plain_bits};
+use crate::acl::{mode_bits, plain_bits, shuts_out_somebody};
 use crate::attributes::{
     ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, drop_acl, is_directory, is_regular, is_symlink,
     read_xattrs, read_xattrs_at, same_state,
@@ -268,9 +268,16 @@ fn access_of(
 ) -> Result<Access, Errno> {
     let mut tree = options.modes.get(&root_stat.st_ino).copied().unwrap_or(root_stat.st_mode);
     // With an ACL, the group's bits of the mode are the mask.
-    tree &= acl_of(root.as_fd(), ACL_ACCESS)?.map_or(0o777, |acl| plain_bits(&acl));
-    let others = tree & 0o005 == 0o005;
-    let group = others || tree & 0o050 == 0o050 && file.st_gid == options.group.unwrap_or(root_stat.st_gid);
+    let acl = acl_of(root.as_fd(), ACL_ACCESS)?;
+    tree &= acl.as_ref().map_or(0o777, |acl| plain_bits(acl));
+    if acl.is_some_and(|acl| shuts_out_somebody(&acl)) {
+        // The archive's mode can't say who.
+        tree &= 0o700;
+    }
+    let is_its_group = file.st_gid == options.group.unwrap_or(root_stat.st_gid);
+    // Who is of the tree's group has the group's rights alone.
+    let others = tree & 0o005 == 0o005 && (is_its_group || tree & 0o050 == 0o050);
+    let group = if is_its_group { tree & 0o050 == 0o050 } else { others };
     let mut mode = 0o666 & !options.umask.as_raw_mode();
     mode &= 0o600 | if group { 0o060 } else { 0 } | if others { 0o006 } else { 0 };
     if let Some(acl) = acl_of(directory, ACL_DEFAULT)? {
