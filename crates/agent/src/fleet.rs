@@ -871,7 +871,7 @@ impl Fleet {
             (nodes, vec![Step::Mount, aim]),
             (nodes, vec![Step::Cover]),
             // Servers are complete already.
-            (&guests, vec![Step::Commit]),
+            (&guests, vec![Step::Commit, Step::Commit]),
         ];
         for (round, (on, steps)) in rounds.into_iter().enumerate() {
             let asked = on.iter().map(|node| (node.clone(), layout.clone(), steps.clone())).collect();

@@ -32,7 +32,7 @@ impl Fleet {
         let asked = nodes.iter().map(|node| {
             let guest = layout.server_on(node).is_none();
             // Servers are complete already.
-            let steps = if guest { vec![Step::Mount, Step::Commit] } else { vec![Step::Mount] };
+            let steps = if guest { vec![Step::Mount, Step::Commit, Step::Commit] } else { vec![Step::Mount] };
             (node.clone(), layout.clone(), steps)
         });
         faults_of(self.ask(asked.collect(), Some(secret), deadline).await)

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use ondeck_testbed::wait_until;
 use serde_json::{Value, json};
 
 use super::{Job, make, site, site_with};
-use crate::site::TMPFS;
+use crate::site::{DEADLINE, TMPFS};
 
 /// A fill with a script of this text.
 fn with_script(job: &Job<'_>, text: &str) -> Value {
@@ -68,12 +69,14 @@ fn a_script_starts_no_processes_without_end_and_servers_come_before_it() {
     }
     // Others have theirs meanwhile, perhaps; this one is gone.
     for controller in ["cpu", "pids"].into_iter().filter(|controller| has(controller)) {
-        let left = groups_of_tasks(controller);
         let is_dead = |name: &&String| {
             let tasks = Path::new("/sys/fs/cgroup").join(controller).join(name).join("tasks");
             fs::read_to_string(tasks).is_ok_and(|tasks| tasks.is_empty())
         };
-        assert_eq!(left.iter().filter(is_dead).count(), 0, "{left:?}");
+        // One of another test may be on its way.
+        wait_until(DEADLINE, "no group is left", || {
+            groups_of_tasks(controller).iter().filter(is_dead).count() == 0
+        });
     }
     site.destroy("job");
     site.assert_nothing_is_left();
