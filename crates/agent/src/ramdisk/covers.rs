@@ -625,8 +625,12 @@ impl RamDisk {
     /// Takes away at once what can be reached by an open way, whatever is mounted over it by now. The rest is looked for by
     /// its path.
     pub(super) fn detach_held(&self, owner: Owner) {
+        let covers = match self.cover_mounts() {
+            Ok(covers) => covers,
+            // Whoever looks by path reads the same table, and says what is wrong. The open ways are for the next try.
+            Err(error) => return tracing::warn!(ramdisk = %self.id(), %error, "can't tell what it covers"),
+        };
         let held = std::mem::take(&mut *lock(&self.held_covers));
-        let covers = self.cover_mounts().unwrap_or_default();
         for mount in &covers {
             let Some(held) = held.iter().find(|held| held.is(mount)) else { continue };
             if let Err(error) = held.take_away(mount, owner, true, Instant::now() + ORDERLY) {

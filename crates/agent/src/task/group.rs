@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use ondeck_core::Bytes;
 
+use super::restraint::{self, own_group_of_version_1};
+
 /// How long the removal of a group waits for its last members: the kernel counts a process out of its group a moment after
 /// it has ended.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +41,7 @@ impl MemoryGroup {
         match fs::write(group.dir.join(file), limit.0.to_string()) {
             Ok(()) => {
                 if group.dir.starts_with(Path::new(VERSION_2).join(OWN)) {
-                    super::restraint::of_version_2(&group.dir);
+                    restraint::of_version_2(&group.dir);
                 }
                 Some(group)
             }
@@ -133,13 +135,7 @@ fn remove(dir: &Path, until: Instant) -> io::Result<()> {
 
 /// Below the agent's own group.
 fn parent_of_version_1() -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        fields.next()?.split(',').any(|controller| controller == "memory").then(|| fields.next())?
-    })?;
-    let parent = Path::new(VERSION_1).join(own.trim_start_matches('/'));
-    parent.is_dir().then_some(parent)
+    own_group_of_version_1("memory")
 }
 
 /// Of its own below the root: a group that has processes, as the agent's, can't limit the groups in it.

@@ -70,7 +70,7 @@ fn join(controller: &str, file: &str, value: &str) -> io::Result<Option<PathBuf>
 }
 
 /// This process's group of a controller.
-fn own_group_of_version_1(controller: &str) -> Option<PathBuf> {
+pub(super) fn own_group_of_version_1(controller: &str) -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
