@@ -80,7 +80,8 @@ pub(super) fn own_group_of_version_1(controller: &str) -> Option<PathBuf> {
     group.is_dir().then_some(group)
 }
 
-/// Removes groups whose runner was killed. One that has processes is not removed by the kernel.
+/// Removes groups whose runner was killed. One that has processes is not removed by the kernel; what can't be listed or
+/// removed is empty, takes nothing, and is tried again by the next task.
 fn remove_left_over(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
