@@ -136,6 +136,31 @@ fn signals_and_orders_reach_the_one_who_took_the_place_of_a_keeper() {
 }
 
 #[test]
+fn one_who_watches_hears_the_end_from_a_new_keeper_however_late_he_reads() {
+    let scene = Scene::new(Who::User);
+    scene.dir("out");
+    let run = start(&scene, &["--data-out", "out", "--size", "16MiB"], WAIT);
+    let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
+    let mut watching = scene.start(&["run", "--resume", &id, "--json"]);
+    let mut events = std::io::BufReader::new(watching.stderr.take().unwrap()).lines();
+    let mut greeted = || events.by_ref().any(|line| line.unwrap().contains("\"phase\""));
+    assert!(greeted());
+    kill(wait_for_keeper(run.id()));
+    assert!(greeted(), "by the command, which stands in");
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(watching.id() as i32, libc::SIGSTOP) };
+    scene.file("go", "");
+    Ran::of(run.wait_with_output().unwrap()).assert_code(0);
+    wait_until("the end", || scene.state().iter().all(|path| !path.is_dir()));
+    // SAFETY: as above.
+    unsafe { libc::kill(watching.id() as i32, libc::SIGCONT) };
+    assert!(events.last().unwrap().unwrap().contains("finished"));
+    assert_eq!(watching.wait().unwrap().code(), Some(0));
+    scene.wait_for_end();
+    scene.assert_clean();
+}
+
+#[test]
 fn a_keeper_killed_in_the_stage_out_is_replaced_as_often_as_need_be() {
     for who in everyone() {
         let scene = Scene::new(who);

@@ -53,7 +53,7 @@ pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result
         child => {
             drop((theirs, handed));
             let mut heir = Heir::new(keeper, child as u32, handover);
-            let mut front = Front::new(ours, signals, args.json, args.quiet)?;
+            let mut front = Front::new(Line::new(ours)?, signals, args.json, args.quiet);
             loop {
                 let outcome = match front.watch()? {
                     Outcome::KeeperLost => heir.line_lost(&mut front)?,
@@ -90,17 +90,16 @@ pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
         bail!("there is no run {id} of yours on this machine; `ondeck run --list` shows them");
     };
     let socket = dir.join("control");
-    let stream = match UnixStream::connect(&socket) {
+    let line = match connect(&socket, order) {
         // A new keeper is on its way.
-        Err(_) if held::is_claimed(&dir).unwrap_or(false) => reconnect(&socket),
+        Err(_) if held::is_claimed(&dir).unwrap_or(false) => reconnect(&socket, order),
         connected => connected,
     };
-    let stream = stream.with_context(|| {
+    let line = line.with_context(|| {
         format!("the keeper of run {id} is gone; `ondeck run --list` shows what is left of it")
     })?;
     let signals = Signals::block().context("can't receive signals")?;
-    let mut front = Front::new(stream, signals, json, quiet)?;
-    front.line.send(&order).context("can't reach the run's keeper")?;
+    let mut front = Front::new(line, signals, json, quiet);
     loop {
         match front.watch()? {
             Outcome::Finished(code) => return Ok(code),
@@ -109,11 +108,7 @@ pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
                 return Ok(code);
             }
             Outcome::KeeperLost => {
-                let again = reconnect(&socket).and_then(Line::new).and_then(|mut line| {
-                    line.send(&order)?;
-                    Ok(line)
-                });
-                let Ok(line) = again else {
+                let Ok(line) = reconnect(&socket, order) else {
                     eprintln!(
                         "ondeck run: the run's keeper was killed, and no other one has taken its place; `ondeck run --list` \
                          says what is left of the run"
@@ -126,12 +121,20 @@ pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
     }
 }
 
-/// Waits for a new keeper to take the place of one that was killed.
-fn reconnect(socket: &Path) -> io::Result<UnixStream> {
+/// Attaches to a run's keeper: it takes one for a watcher who has said something.
+fn connect(socket: &Path, order: Order) -> io::Result<Line> {
+    let mut line = Line::new(UnixStream::connect(socket)?)?;
+    line.send(&order)?;
+    Ok(line)
+}
+
+/// Waits for a new keeper to take the place of one that was killed. A dying one may still take the connection, and nothing
+/// more.
+fn reconnect(socket: &Path, order: Order) -> io::Result<Line> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let until = Instant::now() + PATIENCE;
     loop {
-        match UnixStream::connect(socket) {
+        match connect(socket, order) {
             Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
             connected => return connected,
         }
@@ -182,9 +185,9 @@ pub struct Front {
 }
 
 impl Front {
-    fn new(stream: UnixStream, signals: Signals, json: bool, quiet: bool) -> Result<Front> {
-        Ok(Front {
-            line: Line::new(stream)?,
+    fn new(line: Line, signals: Signals, json: bool, quiet: bool) -> Front {
+        Front {
+            line,
             signals,
             json,
             quiet,
@@ -197,7 +200,7 @@ impl Front {
             bar_label: String::new(),
             phase_began: Instant::now(),
             total: None,
-        })
+        }
     }
 
     /// Shows what happens, and passes on what the user sends, until the run is over or the line is lost.
@@ -240,7 +243,6 @@ impl Front {
                         self.ended = Some((exit_code, summary));
                         continue;
                     }
-                    Message::StoodIn => return Ok(Outcome::KeeperLost),
                     _ if self.json => eprintln!("{}", serde_json::to_string(&message)?),
                     _ => {}
                 }
@@ -300,7 +302,7 @@ impl Front {
                 self.stage = Stage::After;
                 self.code = Some(exit_code);
             }
-            Message::Finished { .. } | Message::Held { .. } | Message::Ended { .. } | Message::StoodIn => {}
+            Message::Finished { .. } | Message::Held { .. } | Message::Ended { .. } => {}
         }
     }
 

@@ -156,16 +156,18 @@ impl Heir {
         let own = theirs.as_raw_fd();
         self.keeper.watchers.fronts.push(Line::new(theirs)?);
         let keeper = &mut self.keeper;
-        let code = std::thread::scope(|scope| {
-            let attending = scope.spawn(move || keeper.stand_in(namespaces, pid));
-            // Until the thread says that it is done, or closes the line.
+        std::thread::scope(|scope| {
+            let attending = scope.spawn(move || {
+                let code = keeper.stand_in(namespaces, pid);
+                // The end of its own line tells this process. Those of others who watch go on with the new keeper, without
+                // a word: one who reads late might attach anew to a run that is over.
+                keeper.watchers.fronts.retain(|front| front.stream().as_raw_fd() != own);
+                code
+            });
             let watched = front.watch();
             let code = attending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             watched.map(|_| code)
-        });
-        // The new keeper must not take this process for one who watches it.
-        self.keeper.watchers.fronts.retain(|front| front.stream().as_raw_fd() != own);
-        code
+        })
     }
 
     fn fork_keeper(&mut self, front: &mut Front, namespaces: &Namespaces, code: u8) -> Result<()> {

@@ -328,7 +328,6 @@ impl Keeper {
         let began = Instant::now();
         let code = self.attend(namespaces, pid);
         self.program_ended(namespaces, code, began);
-        self.watchers.send(&Message::StoodIn);
         code
     }
 

@@ -55,8 +55,6 @@ pub enum Message {
         /// The last line for people.
         summary: String,
     },
-    /// One who stood in for the keeper is done. For the command alone.
-    StoodIn,
     /// The run is over and everything is where it belongs.
     Finished {
         /// What `ondeck run` exits with.
