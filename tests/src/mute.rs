@@ -1,4 +1,5 @@
-//! A FUSE filesystem of an ordinary user that never answers, and a process whose environment lies in it.
+//! A FUSE filesystem of an ordinary user that never answers, a process whose environment lies in it, and one that it keeps in
+//! `execve`.
 //!
 //! Spoken is FUSE 7.31 (fuse(4), linux/fuse.h), as little of it as is needed.
 
@@ -6,6 +7,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -119,4 +121,16 @@ pub fn hide_environment(file: &Path) -> Result<()> {
     loop {
         std::thread::park();
     }
+}
+
+/// Runs `sleep` with a file open that the kernel closes before the program begins, and waits until its server has answered.
+/// It never returns; for all that time who looks at this process in /proc may have to wait, too.
+///
+/// # Errors
+/// If the file can't be opened, or the program not be run.
+pub fn stick(file: &Path) -> Result<std::convert::Infallible> {
+    let _file = File::open(file).with_context(|| file.display().to_string())?;
+    println!("opened");
+    std::io::stdout().flush()?;
+    Err(std::process::Command::new("sleep").arg("300").exec().into())
 }

@@ -176,7 +176,7 @@ impl RamDisk {
         policy: &CoverPolicy,
         until: Instant,
     ) -> Result<(), EngineError> {
-        let _work = lock(&self.work);
+        let _work = self.lock_work(until)?;
         if self.is_gone() {
             return Err(EngineError::GivenUp);
         }
@@ -255,7 +255,7 @@ impl RamDisk {
         }
         let mount = || self.step(&Step::Mount, node, capacity, &CoverPolicy::default(), until);
         // Mounting the client covers nothing.
-        if let Some(reason) = self.take_lost_client_away(node)? {
+        if let Some(reason) = self.take_lost_client_away(node, until)? {
             if let Err(error) = mount() {
                 // That is no fault of this node's: more than its client was lost.
                 *lock(&self.cut) = Some(reason.clone());
@@ -294,8 +294,8 @@ impl RamDisk {
     /// Takes this node's client away if it has died, was cut off, or no longer has the connections that it began with:
     /// nothing can be copied from such a one any more, and the data may be intact. Gives the reason if it did. A client
     /// that anybody looks at stays: they must not see other files than before, and be told nothing.
-    fn take_lost_client_away(&self, node: &NodeName) -> Result<Option<String>, EngineError> {
-        let _work = lock(&self.work);
+    fn take_lost_client_away(&self, node: &NodeName, until: Instant) -> Result<Option<String>, EngineError> {
+        let _work = self.lock_work(until)?;
         let record = self.record();
         let in_use = !record.covered.is_empty() || !record.shown.is_empty() || self.tasks.is_any_running();
         if in_use || !needs_mount(&record.layout) || self.is_ending() {
@@ -651,6 +651,7 @@ impl RamDisk {
     /// Waits until no step is under way. One that hangs in the kernel, on a path of another filesystem, is not waited for
     /// for ever.
     fn lock_work(&self, until: Instant) -> Result<MutexGuard<'_, ()>, EngineError> {
+        let began = Instant::now();
         loop {
             match self.work.try_lock() {
                 Ok(work) => return Ok(work),
@@ -660,7 +661,7 @@ impl RamDisk {
                 }
                 Err(TryLockError::WouldBlock) => {
                     let what = "a step of it that hangs".to_owned();
-                    return Err(EngineError::Deadline { what, waited: GIVING_UP });
+                    return Err(EngineError::Deadline { what, waited: began.elapsed() });
                 }
             }
         }

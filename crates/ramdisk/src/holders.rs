@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
-use crate::place::{has_ended, pids};
+use crate::processes::{has_ended, look_at, pids, users_of};
 
 /// A process that holds something of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,43 +17,63 @@ pub struct Holder {
     pub pid: i32,
     /// The name of its program.
     pub command: String,
-    /// What it holds, as the process knows it.
-    pub path: PathBuf,
+    /// What it holds, as the process knows it; nothing if that can't be told.
+    pub path: Option<PathBuf>,
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({}) holds {}", self.pid, self.command, self.path.display())
+        write!(f, "process {} ({}) ", self.pid, self.command)?;
+        match &self.path {
+            Some(path) => write!(f, "holds {}", path.display()),
+            None => {
+                f.write_str("may hold something: it waits in execve for a filesystem that does not answer")
+            }
+        }
     }
 }
 
 /// The first `most` processes that hold an open file, a mapped file, a working directory or a root directory on the
-/// filesystem with this device number, at a path that `counts`; one path for each.
+/// filesystem with this device number, at a path that `counts`; one path for each. Of whom the kernel can't tell in time,
+/// those of `owner` and root's may hold something. Another user's process has nothing open there unless they were let in;
+/// one of theirs that never answers must not keep it.
 ///
 /// # Errors
 /// The kernel's, if it can't be told which processes there are, or what one of them holds.
-pub fn holders(device: (u32, u32), most: usize, counts: impl Fn(&Path) -> bool) -> io::Result<Vec<Holder>> {
+pub fn holders(
+    device: (u32, u32),
+    owner: u32,
+    most: usize,
+    counts: impl Fn(&Path) -> bool,
+) -> io::Result<Vec<Holder>> {
     let mut found = Vec::new();
-    for pid in pids()? {
+    for (pid, held) in look_at(pids()?, move |pid| held_by(pid, device))? {
         if found.len() == most {
             break;
         }
-        match held_by(&PathBuf::from(format!("/proc/{pid}")), device, &counts) {
-            Ok(Some(path)) => {
-                let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                found.push(Holder { pid, command: command.trim_end().to_owned(), path });
-            }
-            Ok(None) => {}
-            Err(error) if has_ended(&error) => {}
+        let path = match held {
+            Some(Ok(paths)) => paths.into_iter().find(|path| counts(path)).map(Some),
+            None => match users_of(pid) {
+                // Of a set-uid program that another user has started only the real user is that one.
+                Ok(users) => (users.contains(&owner) || users[0] == 0).then_some(None),
+                Err(error) if has_ended(&error) => None,
+                Err(error) => return Err(error),
+            },
+            Some(Err(error)) if has_ended(&error) => None,
             // Others' processes are not for an ordinary user to look at; root sees all of them.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-            Err(error) => return Err(error),
+            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            Some(Err(error)) => return Err(error),
+        };
+        if let Some(path) = path {
+            let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            found.push(Holder { pid, command: command.trim_end().to_owned(), path });
         }
     }
     Ok(found)
 }
 
-fn held_by(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> io::Result<Option<PathBuf>> {
+fn held_by(pid: i32, device: (u32, u32)) -> io::Result<Vec<PathBuf>> {
+    let base = PathBuf::from(format!("/proc/{pid}"));
     let on_device = |link: PathBuf| {
         // Without asking the filesystem's server, which may hang: it may be any filesystem of the machine. What can't be
         // looked at was closed meanwhile, or its filesystem is dead.
@@ -61,22 +81,18 @@ fn held_by(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> 
         if (stat.stx_dev_major, stat.stx_dev_minor) != device {
             return None;
         }
-        fs::read_link(&link).ok().filter(|path| counts(path))
+        fs::read_link(&link).ok()
     };
-    for name in ["cwd", "root", "exe"] {
-        if let Some(path) = on_device(base.join(name)) {
-            return Ok(Some(path));
-        }
-    }
+    let mut paths: Vec<PathBuf> =
+        ["cwd", "root", "exe"].into_iter().filter_map(|name| on_device(base.join(name))).collect();
     for open in fs::read_dir(base.join("fd"))? {
-        if let Some(path) = on_device(open?.path()) {
-            return Ok(Some(path));
-        }
+        paths.extend(on_device(open?.path()));
     }
-    mapped(base, device, counts)
+    paths.extend(mapped(&base, device)?);
+    Ok(paths)
 }
 
-fn mapped(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> io::Result<Option<PathBuf>> {
+fn mapped(base: &Path, device: (u32, u32)) -> io::Result<Vec<PathBuf>> {
     let wanted = format!("{:02x}:{:02x}", device.0, device.1);
     let maps = fs::read(base.join("maps"))?;
     // address, permissions, offset, device, inode, path
@@ -84,7 +100,7 @@ fn mapped(base: &Path, device: (u32, u32), counts: &impl Fn(&Path) -> bool) -> i
         .lines()
         .filter(|line| line.split_whitespace().nth(3) == Some(&wanted))
         .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
-        .find(|path| counts(path)))
+        .collect())
 }
 
 #[cfg(test)]
@@ -100,10 +116,10 @@ mod tests {
         let number = fs::metadata(&real).unwrap().dev();
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         let mut child = Command::new("sleep").arg("300").current_dir(&real).spawn().unwrap();
-        let found = holders(device, 10, |path| path.starts_with(&real)).unwrap();
+        let found = holders(device, 0, 10, |path| path.starts_with(&real)).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.iter().any(|holder| holder.pid == child.id() as i32), "{found:?}");
-        assert!(holders(device, 10, |path| path.starts_with(&real)).unwrap().is_empty());
+        assert!(holders(device, 0, 10, |path| path.starts_with(&real)).unwrap().is_empty());
     }
 }

@@ -19,6 +19,7 @@
 //! - [`engine`]: what an engine is, and the engines: one file each
 //! - [`place`]: the directory and the processes of a RAM disk on one node; [`mark`]: how they are known again
 //! - [`device`]: what the data lies on: RAM, or a directory of an SSD
+//! - [`processes`]: the machine's processes, and how they are looked at
 //! - [`holders`]: who has files open on a filesystem
 //! - [`secret`]: the secret of an incarnation, and the keys that follow from it
 //! - [`tcp`]: whether a connection was lost, and the machine's own addresses
@@ -33,6 +34,7 @@ pub mod mounts;
 pub mod namespace;
 pub mod place;
 pub mod probe;
+pub mod processes;
 pub mod secret;
 pub mod tcp;
 pub mod tmpfs;

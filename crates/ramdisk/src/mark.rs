@@ -18,7 +18,8 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::Secret;
-use crate::place::{TASK, has_ended, pids};
+use crate::place::TASK;
+use crate::processes::{has_ended, look_at, no_answer, pids, users_of};
 
 /// The environment variable with the RAM disk's name and epoch.
 const MARK: &str = "ONDECK_RAMDISK";
@@ -108,11 +109,21 @@ impl Marks {
     }
 }
 
-/// The mark of a process, if an agent with the directory `scope` has started it.
+/// The marks of those of these processes that an agent with the directory `scope` has started.
 ///
 /// # Errors
 /// The kernel's: then it is not known.
-pub(crate) fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
+pub(crate) fn marks_of(pids: impl IntoIterator<Item = i32>, scope: &Path) -> io::Result<Vec<Marked>> {
+    let scope = scope.to_owned();
+    let found = look_at(own(pids)?, move |pid| mark_of(pid, &scope))?;
+    let mut all = Vec::new();
+    for (pid, found) in found {
+        all.extend(found.unwrap_or_else(|| Err(no_answer(pid)))?);
+    }
+    Ok(all)
+}
+
+fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
     let Some((marked, proof)) = claim_of(pid, scope)? else { return Ok(None) };
     let marks = Marks::open(scope)?;
     let is_ours = match proof {
@@ -122,17 +133,11 @@ pub(crate) fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
     Ok(is_ours.then_some(marked))
 }
 
-/// What the environment of a process says, and the proof, if it has one.
+/// What the environment of one of our [own processes](own) says, and the proof, if it has one.
 fn claim_of(pid: i32, scope: &Path) -> io::Result<Option<(Marked, Option<String>)>> {
-    let read = || -> io::Result<Option<Vec<u8>>> {
-        if !is_wholly_ours(&fs::read_to_string(format!("/proc/{pid}/status"))?) {
-            return Ok(None);
-        }
-        // An ended process that nobody has reaped has no environment any more, so it does not appear.
-        fs::read(format!("/proc/{pid}/environ")).map(Some)
-    };
-    match read() {
-        Ok(environment) => Ok(environment.and_then(|environment| claim_in(&environment, pid, scope))),
+    // An ended process that nobody has reaped has no environment any more, so it does not appear.
+    match fs::read(format!("/proc/{pid}/environ")) {
+        Ok(environment) => Ok(claim_in(&environment, pid, scope)),
         Err(error) if has_ended(&error) => Ok(None),
         // Hidden from its own user is a process that may not be dumped: none that is started here.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
@@ -140,15 +145,24 @@ fn claim_of(pid: i32, scope: &Path) -> io::Result<Option<(Marked, Option<String>
     }
 }
 
-/// Whether the real, the effective and the saved user of a process are ours. A set-uid program that a user has started has
-/// that user as one of them, unless it has become the other one for good.
-fn is_wholly_ours(status: &str) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let users: Vec<u32> =
-        users.unwrap_or_default().split_whitespace().map_while(|user| user.parse().ok()).collect();
-    // The fourth is that of its first thread for files, which servers change all the time.
-    users.len() == 4 && users[..3].iter().all(|user| *user == own)
+/// Those of these processes that are wholly our own user's: the real, the effective and the saved one. A set-uid program that
+/// a user has started has that user as one of them, unless it has become the other one for good. That of its files may be
+/// anybody, which servers change all the time.
+///
+/// # Errors
+/// The kernel's: then it is not known.
+pub(crate) fn own(pids: impl IntoIterator<Item = i32>) -> io::Result<Vec<i32>> {
+    let user = rustix::process::geteuid().as_raw();
+    let mut own = Vec::new();
+    for pid in pids {
+        match users_of(pid) {
+            Ok(users) if users[..3].iter().all(|other| *other == user) => own.push(pid),
+            Ok(_) => {}
+            Err(error) if has_ended(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(own)
 }
 
 fn claim_in(environment: &[u8], pid: i32, scope: &Path) -> Option<(Marked, Option<String>)> {
@@ -197,9 +211,13 @@ fn former(pid: i32) -> io::Result<Option<Former>> {
 /// Makes what is kept. It is complete as soon as it is there; if another thread was faster, that one's counts.
 fn make(scope: &Path, path: &Path) -> io::Result<()> {
     let mut noted = Vec::new();
-    for pid in pids()? {
-        let Some((found, proof)) = claim_of(pid, scope)? else { continue };
-        let Some(former) = former(pid)? else { continue };
+    let its = scope.to_owned();
+    let look = move |pid| -> io::Result<_> {
+        let Some(claim) = claim_of(pid, &its)? else { return Ok(None) };
+        Ok(former(pid)?.map(|former| (claim, former)))
+    };
+    for (pid, found) in look_at(own(pids()?)?, look)? {
+        let Some(((found, proof), former)) = found.unwrap_or_else(|| Err(no_answer(pid)))? else { continue };
         if proof.is_some() {
             // It may hold results, so nothing is decided without the key.
             return Err(io::Error::other(format!(

@@ -19,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::EngineError;
-use crate::mark::{Marks, mark_of};
+use crate::mark::{Marks, marks_of};
+use crate::processes::{look_at, look_at_one, pids};
 
 pub use crate::mark::Marked;
 
@@ -390,8 +391,10 @@ impl Place {
     pub fn end_users_of(&self, device: u64, until: Instant) -> Result<(), EngineError> {
         let mut nap = FIRST_NAP;
         loop {
-            let all = pids().map_err(|error| EngineError::io("read", Path::new("/proc"), error))?;
-            let users: Vec<i32> = all.into_iter().filter(|pid| uses(*pid, device)).collect();
+            let all = pids().and_then(|all| look_at(all, move |pid| uses(pid, device)));
+            let all = all.map_err(|error| EngineError::io("read", Path::new("/proc"), error))?;
+            let users: Vec<i32> =
+                all.into_iter().filter(|(_, uses)| *uses == Some(true)).map(|(pid, _)| pid).collect();
             if users.is_empty() {
                 return Ok(());
             }
@@ -399,7 +402,7 @@ impl Place {
                 tracing::warn!(ramdisk = %self.id, pid, "killing a process that still uses the RAM disk");
                 if let Some(handle) =
                     Pid::from_raw(*pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
-                    && uses(*pid, device)
+                    && matches!(look_at_one(*pid, move |pid| uses(pid, device)), Ok(Some(true)))
                 {
                     // It may have ended by now.
                     let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
@@ -451,26 +454,7 @@ fn watch_adopted(table: &Arc<Mutex<BTreeMap<i32, Process>>>, role: String, pid: 
 /// # Errors
 /// The kernel's: then it is not known which they are, or whether there is one.
 pub fn marked(scope: &Path) -> io::Result<Vec<Marked>> {
-    let mut all = Vec::new();
-    for pid in pids()? {
-        all.extend(mark_of(pid, scope)?);
-    }
-    Ok(all)
-}
-
-/// All processes but this one.
-///
-/// # Errors
-/// If /proc can't be read.
-pub fn pids() -> io::Result<Vec<i32>> {
-    let own = std::process::id() as i32;
-    let mut all = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        // What has no number for a name is no process.
-        let pid = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
-        all.extend(pid.filter(|pid| *pid != own));
-    }
-    Ok(all)
+    marks_of(pids()?, scope)
 }
 
 /// Whether a process has something of the filesystem with this device number. What can't be looked at has mostly ended
@@ -494,12 +478,6 @@ fn maps(base: &Path, device: u64) -> bool {
         .is_ok_and(|maps| maps.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)))
 }
 
-/// Whether what /proc said of a process means that there is none any more.
-pub(crate) fn has_ended(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound
-        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
-}
-
 /// The name of a RAM disk in `NAME@EPOCH`.
 pub fn name_of(id: &str) -> &str {
     id.rsplit_once('@').map_or(id, |(name, _)| name)
@@ -510,7 +488,7 @@ pub fn name_of(id: &str) -> &str {
 fn kill_if_marked(pid: i32, scope: &Path, name: &str) -> Option<(i32, OwnedFd)> {
     let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())?;
     // What it is can't be told: then it is not killed, and whoever waits for its end is told that it has not come.
-    mark_of(pid, scope).ok().flatten().filter(|found| name_of(&found.id) == name)?;
+    marks_of([pid], scope).ok()?.pop().filter(|found| name_of(&found.id) == name)?;
     // It may have ended by now.
     let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     Some((pid, handle))

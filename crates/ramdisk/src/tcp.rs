@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
 
-use crate::place::has_ended;
+use crate::processes::has_ended;
 
 /// The established connections of a process: remote address to the socket's inode number. One that has ended has none.
 ///

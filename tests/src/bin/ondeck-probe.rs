@@ -159,6 +159,8 @@ enum Action {
     },
     /// Put pages of a file in the place of this process's environment, and wait to be killed.
     HideEnvironment { file: PathBuf },
+    /// Open a file that the kernel closes in `execve`, and run `sleep`: with a filesystem that never answers, it never does.
+    Stick { file: PathBuf },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -210,6 +212,7 @@ fn main() -> ExitCode {
             mute::serve(&directory, &source, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
         }
         Action::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
+        Action::Stick { file } => mute::stick(&file).map(|never| match never {}),
     };
     match done {
         Ok(code) => code,

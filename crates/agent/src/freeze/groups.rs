@@ -170,7 +170,7 @@ impl JobGroups {
     /// The kernel's.
     pub fn outside(&self, uid: u32) -> io::Result<Option<i32>> {
         let inside = self.everybody()?;
-        for pid in ondeck_ramdisk::place::pids()?.into_iter().filter(|pid| !inside.contains(pid)) {
+        for pid in ondeck_ramdisk::processes::pids()?.into_iter().filter(|pid| !inside.contains(pid)) {
             if user_of(pid)?.is_some_and(|of| of.contains(&uid)) && is_of_this_node(pid)? {
                 // It may have been moved into a group since the first look.
                 if self.everybody()?.contains(&pid) {

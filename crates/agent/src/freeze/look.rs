@@ -9,6 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use ondeck_ramdisk::mounts::{Mount, mounted_of, seen_at};
+use ondeck_ramdisk::processes::{look_at, no_answer};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::groups::is_gone;
@@ -58,8 +59,9 @@ fn inside(path: &Path, mount: &Mount) -> PathBuf {
 /// # Errors
 /// If it can't be told.
 pub fn held(pids: &BTreeSet<i32>, places: &[Place]) -> io::Result<Option<String>> {
-    for pid in pids {
-        match held_by(*pid, places) {
+    let places = places.to_vec();
+    for (pid, found) in look_at(pids.iter().copied(), move |pid| held_by(pid, &places))? {
+        match found.unwrap_or_else(|| Err(no_answer(pid))) {
             Ok(None) => {}
             Ok(Some(what)) => {
                 let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -249,13 +251,16 @@ fn real_parent(path: &Path) -> Result<Option<PathBuf>, RecvTimeoutError> {
 /// If it does not, or that can't be told.
 pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) -> io::Result<()> {
     let mut known: BTreeSet<(PathBuf, PathBuf)> = BTreeSet::new();
-    for pid in pids {
+    let view_of = |pid: i32| -> io::Result<_> {
         let base = PathBuf::from(format!("/proc/{pid}"));
-        let view = (fs::read_link(base.join("ns/mnt"))?, fs::read_link(base.join("root"))?);
+        Ok((fs::read_link(base.join("ns/mnt"))?, fs::read_link(base.join("root"))?))
+    };
+    for (pid, view) in look_at(pids.iter().copied(), view_of)? {
+        let view = view.unwrap_or_else(|| Err(no_answer(pid)))?;
         if known.contains(&view) {
             continue;
         }
-        let mounts = mounted_of(*pid)?;
+        let mounts = mounted_of(pid)?;
         for cover in covers {
             let seen = seen_at(&mounts, cover);
             if !seen.is_some_and(|mount| mount.at == *cover && mount.device == device) {

@@ -561,7 +561,8 @@ impl RamDisk {
         let counts = |path: &Path| {
             !path.starts_with(self.place.dir()) && !shown.iter().any(|shown| path.starts_with(&shown.path))
         };
-        let held = holders(device, NAMED_HOLDERS, counts)
+        let owner = self.record().layout.owner.uid;
+        let held = holders(device, owner, NAMED_HOLDERS, counts)
             .map_err(|error| EngineError::io("read", Path::new("/proc"), error))?;
         let mut named: Vec<String> = held.iter().map(ToString::to_string).collect();
         let ids: Vec<u64> = own.iter().map(|mount| mount.id).collect();
