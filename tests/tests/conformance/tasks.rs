@@ -871,13 +871,48 @@ fn a_script_can_not_speak_for_the_task() {
     request["work"]["fill"]["script"] = json!(job.script("script", "true"));
     job.succeeds("n1", &request);
     assert_eq!(fs::metadata(job.shown("0")).unwrap().mode() & 0o7777, 0o750);
-    // Nor does it matter what it puts in the place of our notes.
-    let kept = job.view.as_ref().unwrap().outside.join(".ondeck");
-    if kept.exists() {
-        fs::File::create(kept.join("0.json")).unwrap().set_len(1 << 20).unwrap();
-        let home = job.home(&[job.directory("in", "0", "in out")]);
-        job.fails("n1", &home, true, &["too long"]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn what_a_job_puts_in_the_place_of_our_notes_holds_nothing_up() {
+    if !site::ready(&TMPFS) {
+        return;
     }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "16MiB", 1);
+    make(&job.path("out"));
+    put(&job.path("out/file"), "content");
+    let work = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&work));
+    let kept = job.view.as_ref().unwrap().outside.join(".ondeck");
+    let (note, baseline, ours) = (kept.join("0.json"), kept.join("0.baseline"), kept.join("0.ours"));
+    let home = job.home(&work);
+    let began = std::time::Instant::now();
+    let put_aside = |path: &Path| fs::rename(path, path.with_extension("aside")).unwrap();
+    let put_back = |path: &Path| fs::rename(path.with_extension("aside"), path).unwrap();
+    for (path, was_there) in [(&baseline, true), (&ours, ours.exists())] {
+        if was_there {
+            put_aside(path);
+        }
+        // Nobody writes into it.
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+        job.fails("n1", &home, true, &["no file of ours"]);
+        fs::remove_file(path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+        job.fails("n1", &home, true, &["symbolic links"]);
+        fs::remove_file(path).unwrap();
+        if was_there {
+            put_back(path);
+        }
+    }
+    put_aside(&note);
+    fs::File::create(&note).unwrap().set_len(1 << 20).unwrap();
+    job.fails("n1", &home, true, &["too long"]);
+    put_back(&note);
+    assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
+    job.succeeds("n1", &home);
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -654,7 +654,12 @@ impl Baseline {
 /// Reads a file of lines that somebody could have replaced. `take` says whether it understands a line.
 fn read_lines(path: &Path, first: &[&str], take: &mut dyn FnMut(&str) -> Option<()>) -> io::Result<()> {
     let malformed = || io::Error::other(format!("{} is damaged, or no file of ours", path.display()));
-    let mut file = io::BufReader::new(std::fs::File::open(path)?);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(malformed());
+    }
+    let mut file = io::BufReader::new(file);
     let mut line = String::new();
     let mut number = 0_u64;
     // No line without end is read.
