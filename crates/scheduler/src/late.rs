@@ -18,7 +18,7 @@ use ondeck_core::schedule::{Event, Fault, Job, JobState, Outcome, Purpose, Work}
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Layout, NodeName, RamDiskId, WaitPolicy};
 use ondeck_ramdisk::Secret;
-use ondeck_wlm::WorkloadManager;
+use ondeck_wlm::{JobDetails, WorkloadManager};
 
 use crate::daemon::Daemon;
 use crate::execute::{self, Staging};
@@ -312,13 +312,26 @@ impl Late<'_> {
     }
 }
 
+/// What the workload manager knows of a job. One that is out of breath is asked again, but the RAM disk does not wait for it
+/// for ever.
+async fn details(daemon: &Arc<Daemon>, job: &Job) -> Option<JobDetails> {
+    const ATTEMPTS: u32 = 3;
+    for attempt in 1..=ATTEMPTS {
+        match daemon.workload_manager.details(job.id.job).await {
+            Ok(details) => return Some(details),
+            Err(error) => tracing::warn!(job = %job.id, attempt, %error, "can't ask where it writes"),
+        }
+    }
+    None
+}
+
 /// Tells a job's user, before anything is built, why its output can't be covered once it runs: its working directory or its
 /// standard output is in it, and stays open.
 pub(crate) async fn warn(daemon: &Arc<Daemon>, job: &Job) {
     if job.request.wait == Some(WaitPolicy::Hold) || !job.wants_out() {
         return;
     }
-    let Ok(details) = daemon.workload_manager.details(job.id.job).await else { return };
+    let Some(details) = details(daemon, job).await else { return };
     let outputs = &job.request.data_out;
     let within = |path: &std::path::Path| outputs.iter().any(|output| path.starts_with(output));
     let mut words = Vec::new();
