@@ -306,7 +306,8 @@ impl MergePolicy for CatchingUp<'_> {
         let disk = rustix::fs::fstat(source).ok();
         let merged = match target {
             Some(target) => FileType::from_raw_mode(target.st_mode) == FileType::Directory,
-            None => disk.is_some_and(|disk| self.is_new(path, &disk)),
+            // One that can't be looked at is gone into, which tells why it can't be read.
+            None => disk.is_none_or(|disk| self.is_new(path, &disk)),
         };
         if !merged {
             return DirectoryAction::Skip;
