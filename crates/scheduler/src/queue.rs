@@ -308,6 +308,7 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
                 // What depends on others is held before they end, if it needs their results.
                 None => {
                     let matters = brain.schedule.is_candidate(at, job)
+                        || job.id.restarts > 0 && job.standing.waits()
                         || is_dependant(job)
                         || awaited.contains(&job.id.job);
                     matters.then_some((place, job, false))

@@ -307,6 +307,55 @@ fn a_job_is_released_also_if_the_daemon_is_killed_before_it_has_said_so() {
 }
 
 #[test]
+fn a_job_whose_launch_failed_is_staged_again_when_its_user_releases_it() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(2, 1000));
+    let place = alice.scratch.join("where");
+    // A Prolog of the site fails once, after ours has shown the RAM disk.
+    let prolog = cluster.bed.dir().join("slurm-prolog");
+    let ours = fs::read_to_string(&prolog).unwrap().replace("exec ", "");
+    let fail = cluster.bed.dir().join("fail");
+    fs::write(&fail, "").unwrap();
+    fs::write(&prolog, format!("{ours}! rm {} 2> /dev/null\n", fail.display())).unwrap();
+    let job = cluster.slurm.submit(
+        alice,
+        &script(
+            alice,
+            &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()],
+            &note_source(&input, &place),
+        ),
+        &["--nodes=1", "--requeue", "--output=/dev/null"],
+    );
+    let held = cluster.slurm.wait_job(job, "is requeued and held", LONG, |job| {
+        job["Reason"] == "launch_failed_requeued_held" && job["JobState"] == "PENDING"
+    });
+    assert!(!held["AdminComment"].contains("ondeck:hold"), "somebody else holds it: {held:#?}");
+    wait_until(LONG, "its former life is over", || cluster.job(job).is_none());
+    let drained =
+        cluster.slurm.client(&["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N"]).stdout;
+    for node in drained.lines() {
+        let node = format!("NodeName={}", node.trim());
+        cluster.slurm.scontrol(&["update", &node, "State=RESUME"]).assert_success();
+    }
+    cluster.slurm.client_as(alice, &["scontrol", "release", &job.to_string()]).assert_success();
+    // Slurm starts nothing anew for two minutes; on a cluster with nodes to spare it would do it then at once.
+    cluster.slurm.wait_job(job, "is held for its input", LONG, |job| {
+        job["Priority"] == "0" && job["AdminComment"].contains("ondeck:hold:1")
+    });
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
+    let ended = cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    cluster.wait_done(job);
+    assert!(!ended["AdminComment"].contains("ondeck:hold"), "{ended:#?}");
+    assert!(was_ram(&place), "{}", says(&place));
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
 fn a_hold_that_is_not_for_the_input_stands_and_costs_no_rsa_nodes() {
     if !available() {
         return;

@@ -326,8 +326,8 @@ pub struct Schedule {
     /// When the workload manager was last ordered to hold a job or to let it go, so that what it has not yet done is
     /// ordered again, but not in each look.
     ordered: BTreeMap<Incarnation, Time>,
-    /// Jobs that are not known here and depend on others whose results they need; and when they were ordered to be held.
-    dependants: BTreeMap<Incarnation, Time>,
+    /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
+    held_back: BTreeMap<Incarnation, Time>,
     last_task: u64,
     last_epoch: Epoch,
     /// When the journal began.
@@ -355,7 +355,7 @@ impl Schedule {
             bystanders: BTreeMap::new(),
             strays: BTreeMap::new(),
             ordered: BTreeMap::new(),
-            dependants: BTreeMap::new(),
+            held_back: BTreeMap::new(),
             last_task,
             last_epoch,
             began: Time(0),
@@ -776,7 +776,7 @@ impl Step<'_> {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
-        let mut dependants = BTreeMap::new();
+        let mut held_back = BTreeMap::new();
         let outputs = self.awaited_outputs(&jobs);
         for mut seen in jobs {
             let id = self.schedule.identify(&seen.job);
@@ -793,11 +793,23 @@ impl Step<'_> {
                             && !seen.job.depends_on.is_empty() =>
                     {
                         if let Some(ordered) = self.holds_back(&seen.job, &request, &outputs) {
-                            dependants.insert(id, ordered);
+                            held_back.insert(id, ordered);
                         }
                     }
                     Standing::Ending | Standing::Ended => {}
                     Standing::Running => self.begin(&seen, request, JobState::Running),
+                    standing
+                        if standing.waits()
+                            && !seen.job.held_for_input
+                            && id.restarts > 0
+                            && wait_policy(&request) == WaitPolicy::Hold
+                            && !is_next(&self.schedule.site, self.now, &seen.job) =>
+                    {
+                        // What was started anew, and released if somebody else held it, is held as it was when it was
+                        // submitted: it would start at once when its time has come.
+                        let why = "held until its input is in RAM".to_owned();
+                        held_back.insert(id, self.hold_back(id, why));
+                    }
                     _ if is_next(&self.schedule.site, self.now, &seen.job) => {
                         let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
                         // Right after it was submitted, a job may be called next and be behind others a moment later.
@@ -814,7 +826,7 @@ impl Step<'_> {
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
-        self.schedule.dependants = dependants;
+        self.schedule.held_back = held_back;
         let known = &self.schedule.jobs;
         self.schedule.ordered.retain(|id, _| known.contains_key(id));
         for id in missing {
@@ -854,22 +866,27 @@ impl Step<'_> {
         request: &Request,
         outputs: &BTreeMap<JobId, Vec<PathBuf>>,
     ) -> Option<Time> {
-        /// It may have been refused.
-        const PAUSE: Duration = Duration::from_secs(60);
         let (other, path) = job.depends_on.iter().find_map(|other| {
             let path = meets(request, outputs.get(other)?)?;
             Some((*other, path.display()))
         })?;
-        let ordered = self.schedule.dependants.get(&job.id).copied();
+        let why = format!("held until the results of job {other} for {path} are on disk");
+        Some(self.hold_back(job.id, why))
+    }
+
+    /// Has a job held that is not known here; returns when that was ordered.
+    fn hold_back(&mut self, id: Incarnation, why: String) -> Time {
+        /// It may have been refused.
+        const PAUSE: Duration = Duration::from_secs(60);
+        let ordered = self.schedule.held_back.get(&id).copied();
         if let Some(at) = ordered.filter(|at| self.now.since(*at) < PAUSE) {
-            return Some(at);
+            return at;
         }
-        let text = format!("held until the results of job {other} for {path} are on disk");
-        self.effects.actions.push(Action::HoldBack(job.id, text.clone()));
+        self.effects.actions.push(Action::HoldBack(id, why.clone()));
         if ordered.is_none() {
-            self.effects.changes.push(Change { job: Some(job.id), states: None, text });
+            self.effects.changes.push(Change { job: Some(id), states: None, text: why });
         }
-        Some(self.now)
+        self.now
     }
 
     /// The workload manager does not know any longer that a job has started. What of it still runs is ended by its nodes,
@@ -1313,10 +1330,14 @@ impl Step<'_> {
         job.prolog_until = (prolog == Prolog::Expected).then(|| now.plus(patience));
         job.started = Some(now);
         job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
-        job.held = false;
+        let held = std::mem::take(&mut job.held);
         job.not_before = job.not_before.filter(|_| job.rsa_state != RsaState::Initial);
         let too_early = !job.request.data_in.is_empty() && job.rsa_state != RsaState::Ready;
         self.set_job_state(id, JobState::Running, "runs");
+        if held {
+            // It was faster than its hold, whose mark would be taken for one.
+            self.effects.actions.push(Action::Unmark(id));
+        }
         let job = &self.schedule.jobs[&id];
         if too_early && (job.message.is_empty() || job.message == IS_READY) {
             let why = Some(job.waits_for.as_str()).filter(|why| !why.is_empty());
