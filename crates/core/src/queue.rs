@@ -264,6 +264,9 @@ pub struct QueuedJob {
     /// Whether it waits for other jobs, as `--dependency` has it: what it reads may not have been written yet.
     #[serde(default)]
     pub dependent: bool,
+    /// The numbers of those other jobs; of an array, that of one element.
+    #[serde(default)]
+    pub depends_on: Vec<JobId>,
 }
 
 #[cfg(test)]

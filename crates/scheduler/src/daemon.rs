@@ -202,6 +202,7 @@ impl Daemon {
             Action::LockIn(id)
             | Action::UndoLockIn(id)
             | Action::Hold(id)
+            | Action::HoldBack(id, _)
             | Action::LetGo(id)
             | Action::Unmark(id)
             | Action::Tell(id, _) => self.order(id, action),

@@ -854,6 +854,7 @@ pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation,
                 Ok(()) => say(daemon, id, &action).await,
                 other => other,
             },
+            Action::HoldBack(_, text) => hold_back(daemon, id, text).await,
             Action::LetGo(_) => match manager.release(job).await {
                 Ok(()) => say(daemon, id, &action).await,
                 other => other,
@@ -905,13 +906,29 @@ async fn say(daemon: &Arc<Daemon>, id: Incarnation, action: &Action) -> Result<(
         held = queued.held_for_input;
         mark = ondeck_wlm::mark(queued.id.restarts);
     }
-    let mut line = if held { mark } else { String::new() };
+    daemon.workload_manager.set_comment(id.job, &comment(held.then_some(mark), text)).await
+}
+
+/// The line of a job: the mark, if it is held by us, and what its user should know.
+fn comment(mark: Option<String>, text: &str) -> String {
+    let held = mark.is_some();
+    let mut line = mark.unwrap_or_default();
     if !text.is_empty() {
         line += if held { " ondeck: " } else { "ondeck: " };
         // A path may have any name, also that of the mark.
         line += &text.replace(ondeck_wlm::HELD_FOR_INPUT, "ondeck hold");
     }
-    daemon.workload_manager.set_comment(id.job, &line).await
+    line
+}
+
+/// Holds a job that depends on others, if it still waits for them, and nobody else holds it.
+async fn hold_back(daemon: &Arc<Daemon>, id: Incarnation, text: &str) -> Result<(), WlmError> {
+    let waits = |job: &QueuedJob| job.id == id && job.standing.waits() && !job.held_for_input;
+    if !daemon.queue.sight().jobs.iter().any(waits) {
+        return Ok(());
+    }
+    let line = comment(Some(ondeck_wlm::mark(id.restarts)), text);
+    daemon.workload_manager.hold_saying(id.job, &line).await
 }
 
 async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {

@@ -293,6 +293,11 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
     // a program for a job is done for several at a time.
     let (known, new): (Vec<_>, Vec<_>) = {
         let (brain, asked, at) = (daemon.brain(), daemon.queue.asked(), now());
+        let is_dependant = |job: &QueuedJob| job.standing.waits() && !job.depends_on.is_empty();
+        let asks =
+            |job: &&QueuedJob| asked.get(&first_life(job.id)).is_none_or(|asked| asked.request.is_some());
+        let dependants = jobs.iter().filter(|job| is_dependant(job)).filter(asks);
+        let awaited: BTreeSet<JobId> = dependants.flat_map(|job| job.depends_on.iter().copied()).collect();
         let wanted =
             jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&first_life(job.id)) {
                 // Of those that ask for nothing, the log tells while they wait.
@@ -300,7 +305,14 @@ async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
                     (job.standing != Standing::Running).then_some((place, job, true))
                 }
                 Some(asked) => Some((place, job, !(has_command && asked.is_to_map(job)))),
-                None => brain.schedule.is_candidate(at, job).then_some((place, job, false)),
+                // What depends on others is held before they end, if it needs their results.
+                None => {
+                    let matters = brain.schedule.is_candidate(at, job)
+                        || job.id.restarts > 0 && job.standing.waits()
+                        || is_dependant(job)
+                        || awaited.contains(&job.id.job);
+                    matters.then_some((place, job, false))
+                }
             });
         wanted.partition(|(_, _, known)| *known)
     };
@@ -599,6 +611,7 @@ mod tests {
             qos: String::new(),
             held_for_input: false,
             dependent: false,
+            depends_on: Vec::new(),
         }
     }
 

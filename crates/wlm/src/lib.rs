@@ -114,6 +114,10 @@ pub trait WorkloadManager: Send + Sync {
     /// runs.
     fn hold(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
 
+    /// The same, and writes a line where the job's user sees it, as [`WorkloadManager::set_comment`] does, both or none: a
+    /// mark in the line tells whose hold it is, also if nobody lives to remember it.
+    fn hold_saying(&self, job: JobId, text: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+
     /// Ends any hold: this one's, its user's and an administrator's. The priority is computed anew.
     fn release(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
 

@@ -161,6 +161,13 @@ impl WorkloadManager for Slurm {
         self.change(job, &["hold", &self.name(job)]).await
     }
 
+    /// A priority of zero is what `scontrol hold` gives, and one update may change several things.
+    async fn hold_saying(&self, job: JobId, text: &str) -> Result<(), WlmError> {
+        let (id, line) = (self.name(job), details::one_line(text));
+        let words = ["update", &format!("JobId={id}"), "Priority=0", &format!("AdminComment={line}")];
+        self.change(job, &words).await
+    }
+
     /// Where the priority is the order of submission (priority/basic) a released job goes to the end of the queue; to
     /// keep its place, set the priority that it had before.
     async fn release(&self, job: JobId) -> Result<(), WlmError> {

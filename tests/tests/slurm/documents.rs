@@ -17,6 +17,9 @@ const USER: &str = include_str!("../../../docs/user.md");
 /// A shell block that this comment precedes is run.
 const RUN: &str = "<!-- run -->\n```sh\n";
 
+/// What a site types that has a Prolog and an Epilog.
+const MERGE: &str = "<!-- merge -->\n```sh\n";
+
 /// For both documents; they take a fraction of it.
 const SECONDS: u32 = 300;
 
@@ -49,25 +52,17 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
     }
     let here = dir.path().display();
     // The administrator's shell goes on after the document, as its daemons do.
-    let typed = format!(
-        "fail() {{ echo \"FAILED: $1\"; cat /run/ondeck-serve.log; tail -n 30 $BED/log/*.log; exit 1; }}\n\
-         (. {here}/admin.sh) < /dev/null || fail admin.md\n\
-         as alice sh -e {here}/user.sh < /dev/null || fail user.md\n\
-         timeout 60 sh -c 'until ondeck status | grep \"no jobs\"; do sleep 0.2; done' || fail 'jobs are left'\n\
-         for node in c1 c2; do ! on $node grep ondeck: /proc/self/mounts || fail \"mounts are left on $node\"; done\n\
-         echo ALL BLOCKS WERE RUN\n"
+    let output = type_in(
+        dir.path(),
+        &format!(
+            "fail() {{ echo \"FAILED: $1\"; cat /run/ondeck-serve.log; tail -n 30 $BED/log/*.log; exit 1; }}\n\
+             (. {here}/admin.sh) < /dev/null || fail admin.md\n\
+             as alice sh -e {here}/user.sh < /dev/null || fail user.md\n\
+             timeout 60 sh -c 'until ondeck status | grep \"no jobs\"; do sleep 0.2; done' || fail 'jobs are left'\n\
+             for node in c1 c2; do ! on $node grep ondeck: /proc/self/mounts || fail \"mounts are left on $node\"; done\n\
+             echo ALL BLOCKS WERE RUN\n"
+        ),
     );
-    let mut shell = Command::new("timeout");
-    shell.args([&format!("{SECONDS}"), env!("CARGO_BIN_EXE_ondeck-testbed")]);
-    shell.args(["shell", "--hosts", "2", "--with-munge", "--with-slurm", "2"]);
-    shell.env("ONDECK", ondeck_binary()).current_dir(root());
-    for name in ["ONDECK_CONFIG", "SCRATCH", "STATE", "SLURM_CONF"] {
-        shell.env_remove(name);
-    }
-    let typist = dir.path().join("typed");
-    fs::write(&typist, typed).unwrap();
-    shell.stdin(fs::File::open(&typist).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = shell.output().unwrap();
     let told = told(&output);
     assert!(output.status.success() && told.contains("ALL BLOCKS WERE RUN"), "{}\n{told}", output.status);
     // What the texts say about it.
@@ -83,6 +78,78 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
         "it is tried again",
         "n2 lends again",
         "ondeck_node_free_bytes{node=\"n1\",pool=\"default\"}",
+    ] {
+        assert!(told.contains(what), "no `{what}` in\n{told}");
+    }
+}
+
+/// Types something into a shell on the testbed.
+fn type_in(dir: &Path, typed: &str) -> Output {
+    let mut shell = Command::new("timeout");
+    shell.args([&format!("{SECONDS}"), env!("CARGO_BIN_EXE_ondeck-testbed")]);
+    shell.args(["shell", "--hosts", "2", "--with-munge", "--with-slurm", "2"]);
+    shell.env("ONDECK", ondeck_binary()).current_dir(root());
+    for name in ["ONDECK_CONFIG", "SCRATCH", "STATE", "SLURM_CONF"] {
+        shell.env_remove(name);
+    }
+    let typist = dir.join("typed");
+    fs::write(&typist, typed).unwrap();
+    shell.stdin(fs::File::open(&typist).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    shell.output().unwrap()
+}
+
+#[test]
+fn a_site_that_has_hooks_of_its_own_keeps_them() {
+    if !available() {
+        return;
+    }
+    let _turn = Turn::wait();
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let block = |marker: &str, with: &str| {
+        let blocks =
+            ADMIN.split(marker).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0);
+        blocks.into_iter().find(|block| block.contains(with)).expect("the block is there").to_owned()
+    };
+    let (configure, add) = (block(RUN, "[scheduler.pool.default]"), block(RUN, "slurm.conf.example"));
+    let merge = block(MERGE, "site-$hook");
+    fs::write(dir.path().join("configure"), configure).unwrap();
+    let here = dir.path().display();
+    let noted = dir.path().join("noted").display().to_string();
+    let typed = format!(
+        "fail() {{ echo \"FAILED: $1\"; cat /etc/slurm/slurm.conf {noted}; tail -n 30 $BED/log/*.log; exit 1; }}\n\
+         for hook in prolog epilog; do\n\
+             printf '#!/bin/sh\\necho '$hook' >> {noted}\\n' > /etc/slurm/site-$hook\n\
+             chmod 755 /etc/slurm/site-$hook\n\
+         done\n\
+         sed -i -e '/^Prolog=/d' -e '/^Epilog=/d' /etc/slurm/slurm.conf\n\
+         echo 'Prolog=/etc/slurm/site-prolog' >> /etc/slurm/slurm.conf\n\
+         echo '  epilog = /etc/slurm/site-epilog' >> /etc/slurm/slurm.conf\n\
+         echo mine > /etc/slurm/job_submit.lua\n\
+         . {here}/configure || fail 'no configuration'\n\
+         (set -e -x\n{add}\n) < /dev/null || fail 'the lines are not added'\n\
+         [ \"$(cat /etc/slurm/job_submit.lua)\" = mine ] || fail 'the script is replaced'\n\
+         rm /etc/slurm/job_submit.lua; cp slurm/job_submit.lua /etc/slurm/; scontrol reconfigure\n\
+         scontrol show config | grep -i '^ *prolog .*/etc/slurm/site-prolog$' || fail 'the Prolog is replaced'\n\
+         scontrol show config | grep -i '^ *epilog .*/etc/slurm/site-epilog$' || fail 'the Epilog is replaced'\n\
+         sed -i 's/^  epilog = /Epilog=/' /etc/slurm/slurm.conf\n\
+         (set -e -x\n{merge}\n) < /dev/null || fail 'they are not merged'\n\
+         ondeck doctor --slurm\n\
+         as alice sbatch --wait --output=/dev/null --wrap true || fail 'a job'\n\
+         timeout 60 sh -c 'until grep -q epilog {noted}; do sleep 0.2; done' || fail 'no Epilog of the site'\n\
+         grep prolog {noted} || fail 'no Prolog of the site'\n\
+         ! sinfo | grep drain || fail 'a node is drained'\n\
+         echo ALL BLOCKS WERE RUN\n"
+    );
+    let output = type_in(dir.path(), &typed);
+    let told = told(&output);
+    assert!(output.status.success() && told.contains("ALL BLOCKS WERE RUN"), "{}\n{told}", output.status);
+    for what in [
+        "to be merged: Prolog=/etc/slurm/prolog",
+        "to be merged: Epilog=/etc/slurm/epilog",
+        "to be merged: /etc/slurm/job_submit.lua is there already",
+        "ok       Prolog",
+        "ok       Epilog",
     ] {
         assert!(told.contains(what), "no `{what}` in\n{told}");
     }

@@ -6,7 +6,7 @@ use std::fs;
 
 use ondeck_testbed::{available, wait_until};
 
-use crate::aids::{LONG, await_file, files, folder, give, program, script};
+use crate::aids::{LONG, SLOW, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 use crate::jobs::{Blocker, assert_passed, note_source, says, was_ram};
 
@@ -134,6 +134,150 @@ fn a_job_that_depends_on_another_is_staged_after_it_has_ended() {
     cluster.assert_clean();
 }
 
+/// A job of alice's on one node that depends on another one.
+#[track_caller]
+fn dependant(cluster: &Cluster, kind: &str, on: u32, script: &str) -> u32 {
+    let dependency = format!("--dependency={kind}:{on}");
+    cluster.slurm.submit(cluster.user("alice"), script, &[&dependency, "--nodes=1", "--output=/dev/null"])
+}
+
+/// Waits until a job is held until the results of another one are on disk.
+#[track_caller]
+fn wait_held_for(cluster: &Cluster, job: u32, other: u32) {
+    let says = format!("results of job {other}");
+    cluster.slurm.wait_job(job, "is held for results", DEADLINE, |job| {
+        job["Priority"] == "0" && job.get("AdminComment").is_some_and(|text| text.contains(&says))
+    });
+}
+
+#[test]
+fn a_job_that_depends_on_one_with_results_starts_when_they_are_on_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (output, other) = (folder(alice, "out", &BTreeMap::new()), folder(alice, "other", &files(1, 1000)));
+    let (from, to) = (format!("DATA_IN={}", output.display()), format!("DATA_OUT={}", output.display()));
+    let value = output.join("value");
+    let write = format!("await go\nhead -c 16777216 /dev/urandom > {}", value.display());
+    let producer = cluster.start_staged(&script(alice, &["NODES=1".into(), to.clone()], &write), 1);
+
+    let copy = |name: &str| {
+        let to = alice.scratch.join(name);
+        (format!("cp {} {}", value.display(), to.display()), to)
+    };
+    let ((reads, read), (writes, written)) = (copy("read"), copy("written"));
+    let reader = dependant(&cluster, "afterok", producer, &script(alice, &[from], &reads));
+    let writer =
+        dependant(&cluster, "afterany", producer, &script(alice, &[to, "WAIT=disk".into()], &writes));
+    // What needs nothing of it is left alone.
+    let elsewhere = [format!("DATA_IN={}", other.display())];
+    let elsewhere = dependant(&cluster, "afterok", producer, &script(alice, &elsewhere, "true"));
+    let plain = dependant(&cluster, "afterok", producer, "#!/bin/sh\n");
+    for job in [reader, writer] {
+        wait_held_for(&cluster, job, producer);
+    }
+    for job in [elsewhere, plain] {
+        assert_ne!(cluster.slurm.job(job)["Priority"], "0");
+    }
+    give(alice, "go");
+    cluster.wait_rsa(producer, "STAGING_OUT");
+    for job in [elsewhere, plain] {
+        cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    }
+    for job in [reader, writer] {
+        cluster.slurm.wait_state(job, "COMPLETED", LONG);
+        cluster.wait_done(job);
+    }
+    let result = fs::read(&value).unwrap();
+    assert_eq!(result.len(), 16 << 20);
+    for copy in [read, written] {
+        assert!(fs::read(&copy).unwrap() == result, "{}", copy.display());
+    }
+    for job in [elsewhere, plain] {
+        let log = cluster.log_text("scheduler");
+        assert!(
+            !log.lines().any(|line| line.contains(&format!("job={job} ")) && line.contains("held until")),
+            "{log}"
+        );
+    }
+    cluster.wait_done(producer);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_depends_on_results_starts_without_them_when_they_are_lost_or_abandoned() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let (from, to) = (format!("DATA_IN={}", output.display()), format!("DATA_OUT={}", output.display()));
+    let write =
+        |gate: &str| format!("echo result > {}/file\ntell {gate}-written\nawait {gate}", output.display());
+    let producer = cluster.start_staged(&script(alice, &["NODES=1".into(), to.clone()], &write("one")), 1);
+    await_file(alice, "one-written");
+    let reader =
+        dependant(&cluster, "afterany", producer, &script(alice, std::slice::from_ref(&from), "true"));
+    wait_held_for(&cluster, reader, producer);
+    let node = cluster.rsa_nodes(producer).remove(0);
+    cluster.crash(&node);
+    give(alice, "one");
+    cluster.wait_rsa(producer, "LOST");
+    cluster.slurm.wait_state(reader, "COMPLETED", LONG);
+    cluster.wait_done(reader);
+    let told = format!("results of job {producer} for {} are lost", output.display());
+    assert!(cluster.note(reader).contains(&told), "{}", cluster.show(reader));
+    cluster.ondeck(&["job", "abandon", &producer.to_string(), "--yes"]).assert_success();
+    wait_until(LONG, "nothing is left of it", || cluster.job(producer).is_none());
+    cluster.boot(&node);
+
+    let fails = program(alice, "fails", "#!/bin/sh\nexit 1\n");
+    let lines = ["NODES=1".to_owned(), to, format!("STAGE_OUT={}", fails.display())];
+    let producer = cluster.start_staged(&script(alice, &lines, &write("two")), 1);
+    let reader = dependant(&cluster, "afterok", producer, &script(alice, &[from], "true"));
+    wait_held_for(&cluster, reader, producer);
+    give(alice, "two");
+    cluster.wait_rsa(producer, "HELD");
+    cluster.wait_rsa(reader, "INITIAL");
+    assert_eq!(cluster.slurm.job(reader)["Priority"], "0", "{}", cluster.show(reader));
+    cluster.ondeck(&["job", "abandon", &producer.to_string(), "--yes"]).assert_success();
+    cluster.slurm.wait_state(reader, "COMPLETED", LONG);
+    cluster.wait_done(reader);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_that_depends_on_results_is_not_held_for_longer_than_the_limit() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { limits: "hold = \"3s\"".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let (from, to) = (format!("DATA_IN={}", output.display()), format!("DATA_OUT={}", output.display()));
+    let fails = program(alice, "fails", "#!/bin/sh\nexit 1\n");
+    let lines = ["NODES=1".to_owned(), to, format!("STAGE_OUT={}", fails.display())];
+    let producer =
+        cluster.start_staged(&script(alice, &lines, &format!("await go\n: > {}/a", output.display())), 1);
+    let reader = dependant(&cluster, "afterok", producer, &script(alice, &[from], "true"));
+    wait_held_for(&cluster, reader, producer);
+    // The mark outlives the daemon, which asks for it no second time.
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    give(alice, "go");
+    cluster.wait_rsa(producer, "HELD");
+    cluster.slurm.wait_state(reader, "COMPLETED", LONG);
+    cluster.wait_done(reader);
+    assert!(cluster.note(reader).contains("were not on disk within 3 s"), "{}", cluster.show(reader));
+    cluster.ondeck(&["job", "abandon", &producer.to_string(), "--yes"]).assert_success();
+    wait_until(LONG, "nothing is left of it", || cluster.job(producer).is_none());
+    cluster.assert_clean();
+}
+
 #[test]
 fn a_job_is_released_also_if_the_daemon_is_killed_before_it_has_said_so() {
     if !available() {
@@ -159,6 +303,55 @@ fn a_job_is_released_also_if_the_daemon_is_killed_before_it_has_said_so() {
     cluster.start_scheduler();
     cluster.slurm.wait_state(job, "COMPLETED", LONG);
     cluster.wait_done(job);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_whose_launch_failed_is_staged_again_when_its_user_releases_it() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(2, 1000));
+    let place = alice.scratch.join("where");
+    // A Prolog of the site fails once, after ours has shown the RAM disk.
+    let prolog = cluster.bed.dir().join("slurm-prolog");
+    let ours = fs::read_to_string(&prolog).unwrap().replace("exec ", "");
+    let fail = cluster.bed.dir().join("fail");
+    fs::write(&fail, "").unwrap();
+    fs::write(&prolog, format!("{ours}! rm {} 2> /dev/null\n", fail.display())).unwrap();
+    let job = cluster.slurm.submit(
+        alice,
+        &script(
+            alice,
+            &[format!("DATA_IN={}", input.display()), "WAIT=hold".into()],
+            &note_source(&input, &place),
+        ),
+        &["--nodes=1", "--requeue", "--output=/dev/null"],
+    );
+    let held = cluster.slurm.wait_job(job, "is requeued and held", LONG, |job| {
+        job["Reason"] == "launch_failed_requeued_held" && job["JobState"] == "PENDING"
+    });
+    assert!(!held["AdminComment"].contains("ondeck:hold"), "somebody else holds it: {held:#?}");
+    wait_until(LONG, "its former life is over", || cluster.job(job).is_none());
+    let drained =
+        cluster.slurm.client(&["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N"]).stdout;
+    for node in drained.lines() {
+        let node = format!("NodeName={}", node.trim());
+        cluster.slurm.scontrol(&["update", &node, "State=RESUME"]).assert_success();
+    }
+    cluster.slurm.client_as(alice, &["scontrol", "release", &job.to_string()]).assert_success();
+    // Slurm starts nothing anew for two minutes; on a cluster with nodes to spare it would do it then at once.
+    cluster.slurm.wait_job(job, "is held for its input", LONG, |job| {
+        job["Priority"] == "0" && job["AdminComment"].contains("ondeck:hold:1")
+    });
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
+    let ended = cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    cluster.wait_done(job);
+    assert!(!ended["AdminComment"].contains("ondeck:hold"), "{ended:#?}");
+    assert!(was_ram(&place), "{}", says(&place));
+    cluster.assert_quiet();
     cluster.assert_clean();
 }
 

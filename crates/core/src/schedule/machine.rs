@@ -1,7 +1,7 @@
 //! Events, and how the table is applied.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,8 @@ use super::policy::{self, Line, LockIn, Placement, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
-    Bytes, EngineKind, Epoch, Incarnation, JobSelector, NodeName, Owner, QueuedJob, RamDiskId, Request,
-    Standing, WaitPolicy, duration,
+    Bytes, EngineKind, Epoch, Incarnation, JobId, JobSelector, NodeName, Owner, QueuedJob, RamDiskId,
+    Request, Standing, WaitPolicy, duration,
 };
 
 /// How the message begins while results wait in RAM.
@@ -243,6 +243,8 @@ pub enum Action {
     UndoLockIn(Incarnation),
     /// Hold a job.
     Hold(Incarnation),
+    /// Hold a job of which nothing else is known here, with the mark of the hold, and tell its user.
+    HoldBack(Incarnation, String),
     /// Let a held job start, and take back the mark of the hold.
     LetGo(Incarnation),
     /// Take back the mark of a hold that is over.
@@ -324,6 +326,8 @@ pub struct Schedule {
     /// When the workload manager was last ordered to hold a job or to let it go, so that what it has not yet done is
     /// ordered again, but not in each look.
     ordered: BTreeMap<Incarnation, Time>,
+    /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
+    held_back: BTreeMap<Incarnation, Time>,
     last_task: u64,
     last_epoch: Epoch,
     /// When the journal began.
@@ -351,6 +355,7 @@ impl Schedule {
             bystanders: BTreeMap::new(),
             strays: BTreeMap::new(),
             ordered: BTreeMap::new(),
+            held_back: BTreeMap::new(),
             last_task,
             last_epoch,
             began: Time(0),
@@ -535,6 +540,23 @@ fn hold_until(site: &Site, job: &Job) -> Option<Time> {
 fn wait_policy(request: &Request) -> WaitPolicy {
     let default = if request.stage_in.is_some() { WaitPolicy::Hold } else { WaitPolicy::Disk };
     request.wait.unwrap_or(default)
+}
+
+/// Whether a job that may start without its RAM disk is held nevertheless: until the results of others, which it depends
+/// on, are on disk.
+fn is_held_for_results_alone(job: &Job) -> bool {
+    job.held && job.job_state == JobState::Ondeck && wait_policy(&job.request) != WaitPolicy::Hold
+}
+
+/// Whether one of two directories is in the other, or both are the same.
+fn overlap(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
+/// A path of a job's where another one's results belong.
+fn meets<'a>(request: &'a Request, outputs: &[PathBuf]) -> Option<&'a Path> {
+    let paths = request.data_in.iter().chain(&request.data_out);
+    paths.map(PathBuf::as_path).find(|path| outputs.iter().any(|output| overlap(path, output)))
 }
 
 /// Whether a job stands in line for RSA nodes.
@@ -754,6 +776,8 @@ impl Step<'_> {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
+        let mut held_back = BTreeMap::new();
+        let outputs = self.awaited_outputs(&jobs);
         for mut seen in jobs {
             let id = self.schedule.identify(&seen.job);
             seen.job.id = id;
@@ -762,8 +786,30 @@ impl Step<'_> {
                 self.stands(taken, &seen);
             } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
+                    // With the mark, but not held, it was released by hand.
+                    standing
+                        if standing.waits()
+                            && !seen.job.held_for_input
+                            && !seen.job.depends_on.is_empty() =>
+                    {
+                        if let Some(ordered) = self.holds_back(&seen.job, &request, &outputs) {
+                            held_back.insert(id, ordered);
+                        }
+                    }
                     Standing::Ending | Standing::Ended => {}
                     Standing::Running => self.begin(&seen, request, JobState::Running),
+                    standing
+                        if standing.waits()
+                            && !seen.job.held_for_input
+                            && id.restarts > 0
+                            && wait_policy(&request) == WaitPolicy::Hold
+                            && !is_next(&self.schedule.site, self.now, &seen.job) =>
+                    {
+                        // What was started anew, and released if somebody else held it, is held as it was when it was
+                        // submitted: it would start at once when its time has come.
+                        let why = "held until its input is in RAM".to_owned();
+                        held_back.insert(id, self.hold_back(id, why));
+                    }
                     _ if is_next(&self.schedule.site, self.now, &seen.job) => {
                         let since = *self.schedule.candidates.get(&id).unwrap_or(&self.now);
                         // Right after it was submitted, a job may be called next and be behind others a moment later.
@@ -780,6 +826,7 @@ impl Step<'_> {
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
+        self.schedule.held_back = held_back;
         let known = &self.schedule.jobs;
         self.schedule.ordered.retain(|id, _| known.contains_key(id));
         for id in missing {
@@ -794,6 +841,52 @@ impl Step<'_> {
             // Slurm shows a job that has ended for minutes: slurmctld was started clean.
             self.forgotten(id, "left the queue");
         }
+    }
+
+    /// The output directories of the jobs that others depend on.
+    fn awaited_outputs(&self, jobs: &[Seen]) -> BTreeMap<JobId, Vec<PathBuf>> {
+        let awaited: BTreeSet<JobId> =
+            jobs.iter().flat_map(|seen| seen.job.depends_on.iter().copied()).collect();
+        let mut outputs: BTreeMap<JobId, Vec<PathBuf>> = BTreeMap::new();
+        for seen in jobs.iter().filter(|seen| awaited.contains(&seen.job.id.job)) {
+            let known = || self.schedule.jobs.get(&seen.job.id).map(|job| &job.request);
+            if let Some(request) = seen.request.as_ref().or_else(known) {
+                outputs.entry(seen.job.id.job).or_default().extend(request.data_out.iter().cloned());
+            }
+        }
+        outputs
+    }
+
+    /// A job that depends on others could start as soon as they have ended, with their results in RAM still. So it is held
+    /// before, by a mark that the workload manager keeps, and is one of those that are held for their input from then on.
+    /// Returns when that was ordered, if it is to be held.
+    fn holds_back(
+        &mut self,
+        job: &QueuedJob,
+        request: &Request,
+        outputs: &BTreeMap<JobId, Vec<PathBuf>>,
+    ) -> Option<Time> {
+        let (other, path) = job.depends_on.iter().find_map(|other| {
+            let path = meets(request, outputs.get(other)?)?;
+            Some((*other, path.display()))
+        })?;
+        let why = format!("held until the results of job {other} for {path} are on disk");
+        Some(self.hold_back(job.id, why))
+    }
+
+    /// Has a job held that is not known here; returns when that was ordered.
+    fn hold_back(&mut self, id: Incarnation, why: String) -> Time {
+        /// It may have been refused.
+        const PAUSE: Duration = Duration::from_secs(60);
+        let ordered = self.schedule.held_back.get(&id).copied();
+        if let Some(at) = ordered.filter(|at| self.now.since(*at) < PAUSE) {
+            return at;
+        }
+        self.effects.actions.push(Action::HoldBack(id, why.clone()));
+        if ordered.is_none() {
+            self.effects.changes.push(Change { job: Some(id), states: None, text: why });
+        }
+        self.now
     }
 
     /// The workload manager does not know any longer that a job has started. What of it still runs is ended by its nodes,
@@ -985,7 +1078,8 @@ impl Step<'_> {
             // The hold is under way.
             Standing::Waiting | Standing::Unjudged if known.held => true,
             Standing::Waiting | Standing::Unjudged => {
-                (known.let_go || known.locked_in)
+                let waited = known.let_go && wait_policy(&known.request) == WaitPolicy::Hold;
+                (waited || known.locked_in)
                     && (known.rsa_state != RsaState::Ready || now.since(known.since) < site.limits.ready)
             }
             _ => false,
@@ -1106,7 +1200,9 @@ impl Step<'_> {
         let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
         job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
         let hold = wait_policy(&job.request) == WaitPolicy::Hold;
-        let hold_now = hold && seen.job.standing.waits() && state == JobState::Ondeck;
+        // It was held before it was known here, and somebody does not want to wait for its input.
+        job.released = seen.job.held_for_input && seen.job.standing.waits();
+        let hold_now = hold && !job.released && seen.job.standing.waits() && state == JobState::Ondeck;
         self.schedule.identities.note(id, &Identity::of(&job));
         self.schedule.jobs.insert(id, job);
         self.note(Some(id), "on deck".into());
@@ -1158,6 +1254,7 @@ impl Step<'_> {
                 qos: String::new(),
                 held_for_input: false,
                 dependent: false,
+                depends_on: Vec::new(),
             };
             let seen = Seen { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };
             let job = self.new_job(&seen, found.request.clone());
@@ -1233,10 +1330,14 @@ impl Step<'_> {
         job.prolog_until = (prolog == Prolog::Expected).then(|| now.plus(patience));
         job.started = Some(now);
         job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
-        job.held = false;
+        let held = std::mem::take(&mut job.held);
         job.not_before = job.not_before.filter(|_| job.rsa_state != RsaState::Initial);
         let too_early = !job.request.data_in.is_empty() && job.rsa_state != RsaState::Ready;
         self.set_job_state(id, JobState::Running, "runs");
+        if held {
+            // It was faster than its hold, whose mark would be taken for one.
+            self.effects.actions.push(Action::Unmark(id));
+        }
         let job = &self.schedule.jobs[&id];
         if too_early && (job.message.is_empty() || job.message == IS_READY) {
             let why = Some(job.waits_for.as_str()).filter(|why| !why.is_empty());
@@ -1698,7 +1799,8 @@ impl Step<'_> {
         }
         // It runs, and its input alone is of no use any more.
         let too_late = job.job_state == JobState::Running && !job.wants_out();
-        let ends = match (job.hopeless || too_late, job.held && job.request.stage_in.is_some()) {
+        let needs_script = job.request.stage_in.is_some() && !is_held_for_results_alone(job);
+        let ends = match (job.hopeless || too_late, job.held && needs_script) {
             (false, _) => "; it is tried again",
             (true, false) => "; the job works on disk",
             // It stays held, which is said when it is given up.
@@ -1763,9 +1865,11 @@ impl Step<'_> {
                 let limit = duration::limit(self.schedule.site.limits.hold);
                 let job = self.job(id);
                 job.hopeless = true;
-                let script = job.request.stage_in.is_some();
+                let for_results = is_held_for_results_alone(job);
+                let script = job.request.stage_in.is_some() && !for_results;
                 let then = if script { "" } else { "; the job works on disk" };
                 let why = match job.again_since {
+                    _ if for_results => "the results of the job that it depends on were not on disk within",
                     Some(_) => "other jobs have written where its input is for",
                     None => "there were no RSA nodes for it within",
                 };
@@ -1834,6 +1938,10 @@ impl Step<'_> {
             };
             for (.., id) in &order {
                 while let Some(job) = self.schedule.jobs.get(id) {
+                    if is_held_for_results_alone(job) && self.let_go_if_home(*id) {
+                        continue;
+                    }
+                    let Some(job) = self.schedule.jobs.get(id) else { break };
                     let next = match decide(job) {
                         Move::Wait if changes_on_disk(job, &usage) => Move::StageAgain,
                         Move::Wait => break,
@@ -2036,6 +2144,34 @@ impl Step<'_> {
         true
     }
 
+    /// A job that is held for the results of others alone may start when they are on disk, or were abandoned, or are lost.
+    /// Returns whether it may.
+    fn let_go_if_home(&mut self, id: Incarnation) -> bool {
+        let job = &self.schedule.jobs[&id];
+        let others = self.schedule.jobs.values().filter(|other| other.id != id && other.results);
+        let mut lost = None;
+        for other in others {
+            let Some(path) = meets(&job.request, &other.request.data_out) else { continue };
+            if other.rsa_state != RsaState::Lost {
+                return false;
+            }
+            lost = Some((self.schedule.selector(other.id), path.display().to_string()));
+        }
+        let job = self.job(id);
+        (job.held, job.let_go) = (false, true);
+        if let Some((other, path)) = lost {
+            self.tell(
+                id,
+                format!(
+                    "results of job {other} for {path} are lost: the job starts with what is on disk; `ondeck job show \
+                     {other}` says what is missing"
+                ),
+            );
+        }
+        self.order(Action::LetGo(id), id);
+        true
+    }
+
     fn assign(&mut self, id: Incarnation, purpose: Purpose, usage: &Use, line: &mut Line) -> bool {
         if self.schedule.jobs[&id].backing_off() || self.must_wait_for_results(id, usage) {
             return false;
@@ -2168,7 +2304,7 @@ impl Step<'_> {
         if !job.held {
             return;
         }
-        if job.request.stage_in.is_none() {
+        if job.request.stage_in.is_none() || wait_policy(&job.request) != WaitPolicy::Hold {
             (job.held, job.let_go) = (false, true);
             self.order(Action::LetGo(id), id);
         } else {

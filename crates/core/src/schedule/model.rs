@@ -97,6 +97,12 @@ struct World {
     queue_seen: bool,
     journal_lost: bool,
     found: Vec<bool>,
+    /// Whether the first job depends on the second one.
+    depends: bool,
+    /// Whether the workload manager holds the first one, as it was ordered; and whether it was ever ordered before the
+    /// second one had ended.
+    held: bool,
+    held_in_time: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -122,6 +128,8 @@ enum Happening {
     Broken(usize),
     Whole(usize),
     Cleaned(usize),
+    /// A job has been held for as long as it may be.
+    HeldTooLong(usize),
     /// What keeps a job in front of the queue is undone.
     Unlocked(usize),
     /// The daemon is killed, and another one reads the journal.
@@ -205,7 +213,15 @@ impl World {
             queue_seen: true,
             journal_lost: false,
             found: vec![false; jobs],
+            depends: false,
+            held: false,
+            held_in_time: false,
         }
+    }
+
+    /// Whether a job waits for one that has not ended.
+    fn is_dependent(&self, index: usize) -> bool {
+        self.depends && index == 0 && self.slurm[1] != Slurm::Gone
     }
 
     fn id(&self, index: usize) -> Incarnation {
@@ -214,6 +230,7 @@ impl World {
 
     fn seen(&self, index: usize, requests: &[Request]) -> Seen {
         let standing = match self.slurm[index] {
+            Slurm::Waiting | Slurm::Next if self.held && index == 0 => Standing::Held,
             Slurm::Waiting => Standing::Waiting,
             Slurm::Next => Standing::Next,
             Slurm::Running { .. } => Standing::Running,
@@ -233,8 +250,9 @@ impl World {
             submitted: index as u64 + 1,
             priority: 100 - index as u64,
             qos: String::new(),
-            held_for_input: false,
-            dependent: false,
+            held_for_input: self.held && index == 0,
+            dependent: self.is_dependent(index),
+            depends_on: self.is_dependent(index).then(|| self.id(1).job).into_iter().collect(),
         };
         let request = Some(requests[index].clone());
         Seen { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }
@@ -288,7 +306,7 @@ impl World {
         for index in 0..self.slurm.len() {
             match self.slurm[index] {
                 Slurm::Waiting => {
-                    if self.swaps < 2 {
+                    if self.swaps < 2 && !self.is_dependent(index) && !(self.held && index == 0) {
                         all.push(Happening::Becomes(index, Slurm::Next));
                     }
                     all.push(Happening::Becomes(index, Slurm::Gone));
@@ -298,7 +316,9 @@ impl World {
                         all.push(Happening::Becomes(index, Slurm::Waiting));
                     }
                     let running = Slurm::Running { prolog_ran: false, nodes: self.compute_nodes };
-                    all.push(Happening::Becomes(index, running));
+                    if !(self.held && index == 0) {
+                        all.push(Happening::Becomes(index, running));
+                    }
                     all.push(Happening::Becomes(index, Slurm::Gone));
                 }
                 Slurm::Running { prolog_ran, nodes } => {
@@ -353,6 +373,9 @@ impl World {
             }
             if job.unlocking {
                 all.push(Happening::Unlocked(index));
+            }
+            if self.depends && job.held && job.rsa_state == RsaState::Initial {
+                all.push(Happening::HeldTooLong(index));
             }
             if job.prolog == Prolog::Waiting {
                 // Of all else, the next daemon knows the same.
@@ -530,6 +553,10 @@ impl World {
             Happening::HasWaited(index) => {
                 self.due(*index, |job| job.lacking = Some(Time(NOW.0 - PATIENCE.as_millis() as u64)))
             }
+            Happening::HeldTooLong(index) => {
+                let since = Time(NOW.0 - self.schedule.site().limits.hold.as_millis() as u64);
+                self.due(*index, |job| job.since = since)
+            }
             Happening::DelayEnds(index) => self.due(*index, |job| job.switch_at = Some(NOW)),
             Happening::Lost(index) => {
                 self.losses += 1;
@@ -642,6 +669,7 @@ impl World {
         let with_processes: Vec<bool> =
             (0..self.slurm.len()).map(|index| self.has_processes(index)).collect();
         for action in &effects.actions {
+            self.check_hold(action);
             let Action::Begin(of, task) = action else { continue };
             let index = index_of(*of);
             let job = &self.schedule.jobs()[of];
@@ -684,6 +712,47 @@ impl World {
             assert!(!job.locked_in && !job.unlocking);
             *physical = Physical::default();
         }
+    }
+
+    /// A hold for the results of another job ends when these are home, or nobody can wait for them.
+    fn check_hold(&mut self, action: &Action) {
+        match action {
+            Action::HoldBack(of, _) => {
+                assert!(index_of(*of) == 0 && self.is_dependent(0), "held, and depends on nobody");
+                self.held = matches!(self.slurm[0], Slurm::Waiting);
+                self.held_in_time |= self.held;
+            }
+            Action::Hold(_) if self.depends => self.held = self.slurm[0] == Slurm::Next,
+            Action::LetGo(of) if self.depends => {
+                let jobs = self.schedule.jobs();
+                let lost = jobs.get(&self.id(1)).is_some_and(|job| job.rsa_state == RsaState::Lost);
+                let hopeless = jobs.get(of).is_some_and(|job| job.hopeless);
+                let in_ram = self.physical[1].unsaved;
+                assert!(!self.held_in_time || !in_ram || lost || hopeless, "let go before results are home");
+                self.held = false;
+            }
+            _ => {}
+        }
+    }
+
+    fn is_at_work(&self, index: usize) -> bool {
+        let job = self.schedule.jobs().get(&self.id(index));
+        job.is_some_and(|job| job.task.is_some() || job.not_before.is_some())
+    }
+
+    /// Nobody is held for the results of a job of which nothing is left.
+    fn lets_go(&self, requests: &[Request]) {
+        let mut world = self.clone();
+        world.slurm[1] = Slurm::Gone;
+        while world.progress(1, requests) {
+            world.happen(&Happening::Queue, requests);
+        }
+        world.happen(&Happening::Queue, requests);
+        // One that must have its input has to get it first.
+        while world.held && requests[0].wait == Some(WaitPolicy::Hold) && world.is_at_work(0) {
+            world.progress(0, requests);
+        }
+        assert!(!world.held, "held for ever: {:?}", world.schedule.jobs());
     }
 
     /// What must hold in every state.
@@ -776,23 +845,29 @@ impl World {
                 return;
             }
             for index in 0..self.slurm.len() {
-                let Some(job) = world.schedule.jobs().get(&self.id(index)).cloned() else { continue };
-                if job.task.is_some() {
-                    world.happen(&Happening::Ends(index, Outcome::Done(String::new())), requests);
-                } else if job.ending.is_some() {
-                    // That its Epilogs never come is no further fault.
-                    world.faults = world.faults.saturating_add(1);
-                    world.happen(&Happening::EndingTimesOut(index), requests);
-                } else if job.not_before.is_some() {
-                    world.happen(&Happening::PauseEnds(index), requests);
-                } else if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
-                    world.happen(&Happening::Retry(index), requests);
-                } else if job.unlocking {
-                    world.happen(&Happening::Unlocked(index), requests);
-                }
+                world.progress(index, requests);
             }
         }
         panic!("does not come to an end: {:?}", self.schedule.jobs());
+    }
+
+    /// What comes next for a job that has ended, if nothing else goes wrong; returns whether it is known.
+    fn progress(&mut self, index: usize, requests: &[Request]) -> bool {
+        let Some(job) = self.schedule.jobs().get(&self.id(index)).cloned() else { return false };
+        if job.task.is_some() {
+            self.happen(&Happening::Ends(index, Outcome::Done(String::new())), requests);
+        } else if job.ending.is_some() {
+            // That its Epilogs never come is no further fault.
+            self.faults = self.faults.saturating_add(1);
+            self.happen(&Happening::EndingTimesOut(index), requests);
+        } else if job.not_before.is_some() {
+            self.happen(&Happening::PauseEnds(index), requests);
+        } else if matches!(job.rsa_state, RsaState::Held | RsaState::Lost) {
+            self.happen(&Happening::Retry(index), requests);
+        } else if job.unlocking {
+            self.happen(&Happening::Unlocked(index), requests);
+        }
+        true
     }
 
     /// A number for everything that matters to what comes next. Nodes are alike, so their names don't matter.
@@ -802,6 +877,7 @@ impl World {
             salt.hash(&mut hasher);
             (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
             (self.older_states, &self.runs, &self.left).hash(&mut hasher);
+            (self.depends, self.held, self.held_in_time).hash(&mut hasher);
             (self.journals, self.queue_seen, &self.found, &self.schedule.identities).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();
@@ -848,6 +924,9 @@ fn explore_from(start: World, requests: &[Request]) -> (usize, HashSet<(JobState
                 next.happen(&happening, requests);
                 if known.insert(next.key()) {
                     next.ends(requests);
+                    if next.held && matches!(next.slurm[0], Slurm::Waiting | Slurm::Next) {
+                        next.lets_go(requests);
+                    }
                     pairs.extend(next.schedule.jobs().values().map(|job| (job.job_state, job.rsa_state)));
                     waiting.push(next.clone());
                 }
@@ -1053,6 +1132,26 @@ fn two_jobs_keep_the_invariants_in_every_order_of_events() {
         pairs.len(),
         began.elapsed()
     );
+}
+
+#[test]
+fn a_job_that_depends_on_results_is_held_until_they_are_home_in_any_order_of_events() {
+    let began = std::time::Instant::now();
+    let writes = request(None, Some("/c"), false);
+    let hold = Request { wait: Some(WaitPolicy::Hold), ..request(Some("/c/d"), None, false) };
+    for (depends, compute_nodes, faults) in [
+        (request(Some("/c/d"), None, false), 0, 1),
+        (request(Some("/c/d"), None, false), 1, 0),
+        (request(None, Some("/c"), false), 0, 1),
+        (hold, 0, 0),
+    ] {
+        let requests = [depends, writes.clone()];
+        let limits = Limits { hold: Duration::from_secs(100), ..site().limits };
+        let site = Site { limits, ..site() };
+        let world = World { depends: true, ..World::new(2, compute_nodes, 3, site, faults) };
+        let (states, pairs) = explore_from(world, &requests);
+        println!("one that depends: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    }
 }
 
 /// A daemon that does not understand what its journal has of a job leaves the job's RSA nodes alone.

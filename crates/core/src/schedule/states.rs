@@ -151,7 +151,8 @@ pub enum Move {
 ///
 /// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
 /// and is STAGING_IN or READY is staged again, and held again, if another job begins to write results where its input is
-/// ([`Move::StageAgain`]): no job's own state says that.
+/// ([`Move::StageAgain`]): no job's own state says that. Nor does it say when one that may start without its RAM disk, and is
+/// held for the results of another one that it depended on, is let go: when these are home, abandoned or lost.
 ///
 /// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST. From
 /// there STAGING_OUT with `salvage` saves what the other servers have: DONE_STAGING_OUT then although it is broken, LOST

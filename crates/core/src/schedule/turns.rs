@@ -71,6 +71,7 @@ impl Line {
             qos: String::new(),
             held_for_input: false,
             dependent: false,
+            depends_on: Vec::new(),
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let request = Some(Request { nodes: Some(nodes), data_out, ..Request::default() });

@@ -146,24 +146,32 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
         queue.jobs.push(job);
     }
     // Slurm itself does not look at what a held job depends on.
-    let mut standings: HashMap<JobId, Vec<Standing>> = HashMap::new();
+    let mut standings: HashMap<JobId, Vec<(JobId, Standing)>> = HashMap::new();
     for job in &queue.jobs {
-        standings.entry(job.id.job).or_default().push(job.standing);
-        if let Some(element) = queue.elements.get(&job.id.job) {
-            standings.entry(element.array).or_default().push(job.standing);
+        let stands = (job.id.job, job.standing);
+        standings.entry(job.id.job).or_default().push(stands);
+        if let Some(element) = queue.elements.get(&job.id.job)
+            && element.array != job.id.job
+        {
+            standings.entry(element.array).or_default().push(stands);
         }
     }
-    for array in &queue.held_arrays {
-        standings.entry(array.array).or_default().push(Standing::Held);
+    for HeldArray { array, .. } in &queue.held_arrays {
+        standings.entry(*array).or_default().push((*array, Standing::Held));
     }
     for (place, kind, on) in dependencies {
-        let waits = |standing: &Standing| match standing {
+        let waits = |standing: Standing| match standing {
             Standing::Ended => false,
             // `after` waits for the other's start only.
             Standing::Running | Standing::Ending => kind != b"after",
             _ => true,
         };
-        queue.jobs[place].dependent |= standings.get(&on).is_some_and(|found| found.iter().any(waits));
+        let mut others = standings.get(&on).into_iter().flatten().filter(|(_, standing)| waits(*standing));
+        if let Some((other, _)) = others.next() {
+            // The elements of an array have one script: one of them stands for all.
+            queue.jobs[place].dependent = true;
+            queue.jobs[place].depends_on.push(*other);
+        }
     }
     Ok(queue)
 }
@@ -253,6 +261,7 @@ impl Fields<'_> {
             held_for_input: self.is_marked(restarts),
             // Known when all jobs are.
             dependent: false,
+            depends_on: Vec::new(),
         })
     }
 

@@ -79,6 +79,15 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
         assert!(!on(settled, "RUNNING"), "{settled}");
     }
     assert!(!on("afterok:5(unfulfilled)", "COMPLETED"));
+    let others = |dependency: &str, state: &str| {
+        let text =
+            line(7, "PENDING", 0, dependency) + &line(5, state, 1, "(null)") + &line(6, state, 1, "(null)");
+        let numbers = parse(text.as_bytes(), "|").unwrap().jobs[0].depends_on.clone();
+        numbers.iter().map(|number| number.0).collect::<Vec<_>>()
+    };
+    assert_eq!(others("afterok:5(unfulfilled),afterany:6_*(unfulfilled)", "RUNNING"), [5, 6]);
+    assert_eq!(others("after:5(unfulfilled),afternotok:6(unfulfilled),afterok:4", "RUNNING"), [6]);
+    assert!(others("afterok:5(unfulfilled)", "COMPLETED").is_empty());
 }
 
 #[test]
