@@ -218,6 +218,8 @@ impl Daemon {
             nodes: nodes.collect(),
             workload_manager: sight.fault,
             simulated: self.config.scheduler.simulate.is_some(),
+            journal: self.charge.journal().journal.clone(),
+            replaced: self.charge.journal().replaced.clone(),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Slurm, by its own commands. What is said here of its behaviour was seen with 22.05.8 (Debian 12).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ondeck_core::JobId;
+use ondeck_core::{JobId, NodeName};
 
 use crate::{Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
@@ -52,6 +52,19 @@ impl Slurm {
     /// Slurm as `settings` say; nothing is asked of it yet.
     pub fn new(settings: SlurmSettings) -> Slurm {
         Slurm { settings, separator: record::separator(), elements: Arc::default() }
+    }
+
+    /// The nodes that Slurm has, whatever their state.
+    ///
+    /// # Errors
+    /// [`WlmError`].
+    pub async fn nodes(&self) -> Result<BTreeSet<NodeName>, WlmError> {
+        let output = self.run("sinfo", &["--all", "--noheader", "--Node", "--format=%N"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
     }
 
     /// Runs `scontrol VERB… JOB`, which says nothing when it succeeds.
