@@ -340,6 +340,55 @@ fn agents_of_another_journal_beside_ones_own_are_named_and_taken_over_when_someb
 }
 
 #[test]
+fn a_job_keeps_its_ram_disk_though_its_node_is_given_up() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let (input, output) = (directory(alice, "kept-in", &[("data", "1")]), directory(alice, "kept-out", &[]));
+    let lines = [
+        format!("DATA_IN={}", input.display()),
+        format!("DATA_OUT={}", output.display()),
+        "WAIT=hold".into(),
+    ];
+    let body = format!(
+        "cp {0}/data {1}/first\ntell wrote\nawait go\ncp {0}/data {1}/last\n",
+        input.display(),
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &lines, &body), 1);
+    await_file(alice, "wrote");
+    let node = cluster.job(job).unwrap()["rsa_nodes"][0].as_str().unwrap().to_owned();
+    cluster.kill("scheduler");
+    cluster.kill(&node);
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    cluster.take_over();
+    let message = || {
+        let job = cluster.job(job);
+        job.map(|job| job["message"].as_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    wait_until(DEADLINE, "it waits for the node", || message().contains(&node));
+    cluster.ondeck(&["node", "give-up", &node]).assert_success();
+    wait_until(DEADLINE, "its own nodes are asked", || message().contains("it gets no other one"));
+    assert!(message().contains(&format!("which is on {node}")), "{}", message());
+    cluster.start_agent(&node);
+    wait_until(DEADLINE, "its RAM disk is found", || {
+        cluster.job(job).is_some_and(|job| job["rsa_state"].as_str().unwrap().starts_with("INUSE"))
+    });
+    give(alice, "go");
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    cluster.wait_done(job);
+    let of = |name: &str| (name.to_owned(), b"1".to_vec());
+    assert_eq!(tree(&output), [of("first"), of("last")].into());
+    let log = cluster.ondeck(&["job", "log"]).stdout;
+    for untrue in ["reads it from disk", "is not in RAM", "an earlier one than"] {
+        assert!(!log.contains(untrue), "{log}");
+    }
+    cluster.assert_clean();
+}
+
+#[test]
 fn a_take_over_ends_when_there_is_nothing_to_take_over_or_nobody_can_tell() {
     if !available() {
         return;
