@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::{Identities, Identity};
 use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, has_a_directory_for_both};
 use super::nodes::Nodes;
-use super::policy::{self, Line, LockIn, Placement, Site, Taken, Use};
+use super::policy::{self, Line, LockIn, Placement, Served, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
@@ -328,6 +328,8 @@ pub struct Schedule {
     ordered: BTreeMap<Incarnation, Time>,
     /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
     held_back: BTreeMap<Incarnation, Time>,
+    /// When users were last given nodes; what ended before a restart is not known any more.
+    pub(super) served: Served,
     last_task: u64,
     last_epoch: Epoch,
     /// When the journal began.
@@ -346,7 +348,14 @@ impl Schedule {
             // It waited for an answer of the former scheduler.
             job.prolog = Prolog::Over;
         }
+        let mut served = Served::new();
+        for job in jobs.values() {
+            let given = job.allocation.as_ref().map(|allocation| allocation.since);
+            let last = served.entry((policy::pool_of(&site, job).to_owned(), job.owner.uid)).or_default();
+            *last = given.map_or(*last, |given| given.max(*last));
+        }
         Schedule {
+            served,
             site,
             jobs,
             nodes,
@@ -1923,7 +1932,7 @@ impl Step<'_> {
             .jobs
             .values()
             .map(|job| {
-                let first = policy::first_since(&self.schedule.site, self.now, job);
+                let first = policy::turn(&self.schedule.site, &self.schedule.served, self.now, job);
                 (first.is_none(), first, std::cmp::Reverse(job.priority), job.submitted, job.id)
             })
             .collect();
@@ -2203,6 +2212,7 @@ impl Step<'_> {
                 true
             }
             Placement::Nodes(nodes, promise) => {
+                let whose = (policy::pool_of(&self.schedule.site, job).to_owned(), job.owner.uid);
                 let (epoch, now) = (self.next_epoch(), self.now);
                 for name in &nodes {
                     if let Some(node) = self.schedule.nodes.get_mut(name) {
@@ -2212,6 +2222,7 @@ impl Step<'_> {
                 }
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
                 line.leaves(id);
+                self.schedule.served.insert(whose, now);
                 let job = self.job(id);
                 (job.purpose, job.lacking) = (purpose, None);
                 job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
