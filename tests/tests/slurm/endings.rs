@@ -265,6 +265,7 @@ fn a_job_that_depends_on_results_is_not_held_for_longer_than_the_limit() {
         cluster.start_staged(&script(alice, &lines, &format!("await go\n: > {}/a", output.display())), 1);
     let reader = dependant(&cluster, "afterok", producer, &script(alice, &[from], "true"));
     wait_held_for(&cluster, reader, producer);
+    cluster.wait_rsa(producer, "INUSE_OUT");
     // The mark outlives the daemon, which asks for it no second time.
     cluster.kill("scheduler");
     cluster.start_scheduler();
