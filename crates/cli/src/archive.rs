@@ -36,11 +36,12 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
                 "bytes": summary.bytes,
                 "archive_bytes": summary.archive_bytes,
                 "errors": summary.errors,
+                "vanished": summary.vanished,
                 "pack_seconds": summary.packing.as_secs_f64(),
                 "sync_seconds": summary.syncing.as_secs_f64(),
             })
         );
-    } else if !args.quiet() {
+    } else if !args.quiet() && has_done_something(summary.files, summary.errors) {
         println!(
             "{} ({}) packed into {} in {}{}",
             display::count(summary.files, "file"),
@@ -49,6 +50,14 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
             duration::display(summary.packing),
             display::rate(summary.bytes, summary.packing),
         );
+    }
+    if summary.errors > 0 && summary.errors == summary.vanished {
+        let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
+        eprintln!(
+            "ondeck stage: {gone} removed from {} while it was packed (named above); the rest is complete",
+            args.source().display()
+        );
+        return Ok(exit::SOME_VANISHED);
     }
     Ok(outcome(summary.errors))
 }
@@ -85,7 +94,7 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
                 "sync_seconds": summary.syncing.as_secs_f64(),
             })
         );
-    } else if !args.quiet() {
+    } else if !args.quiet() && has_done_something(summary.files, summary.errors) {
         println!(
             "{} ({}) unpacked in {}{}; {checked}",
             display::count(summary.files, "file"),
@@ -134,6 +143,11 @@ pub fn list(args: &StageArgs) -> Result<u8> {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(exit::OK),
     }
+}
+
+/// After a failure, what was not done is not counted.
+fn has_done_something(files: u64, errors: u64) -> bool {
+    files > 0 || errors == 0
 }
 
 fn outcome(errors: u64) -> u8 {

@@ -61,7 +61,7 @@ pub struct StageArgs {
     update: bool,
 
     /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC; with one at its end,
-    /// directories only (may be repeated)
+    /// directories only; with a `!` before it, what it does not match (may be repeated)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<OsString>,
 
@@ -122,9 +122,13 @@ const EXAMPLES: &str = "Examples:
   ondeck stage --pack tar.zst results results.tar.zst        one archive of many small files
   ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
 
-Exit codes: 0 all copied; 1 some entries failed and were named, the rest is complete; 2 wrong usage;
-3 the copy could not begin or go on (run it again to resume); 24 some entries were removed from SRC before they could be
-copied and were named, the rest is complete.";
+Exit codes:
+   0  all copied
+   1  some entries failed and were named; the rest is complete
+   2  wrong usage
+   3  the copy could not begin or go on (run it again to resume)
+  24  some entries were removed from SRC before they could be copied and
+      were named; the rest is complete";
 
 /// An archive format, as options name it.
 pub fn parse_pack(text: &str) -> Result<PackFormat, String> {
@@ -158,6 +162,11 @@ impl StageArgs {
 
     pub fn quiet(&self) -> bool {
         self.quiet
+    }
+
+    /// Whether what it prints is all that it does.
+    pub fn only_prints(&self) -> bool {
+        self.dry_run || self.list
     }
 
     /// Runs `work` with a progress bar, if anyone would see it.
@@ -232,6 +241,13 @@ pub fn stage(args: &StageArgs) -> ExitCode {
 }
 
 fn try_stage(args: &StageArgs) -> Result<u8> {
+    let exclude = match Exclude::new(args.exclude.iter().map(|pattern| pattern.as_bytes())) {
+        Ok(exclude) => exclude,
+        Err(error) => {
+            eprintln!("ondeck stage: --exclude: {error}");
+            return Ok(exit::USAGE);
+        }
+    };
     let mut home = None;
     if let Some(name) = &args.as_user {
         let user = User::look_up(name).map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -278,7 +294,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         dry_run: args.dry_run,
         delete: args.delete,
         update: args.update,
-        exclude: Exclude::new(args.exclude.iter().map(|pattern| pattern.as_bytes())),
+        exclude,
         sync: !args.no_sync,
         verify: args.verify,
         manifest: manifest.clone(),
@@ -303,7 +319,8 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     if args.json {
         print_json(args, &summary, manifest.as_deref())?;
     } else if !args.quiet {
-        print_summary(args, &summary)?;
+        // What was done is done, whether anybody hears of it or not.
+        crate::heard(print_summary(args, &summary));
     }
     if failed && summary.errors == summary.vanished {
         let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
@@ -337,7 +354,7 @@ fn report_event(event: &Event<'_>) {
     }
 }
 
-fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
+fn print_summary(args: &StageArgs, summary: &Summary) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.dry_run {
         writeln!(out, "dry run: nothing was changed")?;

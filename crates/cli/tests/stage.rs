@@ -212,6 +212,77 @@ fn files_that_are_removed_meanwhile_have_an_exit_code_of_their_own() {
 }
 
 #[test]
+fn files_that_are_removed_while_they_are_packed_have_that_code_too() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..100 {
+        scene.file(&format!("a/f{number}"), vec![1; 1 << 20]);
+    }
+    let pack = scene.start(&["stage", "--threads", "1", "--pack", "tar.zst", "a", "a.tar.zst"]);
+    let pid = rustix::process::Pid::from_child(&pack);
+    let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+    wait_until("it has begun", || scene.list(".").iter().any(|name| name.starts_with(".a.tar.zst")));
+    signal(rustix::process::Signal::STOP);
+    for number in 0..100 {
+        fs::remove_file(scene.path(&format!("a/f{number}"))).unwrap();
+    }
+    signal(rustix::process::Signal::CONT);
+    let ran = Ran::of(pack.wait_with_output().unwrap());
+    ran.assert_code(24).assert_says("No such file").assert_says("removed from a while it was packed");
+}
+
+#[test]
+fn patterns_that_match_nothing_are_refused_before_anything_is_copied() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for name in ["a/x.dat", "a/y.txt"] {
+        scene.file(name, "content");
+    }
+    for pattern in ["[", "./b", "", "a//b", "{x"] {
+        let ran = scene.run(&["stage", "--exclude", "*.tmp", "--exclude", pattern, "a", "b"]);
+        ran.assert_code(2).assert_says(&format!("the pattern `{pattern}` can't match anything"));
+        assert!(!scene.path("b").exists());
+    }
+    scene.run(&["stage", "--exclude", "!*.dat", "a", "b"]).assert_code(0);
+    assert_eq!(scene.list("b"), ["x.dat"]);
+}
+
+#[test]
+fn an_archive_that_is_refused_leaves_no_directory() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "content");
+    scene.file("broken.tar", [b'?'; 3000]);
+    scene.run(&["stage", "--pack", "tar", "a", "a.tar"]).assert_code(0);
+    for arguments in [&["broken.tar", "b"][..], &["--only", "nosuch", "a.tar", "b"]] {
+        let ran = scene.run(&[&["stage", "--unpack"], arguments].concat());
+        assert!(ran.code != Some(0) && !scene.path("b").exists(), "{ran:?}");
+    }
+    // What was not done is not counted.
+    scene.dir("shut");
+    std::os::unix::net::UnixListener::bind(scene.path("shut/socket")).unwrap();
+    let ran = scene.run(&["stage", "--pack", "tar", "shut", "shut.tar"]);
+    ran.assert_code(1).assert_says("socket");
+    assert_eq!(ran.out, "");
+    // One that was there before stays.
+    scene.dir("b");
+    assert_ne!(scene.run(&["stage", "--unpack", "broken.tar", "b"]).code, Some(0));
+    assert!(scene.path("b").exists());
+}
+
+#[test]
+fn help_is_readable_as_it_is() {
+    let scene = Scene::new(Who::User);
+    for command in [&["run"][..], &["stage"], &["ramdisk", "create"], &["ramdisk", "nodes"]] {
+        let help = scene.run(&[command, &["--help"]].concat()).out;
+        let codes = help.split("Exit codes").nth(1).unwrap_or_default();
+        assert!(codes.lines().all(|line| line.len() < 80), "{codes}");
+        assert!(!help.contains("\\\""), "{help}");
+    }
+    assert!(!scene.run(&["ramdisk", "nodes", "--help"]).out.contains("List RAM disks"));
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);

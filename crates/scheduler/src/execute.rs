@@ -346,7 +346,10 @@ async fn stage(
         return outcome;
     }
     match staging.task(&staging.nodes[0], name, work, rest).await {
-        Ok(last) => staging.done(&last),
+        Ok(last) => {
+            staging.tell_of_conflicts().await;
+            staging.done(&last)
+        }
         Err(outcome) => outcome,
     }
 }
@@ -375,6 +378,7 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
         }
     }
     let Some(last) = last else { return failed("nothing is left of it", Fault::Again) };
+    staging.tell_of_conflicts().await;
     match staging.done(&last) {
         Outcome::Done(text) => Outcome::Salvaged {
             text: format!("{} were saved; {text}", saved.join(", ")),
@@ -520,6 +524,21 @@ impl Staging {
             seconds_left: (rate > 0.0).then(|| left / rate),
         };
         self.daemon.transfers().insert(self.job.id, transfer);
+    }
+
+    /// Tells the user which results stand beside the files of others: nobody would look for them.
+    async fn tell_of_conflicts(&self) {
+        let text = {
+            let seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let beside: Vec<&str> =
+                seen.values().flat_map(|report| report.beside.iter().map(String::as_str)).collect();
+            if beside.is_empty() {
+                return;
+            }
+            format!("files changed by somebody else were kept; the job's own are {}", beside.join(", "))
+        };
+        let told = Event::Noticed { job: self.job.id, text: plain(&text, MESSAGE) };
+        let _ = self.daemon.event(told).await;
     }
 
     /// What is said of a success.

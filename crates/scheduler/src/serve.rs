@@ -247,7 +247,8 @@ impl Daemon {
             .of_number(selector.job, caller)
             .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
         let newest = of_number.keys().rev().copied().find(|id| selector.takes(*id));
-        let id = newest.ok_or_else(|| unknown(selector))?;
+        let id =
+            newest.ok_or_else(|| self.held_back(selector, caller).unwrap_or_else(|| unknown(selector)))?;
         let others = of_number.iter().filter(|(other, _)| **other != id);
         let others: Vec<OtherLife> = others
             .map(|(other, (job, done))| OtherLife {
@@ -266,6 +267,19 @@ impl Daemon {
         let lost = tokio::task::spawn_blocking(move || parts::lost(&daemon, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         Ok(JobStory { job: clock::shown_job(job), done, transfer, log, phases, lost, others })
+    }
+
+    /// What to say of a job of which nothing is known yet, because it is held until another one has ended, or its time has
+    /// come.
+    fn held_back(&self, selector: JobSelector, caller: Caller) -> Option<Refusal> {
+        let queued = self.queue.of_number(selector.job)?;
+        let is_held = queued.held_for_input && queued.standing == Standing::Held;
+        let message = format!(
+            "job {selector} is held, and nothing is done for it yet: `squeue --jobs={} --Format=admin_comment:500` says why",
+            selector.job
+        );
+        (is_held && selector.takes(queued.id) && may_see(caller, queued.owner))
+            .then(|| Refusal::new(RefusalCode::NotFound, message))
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.

@@ -200,6 +200,8 @@ pub struct PackSummary {
     pub archive_bytes: u64,
     /// Entries that failed or changed meanwhile; each was reported as an event.
     pub errors: u64,
+    /// Those of them that were removed before they could be packed.
+    pub vanished: u64,
     /// Time spent packing.
     pub packing: Duration,
     /// Time the filesystem took to confirm that it holds the archive.
@@ -528,7 +530,13 @@ pub fn unpack_path(
     let opened = open_directory(target).map_err(target_error)?;
     let made =
         is_new.then(|| place::plain_mode(opened.as_fd(), options.umask)).transpose().map_err(target_error)?;
-    unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor)
+    let unpacked = unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor);
+    let failed = unpacked.as_ref().map_or(true, |summary| summary.errors > 0);
+    if is_new && failed {
+        // A directory that nothing came into is not left behind.
+        let _ = fs::rmdir(target);
+    }
+    unpacked
 }
 
 /// An archive and what is known of its index.

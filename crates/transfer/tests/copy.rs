@@ -442,7 +442,7 @@ fn delete_exclude_and_update_do_what_they_say() {
         fs::write(target.join(name), "target").unwrap();
     }
     fs::write(target.join("newer-here"), "target").unwrap();
-    let exclude = Exclude::new(["*.tmp"]);
+    let exclude = Exclude::new(["*.tmp"]).unwrap();
     let dry =
         Options { dry_run: true, delete: true, update: true, exclude: exclude.clone(), ..Options::default() };
     let before = trees::look(&target);
@@ -503,7 +503,7 @@ fn a_pattern_with_a_slash_at_its_end_leaves_out_directories_only() {
         fs::write(source.join(name), "source").unwrap();
     }
     fs::write(target.join("c/cache/theirs"), "target").unwrap();
-    let options = Options { delete: true, exclude: Exclude::new(["cache/"]), ..Options::default() };
+    let options = Options { delete: true, exclude: Exclude::new(["cache/"]).unwrap(), ..Options::default() };
     let (summary, failures) = stage_with(&source, &target, &options);
     assert_eq!(summary.unwrap().files, 2);
     assert_eq!(
@@ -636,7 +636,7 @@ fn verify_finds_every_attribute_that_is_not_the_sources_and_the_next_copy_mends_
     xattr(&source.join("xattr"), b"value");
     setfacl(&["-m", "u:12345:rw,m::rw"], &source.join("acl"));
     fs::set_permissions(source.join("acl"), fs::Permissions::from_mode(0o660)).unwrap();
-    let exclude = Exclude::new(["*.tmp"]);
+    let exclude = Exclude::new(["*.tmp"]).unwrap();
     let verify = Options { verify: true, exclude, ..options(&manifest) };
     let first = stage(&source, &target, &verify);
     assert_eq!(first.verified.unwrap().compared, 13);

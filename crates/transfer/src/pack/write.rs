@@ -77,6 +77,7 @@ struct Counts {
     hard_links: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
+    vanished: AtomicU64,
 }
 
 /// An entry that the walk found.
@@ -222,6 +223,7 @@ fn summary(
         stream_bytes: sizes.stream,
         archive_bytes: sizes.archive,
         errors: counts.errors.load(Relaxed),
+        vanished: counts.vanished.load(Relaxed),
         packing,
         syncing,
     }
@@ -405,6 +407,9 @@ impl Packer<'_> {
     /// Reports an entry that could not be packed; the others go on.
     fn failed(&self, path: &[u8], fault: Fault) {
         self.counts.errors.fetch_add(1, Relaxed);
+        // Nothing but the source is looked for by name.
+        let is_gone = fault.source.kind() == io::ErrorKind::NotFound;
+        self.counts.vanished.fetch_add(u64::from(is_gone), Relaxed);
         self.monitor.progress.errors.fetch_add(1, Relaxed);
         let error = EntryError { path: path.to_vec(), action: fault.action, source: fault.source };
         (self.monitor.event)(Event::Failed(&error));
