@@ -264,6 +264,10 @@ pub struct QueuedJob {
     /// Whether it waits for other jobs, as `--dependency` has it: what it reads may not have been written yet.
     #[serde(default)]
     pub dependent: bool,
+    /// The heterogeneous job that it is a component of, by the number of that job's first component. Its components start
+    /// together and run as one job.
+    #[serde(default)]
+    pub component_of: Option<JobId>,
 }
 
 #[cfg(test)]

@@ -832,6 +832,7 @@ mod tests {
             qos: String::new(),
             held_for_input: false,
             dependent: false,
+            component_of: None,
         };
         let data_in = vec![PathBuf::from(OsStr::from_bytes(path))];
         let request = Some(Request { data_in, ..Request::default() });

@@ -111,6 +111,7 @@ mod tests {
             qos: String::new(),
             held_for_input: false,
             dependent: false,
+            component_of: None,
         }
     }
 

@@ -671,6 +671,12 @@ impl Step<'_> {
                     (RsaState::Held | RsaState::Lost, _) => {
                         (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                     }
+                    (RsaState::Ineligible, _) if job.component_of.is_some() => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is a component of a heterogeneous job, which can't have a RAM disk: there is nothing to \
+                             try again"
+                        )));
+                    }
                     // What kept it from getting a RAM disk may have been mended, and it has not started.
                     (RsaState::Ineligible, JobState::Ondeck) => {
                         (job.hopeless, job.failures, job.not_before) = (false, 0, None);
@@ -884,6 +890,14 @@ impl Step<'_> {
         if job.priority != seen.job.priority {
             self.job(id).priority = seen.job.priority;
         }
+        if self.schedule.jobs[&id].component_of != seen.job.component_of {
+            // A former version kept it without, and may have it held until somebody mends its stage-in script.
+            self.job(id).component_of = seen.job.component_of;
+            if self.schedule.jobs[&id].rsa_state == RsaState::Ineligible && self.schedule.jobs[&id].held {
+                self.tell_component(id);
+                self.let_go_if_hopeless(id);
+            }
+        }
         if !self.schedule.jobs[&id].noted.contains(&seen.job.submitted) {
             self.job(id).noted.insert(seen.job.submitted);
             let identity = Identity::of(&self.schedule.jobs[&id]);
@@ -1043,6 +1057,7 @@ impl Step<'_> {
             account: seen.job.account.clone(),
             request,
             work_dir: seen.work_dir.clone(),
+            component_of: seen.job.component_of,
             compute_nodes: seen.job.node_count,
             nodes: Vec::new(),
             ended_on: BTreeSet::new(),
@@ -1105,7 +1120,7 @@ impl Step<'_> {
         let mut job = self.new_job(seen, request);
         let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
         job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
-        let hold = wait_policy(&job.request) == WaitPolicy::Hold;
+        let hold = wait_policy(&job.request) == WaitPolicy::Hold && job.component_of.is_none();
         let hold_now = hold && seen.job.standing.waits() && state == JobState::Ondeck;
         self.schedule.identities.note(id, &Identity::of(&job));
         self.schedule.jobs.insert(id, job);
@@ -1115,6 +1130,8 @@ impl Step<'_> {
             self.job(id).held = true;
             self.order(Action::Hold(id), id);
         }
+        // Before it runs: it did not start too early for anything.
+        self.tell_component(id);
         if state == JobState::Running {
             self.runs(seen, Prolog::Expected);
         }
@@ -1158,6 +1175,7 @@ impl Step<'_> {
                 qos: String::new(),
                 held_for_input: false,
                 dependent: false,
+                component_of: None,
             };
             let seen = Seen { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };
             let job = self.new_job(&seen, found.request.clone());
@@ -1877,6 +1895,7 @@ impl Step<'_> {
             Move::Wait => false,
             Move::Assign(purpose) => self.assign(id, purpose, usage, line),
             Move::GiveUp => {
+                self.tell_component(id);
                 self.let_go_if_hopeless(id);
                 // While it runs, nothing can be undone; when it has ended, it is.
                 if self.schedule.jobs[&id].job_state != JobState::Running {
@@ -2161,6 +2180,22 @@ impl Step<'_> {
         true
     }
 
+    /// Tells the user of a component of a heterogeneous job why it has no RAM disk. Ranks on all components run as one
+    /// program: in RAM disks of their own they would not see each other's files, and a file that they share would come
+    /// home as one component's part of it.
+    fn tell_component(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        let Some(whole) = job.component_of else { return };
+        let script = if job.request.stage_in.is_some() { ", and its stage-in script is not run" } else { "" };
+        self.tell(
+            id,
+            format!(
+                "no RAM disk: it is a component of the heterogeneous job {whole}, whose components can't share one yet; all \
+                 of them work on disk{script}. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+            ),
+        );
+    }
+
     /// A job that was held for its input and will not get it: it may start on disk, unless it needs what its own script
     /// would have made.
     fn let_go_if_hopeless(&mut self, id: Incarnation) {
@@ -2168,7 +2203,8 @@ impl Step<'_> {
         if !job.held {
             return;
         }
-        if job.request.stage_in.is_none() {
+        // Nobody else would release a component, and without a release it would be held for ever.
+        if job.request.stage_in.is_none() || job.component_of.is_some() {
             (job.held, job.let_go) = (false, true);
             self.order(Action::LetGo(id), id);
         } else {

@@ -71,6 +71,7 @@ impl Line {
             qos: String::new(),
             held_for_input: false,
             dependent: false,
+            component_of: None,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let request = Some(Request { nodes: Some(nodes), data_out, ..Request::default() });
