@@ -16,6 +16,11 @@ local M = {}
 -- The daemon knows its hold by this word in AdminComment.
 M.HELD_FOR_INPUT = "ondeck:hold"
 
+-- What the user of a heterogeneous job is told. The daemon tells it, too.
+M.HETEROGENEOUS = "no RAM disk: this job is heterogeneous, and its components can't share one yet; all of them work on "
+    .. "disk. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+M.STAGE_IN_IS_NOT_RUN = ". Its stage-in script is not run"
+
 -- The bounds of the parser: slurmctld has other things to do. Lines that begin beyond so many bytes are not looked at,
 -- longer lines are refused, so many messages are given, and a job has so many directories with paths of so many bytes.
 local MOST_HEAD = 1024 * 1024
@@ -320,6 +325,15 @@ function M.must_wait(seen)
     return wait == "hold" or (wait == nil and seen.stage_in ~= nil)
 end
 
+-- What Slurm has for a number that is not set.
+local NO_NUMBER = 4294967294
+
+-- Whether a job is a component of a heterogeneous one. The script comes with the first of them, nothing with the others.
+local function is_component(job_desc)
+    local offset = job_desc.het_job_offset
+    return type(offset) == "number" and offset < NO_NUMBER
+end
+
 local function submit(job_desc)
     local script = job_desc.script
     if type(script) ~= "string" or not script:find("#RSA_", 1, true) then return slurm.SUCCESS end
@@ -327,6 +341,11 @@ local function submit(job_desc)
     if #messages > 0 then
         slurm.log_user("%s", "the #RSA_ lines of this script can't be obeyed:\n  " .. table.concat(messages, "\n  "))
         return slurm.ERROR
+    end
+    -- Held it would wait for what never comes.
+    if seen and seen.directories > 0 and is_component(job_desc) then
+        slurm.log_user("%s", M.HETEROGENEOUS .. (seen.stage_in and M.STAGE_IN_IS_NOT_RUN or ""))
+        return slurm.SUCCESS
     end
     -- A job that its user holds already is left alone: the daemon must not release it.
     if seen and M.must_wait(seen) and job_desc.priority ~= 0 then

@@ -468,7 +468,8 @@ async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError>
     if aside.map_err(|error| WlmError::Unavailable { message: error.to_string() })? {
         return Ok(Script::Wrong("what the scheduler's journal has of it is not understood".into()));
     }
-    let script = match daemon.workload_manager.script(job.id.job).await {
+    // Slurm keeps the script with the first component of a heterogeneous job; the others have the comments of their part.
+    let script = match daemon.workload_manager.script(job.component_of.unwrap_or(job.id.job)).await {
         Ok(script) => script,
         Err(WlmError::NoScript(_)) => return Ok(Script::AsksForNothing),
         Err(error) => return Err(error),
@@ -612,6 +613,7 @@ mod tests {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         }
     }
 

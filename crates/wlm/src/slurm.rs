@@ -95,6 +95,8 @@ impl WorkloadManager for Slurm {
     ///   elements in one line whether they have records of their own or not; with it every element has a line.
     /// - A requeue counts at once: while the old life still ends (COMPLETING, epilogs run) Slurm shows the count of the
     ///   new one. It is told apart here, and is shown as the end of the old life.
+    /// - Each component of a heterogeneous job has a record and a number. What is ordered for the first one, whose number is
+    ///   that of the job, Slurm does to all of them, AdminComment included; for another one, to that one alone.
     async fn queue(&self) -> Result<Queue, WlmError> {
         let format = record::format(queue::FIELDS, &self.separator);
         let output = self.squeue(&["--noheader", "--all", "--states=all", "--array"], &format).await?;

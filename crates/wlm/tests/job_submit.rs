@@ -14,7 +14,7 @@ use proptest::test_runner::TestRunner;
 
 const LUA: &[&str] = &["lua5.3", "lua5.4", "lua5.2", "lua5.1", "luajit", "lua"];
 
-/// Reads scripts, each as its length on a line and then its bytes, and answers a line for each: how the plugin decided,
+/// Reads scripts, each as the offset of the component, the script's length on a line and then its bytes, and answers a line for each: how the plugin decided,
 /// the priority and the AdminComment that it gave, and what its user was told.
 const DRIVER: &str = r#"
 slurm = { SUCCESS = 0, ERROR = -1 }
@@ -23,9 +23,12 @@ slurm.log_user = function(format, ...) said = string.format(format, ...) end
 slurm.log_info = function(format, ...) said = "INTERNAL " .. string.format(format, ...) end
 dofile(arg[1])
 while true do
-    local length = io.read("*l")
-    if not length then break end
-    local desc = { script = io.read(tonumber(length)) or "", priority = 4294967294 }
+    local line = io.read("*l")
+    if not line then break end
+    local offset, length = line:match("(%d+) (%d+)")
+    local desc = {
+        script = io.read(tonumber(length)) or "", priority = 4294967294, het_job_offset = tonumber(offset),
+    }
     said = ""
     local result = slurm_job_submit(desc, {}, 1000)
     io.write(result == 0 and "accepted" or "refused", "\t", desc.priority == 0 and "held" or "free", "\t",
@@ -40,8 +43,15 @@ struct Answer {
     said: String,
 }
 
+/// What Slurm has for the offset of a job that is no component.
+const NO_COMPONENT: u32 = 4_294_967_294;
+
 /// What the plugin makes of every script; nothing without an interpreter.
 fn submit(scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
+    submit_as(NO_COMPONENT, scripts)
+}
+
+fn submit_as(offset: u32, scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
     let plugin = concat!(env!("CARGO_MANIFEST_DIR"), "/../../slurm/job_submit.lua");
     let folder = tempfile::tempdir().unwrap();
     let driver = folder.path().join("driver.lua");
@@ -59,7 +69,7 @@ fn submit(scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
     let scripts_owned = scripts.to_vec();
     let writer = std::thread::spawn(move || {
         for script in scripts_owned {
-            input.write_all(format!("{}\n", script.len()).as_bytes()).unwrap();
+            input.write_all(format!("{offset} {}\n", script.len()).as_bytes()).unwrap();
             input.write_all(&script).unwrap();
         }
     });
@@ -347,6 +357,28 @@ fn the_plugin_and_the_parser_agree_on_texts_by_chance() {
     let mut runner = TestRunner::deterministic();
     let scripts: Vec<Vec<u8>> = (0..4000).map(|_| script.new_tree(&mut runner).unwrap().current()).collect();
     compare(&scripts);
+}
+
+#[test]
+fn a_component_of_a_heterogeneous_job_is_not_held_and_its_user_is_told() {
+    let scripts = [
+        &b"#RSA_DATA_OUT=a\n"[..],
+        b"#RSA_DATA_OUT=a\n#RSA_WAIT=hold\n#SBATCH hetjob\n",
+        b"#RSA_DATA_IN=a\n#RSA_STAGE_IN=x\n",
+        b"#RSA_NODES=1\n",
+        b"#RSA_DATA_OUT=~/a\n",
+    ]
+    .map(<[u8]>::to_vec);
+    let Some(answers) = submit_as(0, &scripts) else { return };
+    for answer in &answers[..3] {
+        assert!(answer.accepted && !answer.held && answer.comment.is_empty(), "{}", answer.said);
+        assert!(answer.said.starts_with("no RAM disk: this job is heterogeneous"), "{}", answer.said);
+    }
+    let script_is_told = answers.iter().map(|answer| answer.said.contains("stage-in script is not run"));
+    assert_eq!(script_is_told.collect::<Vec<_>>(), [false, false, true, false, false]);
+    // It asks for nothing, or for what can't be obeyed.
+    assert!(answers[3].accepted && answers[3].said.is_empty(), "{}", answers[3].said);
+    assert!(!answers[4].accepted && answers[4].said.contains("line 1: "), "{}", answers[4].said);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod doctor;
 mod documents;
 mod endings;
 mod faults;
+mod heterogeneous;
 mod io_nodes;
 mod jobs;
 mod journals;

@@ -702,6 +702,12 @@ impl Step<'_> {
                     (RsaState::Held | RsaState::Lost, _) => {
                         (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                     }
+                    (RsaState::Ineligible, _) if job.component_of.is_some() => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is a component of a heterogeneous job, which can't have a RAM disk: there is nothing to \
+                             try again"
+                        )));
+                    }
                     // What kept it from getting a RAM disk may have been mended, and it has not started.
                     (RsaState::Ineligible, JobState::Ondeck) => {
                         (job.hopeless, job.failures, job.not_before) = (false, 0, None);
@@ -798,6 +804,7 @@ impl Step<'_> {
                     // With the mark, but not held, it was released by hand.
                     standing
                         if standing.waits()
+                            && seen.job.component_of.is_none()
                             && !seen.job.held_for_input
                             && !seen.job.depends_on.is_empty() =>
                     {
@@ -809,6 +816,7 @@ impl Step<'_> {
                     Standing::Running => self.begin(&seen, request, JobState::Running),
                     standing
                         if standing.waits()
+                            && seen.job.component_of.is_none()
                             && !seen.job.held_for_input
                             && id.restarts > 0
                             && wait_policy(&request) == WaitPolicy::Hold
@@ -986,6 +994,14 @@ impl Step<'_> {
         if job.priority != seen.job.priority {
             self.job(id).priority = seen.job.priority;
         }
+        if self.schedule.jobs[&id].component_of != seen.job.component_of {
+            // A former version kept it without, and may have it held until somebody mends its stage-in script.
+            self.job(id).component_of = seen.job.component_of;
+            if self.schedule.jobs[&id].rsa_state == RsaState::Ineligible && self.schedule.jobs[&id].held {
+                self.tell_component(id);
+                self.let_go_if_hopeless(id);
+            }
+        }
         if !self.schedule.jobs[&id].noted.contains(&seen.job.submitted) {
             self.job(id).noted.insert(seen.job.submitted);
             let identity = Identity::of(&self.schedule.jobs[&id]);
@@ -1146,6 +1162,7 @@ impl Step<'_> {
             account: seen.job.account.clone(),
             request,
             work_dir: seen.work_dir.clone(),
+            component_of: seen.job.component_of,
             compute_nodes: seen.job.node_count,
             nodes: Vec::new(),
             ended_on: BTreeSet::new(),
@@ -1208,7 +1225,7 @@ impl Step<'_> {
         let mut job = self.new_job(seen, request);
         let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
         job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
-        let hold = wait_policy(&job.request) == WaitPolicy::Hold;
+        let hold = wait_policy(&job.request) == WaitPolicy::Hold && job.component_of.is_none();
         // It was held before it was known here, and somebody does not want to wait for its input.
         job.released = seen.job.held_for_input && seen.job.standing.waits();
         let hold_now = hold && !job.released && seen.job.standing.waits() && state == JobState::Ondeck;
@@ -1220,6 +1237,8 @@ impl Step<'_> {
             self.job(id).held = true;
             self.order(Action::Hold(id), id);
         }
+        // Before it runs: it did not start too early for anything.
+        self.tell_component(id);
         if state == JobState::Running {
             self.runs(seen, Prolog::Expected);
         }
@@ -1264,6 +1283,7 @@ impl Step<'_> {
                 held_for_input: false,
                 dependent: false,
                 depends_on: Vec::new(),
+                component_of: None,
             };
             let seen = Seen { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };
             let job = self.new_job(&seen, found.request.clone());
@@ -1994,6 +2014,7 @@ impl Step<'_> {
             Move::Wait => false,
             Move::Assign(purpose) => self.assign(id, purpose, usage, line),
             Move::GiveUp => {
+                self.tell_component(id);
                 self.let_go_if_hopeless(id);
                 // While it runs, nothing can be undone; when it has ended, it is.
                 if self.schedule.jobs[&id].job_state != JobState::Running {
@@ -2308,6 +2329,22 @@ impl Step<'_> {
         true
     }
 
+    /// Tells the user of a component of a heterogeneous job why it has no RAM disk. Ranks on all components run as one
+    /// program: in RAM disks of their own they would not see each other's files, and a file that they share would come
+    /// home as one component's part of it.
+    fn tell_component(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        let Some(whole) = job.component_of else { return };
+        let script = if job.request.stage_in.is_some() { ", and its stage-in script is not run" } else { "" };
+        self.tell(
+            id,
+            format!(
+                "no RAM disk: it is a component of the heterogeneous job {whole}, whose components can't share one yet; all \
+                 of them work on disk{script}. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+            ),
+        );
+    }
+
     /// A job that was held for its input and will not get it: it may start on disk, unless it needs what its own script
     /// would have made.
     fn let_go_if_hopeless(&mut self, id: Incarnation) {
@@ -2315,7 +2352,9 @@ impl Step<'_> {
         if !job.held {
             return;
         }
-        if job.request.stage_in.is_none() || wait_policy(&job.request) != WaitPolicy::Hold {
+        // Nobody else would release a component, and without a release it would be held for ever.
+        let may_start = wait_policy(&job.request) != WaitPolicy::Hold || job.component_of.is_some();
+        if job.request.stage_in.is_none() || may_start {
             (job.held, job.let_go) = (false, true);
             self.order(Action::LetGo(id), id);
         } else {

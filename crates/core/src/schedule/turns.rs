@@ -76,6 +76,7 @@ impl Line {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let nodes = Some(nodes).filter(|nodes| *nodes > 0);

@@ -23,7 +23,7 @@ pub fn mark(restarts: u32) -> String {
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 20] = &[
+pub const FIELDS: &[&str; 21] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -43,6 +43,7 @@ pub const FIELDS: &[&str; 20] = &[
     "admin_comment",
     "ArrayJobID",
     "Dependency",
+    "HetJobID",
     // Where there is no accounting, users write here what they like: it comes last.
     "Account",
 ];
@@ -67,6 +68,7 @@ struct Fields<'a> {
     qos: &'a [u8],
     admin_comment: &'a [u8],
     array: &'a [u8],
+    het_job: &'a [u8],
     account: &'a [u8],
 }
 
@@ -104,6 +106,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             admin_comment,
             array,
             dependency,
+            het_job,
             account,
         ] = record;
         let fields = Fields {
@@ -125,6 +128,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             qos,
             admin_comment,
             array,
+            het_job,
             account,
         };
         if fields.stands_for_several() || lines[fields.job] > 1 {
@@ -222,6 +226,14 @@ impl Fields<'_> {
         Ok(Some(Element { array, task: self.number("number in its array", task)? }))
     }
 
+    /// Of a component of a heterogeneous job: which.
+    fn component_of(&self) -> Result<Option<JobId>, WlmError> {
+        match self.het_job {
+            b"N/A" | b"(null)" | b"" | b"0" => Ok(None),
+            number => Ok(Some(JobId(self.number("heterogeneous job", number)?))),
+        }
+    }
+
     /// Whether the present life of a job was held for its input: what was requeued and is held was held by somebody else.
     fn is_marked(&self, restarts: u32) -> bool {
         let mark = mark(restarts);
@@ -262,6 +274,7 @@ impl Fields<'_> {
             // Known when all jobs are.
             dependent: false,
             depends_on: Vec::new(),
+            component_of: self.component_of()?,
         })
     }
 
