@@ -27,7 +27,7 @@ use crate::config::{Administrator, Listen};
 pub const DEFAULT_PORT: u16 = 7273;
 
 /// The part `[scheduler]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// The host where `ondeck serve` runs: hooks and `ondeck status` ask there. Without it they ask this machine.
@@ -108,7 +108,7 @@ pub struct SchedulerConfig {
 }
 
 /// A pool: RSA nodes of one kind.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Its nodes.
@@ -123,7 +123,7 @@ fn ram() -> String {
 }
 
 /// The part `[scheduler.limits]`: the longest that each kind of work may take.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsConfig {
     /// Building a RAM disk.
@@ -162,7 +162,7 @@ pub struct LimitsConfig {
 }
 
 /// The part `[slurm]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlurmConfig {
     /// The directory of Slurm's commands; they are looked for in PATH without it.

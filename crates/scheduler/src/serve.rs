@@ -217,7 +217,7 @@ impl Daemon {
             jobs: jobs.collect(),
             nodes: nodes.collect(),
             workload_manager: sight.fault,
-            simulated: self.config.scheduler.simulate.is_some(),
+            simulated: self.config().scheduler.simulate.is_some(),
         }
     }
 
@@ -430,7 +430,7 @@ impl Daemon {
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.prolog;
+        let longest = self.config().scheduler.limits.prolog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
         if self.queue.asks_for_nothing(hook.job.job) {
@@ -485,7 +485,7 @@ impl Daemon {
 
     async fn epilog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.epilog;
+        let longest = self.config().scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
         // An earlier job of the same number may have left results.

@@ -22,6 +22,7 @@ mod merge;
 mod neighbours;
 mod numbers;
 mod order;
+mod reload;
 mod restarts;
 mod room;
 mod scripts;

@@ -362,6 +362,11 @@ impl Schedule {
         &self.site
     }
 
+    /// Decides by other rules from the next event on. A tick has those who wait judged by them.
+    pub fn set_site(&mut self, site: Site) {
+        self.site = site;
+    }
+
     /// The same with the time when the journal began: of what was there before, it may not know.
     #[must_use]
     pub fn with_beginning(mut self, began: Time) -> Schedule {
