@@ -385,6 +385,9 @@ pub struct Status {
     pub workload_manager: Option<String>,
     /// Whether RAM disks are only pretended.
     pub simulated: bool,
+    /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
+    #[serde(default)]
+    pub journal: Option<String>,
 }
 
 /// A job in a line.

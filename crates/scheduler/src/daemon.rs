@@ -1,7 +1,7 @@
 //! The middle of the daemon: one event after the other, kept before anything is done about it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::Fleet;
@@ -88,6 +88,8 @@ pub(crate) struct Daemon {
     /// Who takes a RAM disk away: from one node each, or from all nodes alone.
     unmounts: Mutex<BTreeMap<Incarnation, Arc<tokio::sync::RwLock<()>>>>,
     brain: Mutex<Brain>,
+    /// Why the journal can't be written, while it can't. Whoever asks meanwhile must not wait for the brain.
+    journal_fault: Mutex<Option<String>>,
     /// Counts events, so that whoever waits for a state looks again.
     changed: watch::Sender<u64>,
     /// A time to wait for may have come nearer.
@@ -153,9 +155,23 @@ impl Daemon {
 
     /// The schedule and the journal. Held for moments only.
     pub fn brain(&self) -> MutexGuard<'_, Brain> {
+        let locked = match self.brain.try_lock() {
+            Err(TryLockError::WouldBlock) => aside(|| self.brain.lock()),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Ok(brain) => Ok(brain),
+        };
         // An event that panicked half-way must not be followed by others.
         #[allow(clippy::expect_used)]
-        self.brain.lock().expect("no event has panicked")
+        locked.expect("no event has panicked")
+    }
+
+    /// Why the journal can't be written, if it can't.
+    pub fn journal_fault(&self) -> Option<String> {
+        self.journal_fault.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn set_journal_fault(&self, fault: Option<String>) {
+        *self.journal_fault.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = fault;
     }
 
     /// A job as it is now.
@@ -213,9 +229,16 @@ impl Daemon {
             tracing::info!(job, states, "{}", plain(&change.text, MESSAGE));
         }
         let Brain { schedule, store } = brain;
+        let mut failed = false;
         while let Err(error) = store.keep(at, schedule, effects) {
             tracing::error!(%error, "the journal can't be written; nothing is done until it can");
+            self.set_journal_fault(Some(error.to_string()));
+            failed = true;
             std::thread::sleep(JOURNAL_PAUSE);
+        }
+        if failed {
+            self.set_journal_fault(None);
+            tracing::info!("the journal can be written again");
         }
         true
     }
@@ -342,6 +365,14 @@ impl Daemon {
     }
 }
 
+/// Waits for a lock without keeping the runtime's other tasks: while the journal can't be written it may take for ever.
+fn aside<T>(wait: impl FnOnce() -> T) -> T {
+    match tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(tokio::runtime::RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
+        _ => wait(),
+    }
+}
+
 /// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up. At SIGHUP it takes over
 /// what it can of the configuration that `read_again` gives.
 ///
@@ -451,6 +482,7 @@ pub fn serve(
         unmounts: Mutex::default(),
         brain: Mutex::new(Brain { schedule, store }),
         changed: watch::channel(0).0,
+        journal_fault: Mutex::default(),
         earlier: Notify::new(),
     });
     let listening = Listening {

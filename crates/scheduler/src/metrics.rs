@@ -7,9 +7,16 @@ use ondeck_core::schedule::{RsaState, Schedule};
 
 use crate::queue::Sight;
 
+/// Whether the journal can be written. While it can't be, this is the only figure.
+pub(crate) fn journal(up: bool) -> String {
+    const NAME: &str = "ondeck_journal_up";
+    let up = u8::from(up);
+    format!("# HELP {NAME} Whether the journal can be written\n# TYPE {NAME} gauge\n{NAME} {up}\n")
+}
+
 /// All figures.
 pub(crate) fn text(schedule: &Schedule, sight: &Sight) -> String {
-    let mut out = String::new();
+    let mut out = journal(true);
     let mut head = |name: &str, help: &str| {
         // Writing to a String does not fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");

@@ -37,6 +37,9 @@ impl Service for Daemon {
     async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
         let caller = request.caller;
         let segments = request.segments()?;
+        if let Some(fault) = self.journal_fault() {
+            return self.without_journal(request.method.as_str(), &segments, fault);
+        }
         match (request.method.as_str(), segments.as_slice()) {
             ("POST", ["hooks", "prolog"]) => {
                 let hook: Hook = request.json("the hook")?;
@@ -133,6 +136,27 @@ fn unknown(selector: JobSelector) -> Refusal {
 }
 
 impl Daemon {
+    /// What can be said while the journal can't be written: that it can't.
+    fn without_journal(&self, method: &str, segments: &[&str], fault: String) -> Result<Reply, Refusal> {
+        match segments {
+            ["jobs"] if method == "GET" => Reply::json(&Status {
+                jobs: Vec::new(),
+                nodes: Vec::new(),
+                workload_manager: self.queue.sight().fault,
+                simulated: self.config().scheduler.simulate.is_some(),
+                journal: Some(fault),
+            }),
+            ["metrics"] => Ok(Reply::Text(metrics::journal(false))),
+            _ => Err(Refusal::new(
+                RefusalCode::Failed,
+                format!(
+                    "the scheduler's journal in {} can't be written ({fault}); nothing is decided until it can be",
+                    self.config().scheduler.state.display()
+                ),
+            )),
+        }
+    }
+
     /// The life that an order is about: the only one that is named and active, or the only one of them that waits for
     /// somebody to decide.
     fn meant(&self, selector: JobSelector, caller: Caller) -> Result<Incarnation, Refusal> {
@@ -218,6 +242,7 @@ impl Daemon {
             nodes: nodes.collect(),
             workload_manager: sight.fault,
             simulated: self.config().scheduler.simulate.is_some(),
+            journal: None,
         }
     }
 

@@ -114,6 +114,12 @@ fn scheduler(config: &Config) -> Finding {
         Err(error) => return finding("scheduler", State::Missing, format!("{error:#}"), None),
     };
     match scheduler.ask::<Status>("GET", "jobs", None::<&()>, None) {
+        Ok(Status { journal: Some(fault), .. }) => {
+            let state = config.scheduler.state.display();
+            let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
+            let remedy = "make room there, or mend the disk; it goes on by itself";
+            finding("scheduler", State::Missing, detail, Some(remedy))
+        }
         Ok(Status { workload_manager: Some(fault), .. }) => {
             let remedy = "it goes on with what it knew; its log says more";
             finding("scheduler", State::Missing, format!("it can't see Slurm's queue: {fault}"), Some(remedy))
