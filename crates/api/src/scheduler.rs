@@ -388,6 +388,32 @@ pub struct Status {
     /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
     #[serde(default)]
     pub journal: Option<String>,
+    /// What is wrong on compute nodes, for administrators.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+}
+
+/// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// What it is about.
+    pub kind: WarningKind,
+    /// Which nodes.
+    pub nodes: Vec<NodeName>,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What is wrong with compute nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningKind {
+    /// Jobs have started there without any Prolog that asked the scheduler.
+    NoProlog,
+    /// The agent does not answer.
+    SilentAgent,
+    /// Something of a RAM disk is left that could not be removed.
+    LeftOver,
 }
 
 /// A job in a line.

@@ -21,6 +21,7 @@ use tokio::sync::{Notify, watch};
 use crate::charge::{self, Charge, Conflict, NothingToTakeOver};
 pub(crate) use crate::clock::now;
 use crate::clock::{self, KeptClock};
+use crate::compute::{self, ComputeNodes};
 use crate::queue::Queue;
 use crate::store::{Store, StoreError};
 use crate::{execute, fleet, parts, queue};
@@ -87,6 +88,7 @@ pub(crate) struct Daemon {
     orders: Mutex<BTreeMap<JobId, VecDeque<(Incarnation, Action)>>>,
     /// Who takes a RAM disk away: from one node each, or from all nodes alone.
     unmounts: Mutex<BTreeMap<Incarnation, Arc<tokio::sync::RwLock<()>>>>,
+    pub compute: ComputeNodes,
     brain: Mutex<Brain>,
     /// Why the journal can't be written, while it can't. Whoever asks meanwhile must not wait for the brain.
     journal_fault: Mutex<Option<String>>,
@@ -194,6 +196,9 @@ impl Daemon {
             let at = now();
             let effects = brain.schedule.handle(at, event)?;
             let news = daemon.keep(&mut brain, at, &effects);
+            for unasked in &effects.unasked {
+                daemon.compute.unasked(unasked);
+            }
             // Begun in the order in which they were decided.
             let _runtime = handle.enter();
             for action in effects.actions {
@@ -480,6 +485,8 @@ pub fn serve(
         transfers: Mutex::default(),
         orders: Mutex::default(),
         unmounts: Mutex::default(),
+        // What runs already may have started while no scheduler could be asked.
+        compute: ComputeNodes::new(now().plus(config.scheduler.limits.prolog)),
         brain: Mutex::new(Brain { schedule, store }),
         changed: watch::channel(0).0,
         journal_fault: Mutex::default(),
@@ -522,6 +529,7 @@ async fn run(
         tokio::spawn(Charge::watch(Arc::clone(&daemon)));
         tokio::spawn(fleet::look(Arc::clone(&daemon)));
         tokio::spawn(parts::look(Arc::clone(&daemon)));
+        tokio::spawn(compute::look(Arc::clone(&daemon)));
     }
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let stop = async move {

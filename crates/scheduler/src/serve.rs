@@ -98,7 +98,7 @@ impl Service for Daemon {
                 Ok(Reply::Text(lines.iter().filter_map(thesis::line).map(|line| line + "\n").collect()))
             }
             ("GET", ["metrics"]) => {
-                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight(), &self.compute)))
             }
             ("GET", ["openapi.json"]) => {
                 let document: serde_json::Value = serde_json::from_str(openapi::DOCUMENT)
@@ -145,6 +145,7 @@ impl Daemon {
                 workload_manager: self.queue.sight().fault,
                 simulated: self.config().scheduler.simulate.is_some(),
                 journal: Some(fault),
+                warnings: Vec::new(),
             }),
             ["metrics"] => Ok(Reply::Text(metrics::journal(false))),
             _ => Err(Refusal::new(
@@ -243,6 +244,11 @@ impl Daemon {
             workload_manager: sight.fault,
             simulated: self.config().scheduler.simulate.is_some(),
             journal: None,
+            warnings: if caller.is_administrator() {
+                self.compute.warnings(brain.schedule.strays())
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -455,6 +461,7 @@ impl Daemon {
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
+        self.compute.prolog_asked(&hook.node);
         let longest = self.config().scheduler.limits.prolog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };

@@ -111,6 +111,9 @@ pub fn jobs(status: &Status) -> String {
         );
         return out;
     }
+    for warning in &status.warnings {
+        let _ = writeln!(out, "! {}", shown(&warning.text));
+    }
     let _ = writeln!(
         out,
         "{:>9} {:>10} {:>20} {:>9}  {:<20} MESSAGE",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
-use ondeck_api::scheduler::Status;
+use ondeck_api::scheduler::{Status, WarningKind};
 use ondeck_api::wire::{NodeReport, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::schedule::LockIn;
@@ -55,7 +55,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     let mut findings = of_the_configuration(&config);
     findings.push(super::privileged_ports());
     findings.extend(runtime.block_on(of_slurm(&config)));
-    findings.push(scheduler(&config));
+    findings.extend(scheduler(&config));
     findings
 }
 
@@ -108,12 +108,33 @@ fn of_the_configuration(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn scheduler(config: &Config) -> Finding {
+/// The scheduler, and what it knows of compute nodes.
+fn scheduler(config: &Config) -> Vec<Finding> {
     let scheduler = match Scheduler::find(config) {
         Ok(scheduler) => scheduler,
-        Err(error) => return finding("scheduler", State::Missing, format!("{error:#}"), None),
+        Err(error) => return vec![finding("scheduler", State::Missing, format!("{error:#}"), None)],
     };
-    match scheduler.ask::<Status>("GET", "jobs", None::<&()>, None) {
+    let status = scheduler.ask::<Status>("GET", "jobs", None::<&()>, None);
+    let warnings = status.as_ref().map_or_else(|_| Vec::new(), |status| status.warnings.clone());
+    let mut findings = vec![of_the_scheduler(config, status)];
+    for warning in warnings {
+        let (what, remedy) = match warning.kind {
+            WarningKind::NoProlog => {
+                ("Prologs that ask", "its log in slurmd's, or `ondeck prolog` by hand, says why not")
+            }
+            WarningKind::LeftOver => {
+                ("left-over RAM disks", "start `ondeck agent` there; if nothing helps, reboot the node")
+            }
+            // The agents were asked just now.
+            WarningKind::SilentAgent => continue,
+        };
+        findings.push(finding(what, State::Missing, one_line(&warning.text), Some(remedy)));
+    }
+    findings
+}
+
+fn of_the_scheduler(config: &Config, status: Result<Status, CallError>) -> Finding {
+    match status {
         Ok(Status { journal: Some(fault), .. }) => {
             let state = config.scheduler.state.display();
             let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
