@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use ondeck_api::Config;
 use ondeck_api::auth::Caller;
-use ondeck_api::config::{AgentConfig, Listen};
+use ondeck_api::config::Listen;
 use ondeck_api::wire::{
-    Allocated, Authority, Claim, Destroyed, Has, LocalReport, MemoryReport, Names, NodeReport, Obeyed,
-    PathView, Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness,
-    is_plain,
+    Allocated, Authority, Claim, Destroyed, Has, LocalReport, MemoryReport, Names, NodeReport, NodeSettings,
+    Obeyed, PathView, Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest,
+    Witness, is_plain,
 };
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, JobSelector, Layout, NodeName, RamDiskId, RamDiskName};
@@ -62,11 +62,15 @@ struct Rules {
     require_memory_group: bool,
     capacity: Capacity,
     covering: CoverPolicy,
+    settings: NodeSettings,
 }
 
 impl Rules {
-    fn new(config: &AgentConfig) -> std::io::Result<Rules> {
+    fn new(config: &Config) -> std::io::Result<Rules> {
+        let settings = NodeSettings::new(config);
+        let config = &config.agent;
         Ok(Rules {
+            settings,
             script_memory: config.script_memory(),
             require_memory_group: config.require_memory_group,
             capacity: Capacity::new(config)?,
@@ -261,7 +265,7 @@ impl Node {
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
             commander,
-            rules: RwLock::new(Arc::new(Rules::new(agent).map_err(StartError::Device)?)),
+            rules: RwLock::new(Arc::new(Rules::new(config).map_err(StartError::Device)?)),
             known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
             state,
         };
@@ -283,7 +287,7 @@ impl Node {
     ///
     /// # Errors
     /// If a device can't be used; then nothing has changed.
-    pub fn take_over(&self, config: &AgentConfig) -> std::io::Result<()> {
+    pub fn take_over(&self, config: &Config) -> std::io::Result<()> {
         let rules = Arc::new(Rules::new(config)?);
         *self.rules.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = rules;
         Ok(())
@@ -494,6 +498,7 @@ impl Node {
             ramdisks: ramdisks.len(),
             newest_epoch: newest,
             authority: self.commander.obeyed(),
+            settings: Some(self.rules().settings.clone()),
         })
     }
 

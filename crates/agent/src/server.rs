@@ -92,7 +92,7 @@ async fn reload(node: Arc<Node>, config: Config, mut hang_ups: HangUps, read_aga
         let reload = tokio::task::spawn_blocking(move || -> Result<Reloaded, String> {
             let new = read_again().map_err(|error| error.to_string())?;
             let reloaded = known.reload_agent(&new);
-            node.take_over(&reloaded.config.agent).map_err(|error| error.to_string())?;
+            node.take_over(&reloaded.config).map_err(|error| error.to_string())?;
             Ok(reloaded)
         });
         match reload.await {

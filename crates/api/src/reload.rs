@@ -122,8 +122,10 @@ impl Config {
 
     /// What an agent that runs with this configuration takes over from a new one.
     pub fn reload_agent(&self, new: &Config) -> Reloaded {
-        let (old, new) = (self.of_agent(), new.of_agent());
         let mut config = self.clone();
+        // It only tells where its node looks for the scheduler.
+        config.scheduler = new.scheduler.clone();
+        let (old, new) = (self.of_agent(), new.of_agent());
         let (to, from) = (&mut config.agent, &new.agent);
         to.reserve = from.reserve;
         to.mount_prefixes.clone_from(&from.mount_prefixes);

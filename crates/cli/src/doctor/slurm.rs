@@ -1,6 +1,6 @@
 //! `ondeck doctor --slurm`: what the scheduler needs from Slurm, its own configuration and the agents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
 use ondeck_api::scheduler::{Status, WarningKind};
-use ondeck_api::wire::{NodeReport, RefusalCode};
+use ondeck_api::wire::{NodeReport, NodeSettings, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::schedule::LockIn;
 use ondeck_core::{Bytes, EngineKind, Epoch, NodeName, RamDiskId};
@@ -496,6 +496,7 @@ async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
         findings.push(agents("agents of Slurm's nodes", &among(compute)));
     }
     findings.extend(what_is_lent(config, &answers));
+    findings.extend(what_differs(config, &among(compute)));
     findings.extend(what_is_dead(&answers));
     let versions: Vec<&str> =
         answers.iter().filter_map(|answer| Some(answer.report.as_ref().ok()?.version.as_str())).collect();
@@ -548,6 +549,55 @@ async fn ask_agents(config: &Config, nodes: Vec<NodeName>, try_order: bool) -> V
 async fn dead_mounts(fleet: &Fleet, node: &NodeName) -> Result<Vec<PathBuf>, CallError> {
     let found = fleet.ramdisks_of(node).await?;
     Ok(found.into_iter().flat_map(|local| local.dead_mounts).collect())
+}
+
+/// Whether compute nodes have another configuration than this machine where it must be the same.
+fn what_differs(config: &Config, answers: &[&Answer]) -> Vec<Finding> {
+    let ours = NodeSettings::new(config);
+    let theirs = || {
+        answers
+            .iter()
+            .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.settings.as_ref()?)))
+    };
+    let mut findings = Vec::new();
+    let mut compare = |what, here: String, told: &dyn Fn(&NodeSettings) -> String, then: &str| {
+        let other: Vec<(&NodeName, String)> = theirs()
+            .map(|(node, settings)| (node, told(settings)))
+            .filter(|(_, told)| *told != here)
+            .collect();
+        let Some((_, told)) = other.first() else { return };
+        let nodes: Vec<&NodeName> = other.iter().map(|(node, _)| *node).collect();
+        let detail = format!("{} have another than {here}: {}, like {told}", other.len(), list(&nodes));
+        let remedy =
+            format!("{then}; copy this machine's ondeck.toml there, and have the agents read it: kill -HUP");
+        findings.push(finding(what, State::Missing, one_line(&detail), Some(&remedy)));
+    };
+    let prefixes = |settings: &NodeSettings| {
+        let paths: BTreeSet<String> = settings
+            .mount_prefixes
+            .iter()
+            .map(|path| path.components().collect::<PathBuf>().display().to_string())
+            .collect();
+        let paths: Vec<String> = paths.into_iter().collect();
+        if paths.is_empty() { "none".to_owned() } else { paths.join(" and ") }
+    };
+    let host = |settings: &NodeSettings| match &settings.scheduler {
+        Some(host) => format!("{host} port {}", settings.scheduler_port),
+        None => "none, which is the node itself".to_owned(),
+    };
+    // That there are none here is told already.
+    if !ours.mount_prefixes.is_empty() {
+        compare(
+            "nodes' mount_prefixes",
+            prefixes(&ours),
+            &prefixes,
+            "jobs' directories are not covered there",
+        );
+    }
+    if ours.scheduler.is_some() {
+        compare("nodes' scheduler", host(&ours), &host, "their hooks ask elsewhere, and jobs work on disk");
+    }
+    findings
 }
 
 /// Whether nodes show RAM disks that are lost: every job that looks there gets errors.
