@@ -27,7 +27,7 @@ use crate::config::{Administrator, Listen};
 pub const DEFAULT_PORT: u16 = 7273;
 
 /// The part `[scheduler]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// The host where `ondeck serve` runs: hooks and `ondeck status` ask there. Without it they ask this machine.
@@ -108,7 +108,7 @@ pub struct SchedulerConfig {
 }
 
 /// A pool: RSA nodes of one kind.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Its nodes.
@@ -123,7 +123,7 @@ fn ram() -> String {
 }
 
 /// The part `[scheduler.limits]`: the longest that each kind of work may take.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsConfig {
     /// Building a RAM disk.
@@ -162,7 +162,7 @@ pub struct LimitsConfig {
 }
 
 /// The part `[slurm]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlurmConfig {
     /// The directory of Slurm's commands; they are looked for in PATH without it.
@@ -385,6 +385,35 @@ pub struct Status {
     pub workload_manager: Option<String>,
     /// Whether RAM disks are only pretended.
     pub simulated: bool,
+    /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
+    #[serde(default)]
+    pub journal: Option<String>,
+    /// What is wrong on compute nodes, for administrators.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+}
+
+/// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// What it is about.
+    pub kind: WarningKind,
+    /// Which nodes.
+    pub nodes: Vec<NodeName>,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What is wrong with compute nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningKind {
+    /// Jobs have started there without any Prolog that asked the scheduler.
+    NoProlog,
+    /// The agent does not answer.
+    SilentAgent,
+    /// Something of a RAM disk is left that could not be removed.
+    LeftOver,
 }
 
 /// A job in a line.

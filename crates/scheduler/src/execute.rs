@@ -70,7 +70,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
     let (Some(allocation), Some(id)) = (&job.allocation, job.ramdisk()) else {
         return failed("it has no RSA nodes", Fault::Again);
     };
-    if let Some(pretended) = daemon.config.scheduler.simulate {
+    if let Some(pretended) = daemon.config().scheduler.simulate {
         tokio::time::sleep(pretended).await;
         return Outcome::Done(format!("{} (simulated)", said(job, task.work)));
     }
@@ -147,7 +147,7 @@ pub(crate) fn resume(daemon: &Arc<Daemon>, id: Incarnation, task: Task) {
         let Some(job) = daemon.job(id) else { return };
         let outcome = match task.work {
             // How far it had come is not known; it is removed, and built anew under another epoch.
-            Work::Construct if daemon.config.scheduler.simulate.is_none() => {
+            Work::Construct if daemon.config().scheduler.simulate.is_none() => {
                 failed("the scheduler was started anew while it was being built", Fault::Again)
             }
             _ => match work(&daemon, &job, task).await {
@@ -207,7 +207,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
     if let Err(error) = keep_ramdisk(daemon, job.id, id, &secret, None).await {
         return failed(error, Fault::Again);
     }
-    let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
+    let pools = daemon.config().scheduler.pools(&daemon.config().nodes);
     let pool = pools.values().find(|pool| pool.nodes.contains(&allocation.nodes[0]));
     let plan = Plan {
         name: id.name.clone(),
@@ -256,7 +256,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
 }
 
 pub(crate) fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
-    job.request.engine.unwrap_or(daemon.config.scheduler.engine)
+    job.request.engine.unwrap_or(daemon.config().scheduler.engine)
 }
 
 async fn keep_ramdisk(
@@ -448,7 +448,8 @@ impl Staging {
     ) -> Result<TaskReport, Outcome> {
         let (daemon, id, until) = (&self.daemon, &self.id, self.until);
         let home = matches!(work, TaskWork::BringHome { .. });
-        let site = &daemon.config.scheduler;
+        let config = daemon.config();
+        let site = &config.scheduler;
         let bandwidth = site.bandwidth.zip(site.staging).map(|(Rate(Bytes(all)), jobs)| {
             let tasks = if share.as_ref().is_some_and(|share| !share.all_but) { self.tasks } else { 1 };
             Rate(Bytes((all / u64::from(jobs.max(1)) / tasks).max(1)))
@@ -661,7 +662,7 @@ fn neighbour(daemon: &Daemon, job: &Job) -> Option<(Incarnation, NodeName)> {
 }
 
 async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
-    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config.scheduler.shared_nodes) {
+    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config().scheduler.shared_nodes) {
         let why =
             format!("job {other} runs on {node}, too; ask for nodes of your own with #SBATCH --exclusive");
         return Outcome::Refused { why, fault: Fault::User };
@@ -856,7 +857,7 @@ async fn destroy(
 pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation, action: Action) {
     let manager = &daemon.workload_manager;
     let job = id.job;
-    if daemon.config.scheduler.simulate.is_some() && !lets_go_in_earnest(daemon, id, &action) {
+    if daemon.config().scheduler.simulate.is_some() && !lets_go_in_earnest(daemon, id, &action) {
         return tracing::info!(%id, ?action, "would be ordered");
     }
     loop {
@@ -951,7 +952,8 @@ async fn hold_back(daemon: &Arc<Daemon>, id: Incarnation, text: &str) -> Result<
 }
 
 async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {
-    let site = &daemon.config.scheduler;
+    let config = daemon.config();
+    let site = &config.scheduler;
     // To a job that somebody holds, a new priority would be a release.
     let sight = seen(daemon).await?;
     let waits = |job: &&QueuedJob| job.id == id && job.standing.waits();
@@ -998,7 +1000,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         tokio::time::sleep(LOOK_PAUSE).await;
     }
     let Some(job) = job else { return Ok(()) };
-    match daemon.config.scheduler.lock_in {
+    match daemon.config().scheduler.lock_in {
         LockIn::Priority if job.standing == Standing::Held => Ok(()),
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {

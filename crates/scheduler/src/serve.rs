@@ -37,6 +37,9 @@ impl Service for Daemon {
     async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
         let caller = request.caller;
         let segments = request.segments()?;
+        if let Some(fault) = self.journal_fault() {
+            return self.without_journal(request.method.as_str(), &segments, fault);
+        }
         match (request.method.as_str(), segments.as_slice()) {
             ("POST", ["hooks", "prolog"]) => {
                 let hook: Hook = request.json("the hook")?;
@@ -95,7 +98,7 @@ impl Service for Daemon {
                 Ok(Reply::Text(lines.iter().filter_map(thesis::line).map(|line| line + "\n").collect()))
             }
             ("GET", ["metrics"]) => {
-                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight(), &self.compute)))
             }
             ("GET", ["openapi.json"]) => {
                 let document: serde_json::Value = serde_json::from_str(openapi::DOCUMENT)
@@ -133,6 +136,28 @@ fn unknown(selector: JobSelector) -> Refusal {
 }
 
 impl Daemon {
+    /// What can be said while the journal can't be written: that it can't.
+    fn without_journal(&self, method: &str, segments: &[&str], fault: String) -> Result<Reply, Refusal> {
+        match segments {
+            ["jobs"] if method == "GET" => Reply::json(&Status {
+                jobs: Vec::new(),
+                nodes: Vec::new(),
+                workload_manager: self.queue.sight().fault,
+                simulated: self.config().scheduler.simulate.is_some(),
+                journal: Some(fault),
+                warnings: Vec::new(),
+            }),
+            ["metrics"] => Ok(Reply::Text(metrics::journal(false))),
+            _ => Err(Refusal::new(
+                RefusalCode::Failed,
+                format!(
+                    "the scheduler's journal in {} can't be written ({fault}); nothing is decided until it can be",
+                    self.config().scheduler.state.display()
+                ),
+            )),
+        }
+    }
+
     /// The life that an order is about: the only one that is named and active, or the only one of them that waits for
     /// somebody to decide.
     fn meant(&self, selector: JobSelector, caller: Caller) -> Result<Incarnation, Refusal> {
@@ -217,7 +242,13 @@ impl Daemon {
             jobs: jobs.collect(),
             nodes: nodes.collect(),
             workload_manager: sight.fault,
-            simulated: self.config.scheduler.simulate.is_some(),
+            simulated: self.config().scheduler.simulate.is_some(),
+            journal: None,
+            warnings: if caller.is_administrator() {
+                self.compute.warnings(brain.schedule.strays())
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -444,7 +475,8 @@ impl Daemon {
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.prolog;
+        self.compute.prolog_asked(&hook.node);
+        let longest = self.config().scheduler.limits.prolog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
         if self.queue.asks_for_nothing(hook.job.job) {
@@ -499,7 +531,7 @@ impl Daemon {
 
     async fn epilog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.epilog;
+        let longest = self.config().scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message };
         // An earlier job of the same number may have left results.

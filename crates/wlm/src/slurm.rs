@@ -1,13 +1,13 @@
 //! Slurm, by its own commands. What is said here of its behaviour was seen with 22.05.8 (Debian 12).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ondeck_core::JobId;
+use ondeck_core::{JobId, NodeName};
 
 use crate::{Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
@@ -196,6 +196,15 @@ impl WorkloadManager for Slurm {
         self.update(job, &format!("QOS={qos}")).await
     }
 
+    /// `sinfo`, one line a node and partition: its name and its state in short, with a sign behind it for what is not there.
+    async fn nodes(&self) -> Result<Vec<NodeName>, WlmError> {
+        let output = self.run("sinfo", &["--noheader", "--Node", "--format=%N %t"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        Ok(there(&String::from_utf8_lossy(&output.stdout)))
+    }
+
     /// `scontrol show config`, whose lines are `Key = value`.
     async fn cluster(&self) -> Result<String, WlmError> {
         let output = self.run("scontrol", &["show", "config"]).await?;
@@ -222,7 +231,32 @@ impl WorkloadManager for Slurm {
     }
 }
 
+/// The nodes in the lines of sinfo that are there.
+fn there(lines: &str) -> Vec<NodeName> {
+    let gone = |state: &str| {
+        ["down", "unk", "pow", "boot", "fut"].iter().any(|gone| state.starts_with(gone))
+            || state.ends_with(['*', '~', '#', '%', '!', '^'])
+    };
+    let nodes = lines.lines().filter_map(|line| line.trim().split_once(' '));
+    let nodes: BTreeSet<NodeName> =
+        nodes.filter(|(_, state)| !gone(state)).filter_map(|(node, _)| node.parse().ok()).collect();
+    nodes.into_iter().collect()
+}
+
 /// Bytes as a path.
 fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::there;
+
+    #[test]
+    fn nodes_that_slurm_takes_for_gone_are_not_there() {
+        let lines =
+            "c1 idle\nc1 idle\nc2 down*\nc3 mix\nc4 idle~\nc5 drain\nc6 alloc*\nc7 down\nc8 unk*\nc9 comp\n";
+        let nodes: Vec<String> = there(lines).iter().map(ToString::to_string).collect();
+        assert_eq!(nodes, ["c1", "c3", "c5", "c9"]);
+    }
 }

@@ -23,6 +23,7 @@ mod merge;
 mod neighbours;
 mod numbers;
 mod order;
+mod reload;
 mod restarts;
 mod room;
 mod scripts;

@@ -1,6 +1,6 @@
 //! `ondeck doctor --slurm`: what the scheduler needs from Slurm, its own configuration and the agents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
-use ondeck_api::scheduler::Status;
-use ondeck_api::wire::{NodeReport, RefusalCode};
+use ondeck_api::scheduler::{Status, WarningKind};
+use ondeck_api::wire::{NodeReport, NodeSettings, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::schedule::LockIn;
 use ondeck_core::{Bytes, EngineKind, Epoch, NodeName, RamDiskId};
@@ -55,7 +55,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     let mut findings = of_the_configuration(&config);
     findings.push(super::privileged_ports());
     findings.extend(runtime.block_on(of_slurm(&config)));
-    findings.push(scheduler(&config));
+    findings.extend(scheduler(&config));
     findings
 }
 
@@ -108,12 +108,39 @@ fn of_the_configuration(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn scheduler(config: &Config) -> Finding {
+/// The scheduler, and what it knows of compute nodes.
+fn scheduler(config: &Config) -> Vec<Finding> {
     let scheduler = match Scheduler::find(config) {
         Ok(scheduler) => scheduler,
-        Err(error) => return finding("scheduler", State::Missing, format!("{error:#}"), None),
+        Err(error) => return vec![finding("scheduler", State::Missing, format!("{error:#}"), None)],
     };
-    match scheduler.ask::<Status>("GET", "jobs", None::<&()>, None) {
+    let status = scheduler.ask::<Status>("GET", "jobs", None::<&()>, None);
+    let warnings = status.as_ref().map_or_else(|_| Vec::new(), |status| status.warnings.clone());
+    let mut findings = vec![of_the_scheduler(config, status)];
+    for warning in warnings {
+        let (what, remedy) = match warning.kind {
+            WarningKind::NoProlog => {
+                ("Prologs that ask", "its log in slurmd's, or `ondeck prolog` by hand, says why not")
+            }
+            WarningKind::LeftOver => {
+                ("left-over RAM disks", "start `ondeck agent` there; if nothing helps, reboot the node")
+            }
+            // The agents were asked just now.
+            WarningKind::SilentAgent => continue,
+        };
+        findings.push(finding(what, State::Missing, one_line(&warning.text), Some(remedy)));
+    }
+    findings
+}
+
+fn of_the_scheduler(config: &Config, status: Result<Status, CallError>) -> Finding {
+    match status {
+        Ok(Status { journal: Some(fault), .. }) => {
+            let state = config.scheduler.state.display();
+            let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
+            let remedy = "make room there, or mend the disk; it goes on by itself";
+            finding("scheduler", State::Missing, detail, Some(remedy))
+        }
         Ok(Status { workload_manager: Some(fault), .. }) => {
             let remedy = "it goes on with what it knew; its log says more";
             finding("scheduler", State::Missing, format!("it can't see Slurm's queue: {fault}"), Some(remedy))
@@ -469,6 +496,7 @@ async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
         findings.push(agents("agents of Slurm's nodes", &among(compute)));
     }
     findings.extend(what_is_lent(config, &answers));
+    findings.extend(what_differs(config, &among(compute)));
     findings.extend(what_is_dead(&answers));
     let versions: Vec<&str> =
         answers.iter().filter_map(|answer| Some(answer.report.as_ref().ok()?.version.as_str())).collect();
@@ -521,6 +549,55 @@ async fn ask_agents(config: &Config, nodes: Vec<NodeName>, try_order: bool) -> V
 async fn dead_mounts(fleet: &Fleet, node: &NodeName) -> Result<Vec<PathBuf>, CallError> {
     let found = fleet.ramdisks_of(node).await?;
     Ok(found.into_iter().flat_map(|local| local.dead_mounts).collect())
+}
+
+/// Whether compute nodes have another configuration than this machine where it must be the same.
+fn what_differs(config: &Config, answers: &[&Answer]) -> Vec<Finding> {
+    let ours = NodeSettings::new(config);
+    let theirs = || {
+        answers
+            .iter()
+            .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.settings.as_ref()?)))
+    };
+    let mut findings = Vec::new();
+    let mut compare = |what, here: String, told: &dyn Fn(&NodeSettings) -> String, then: &str| {
+        let other: Vec<(&NodeName, String)> = theirs()
+            .map(|(node, settings)| (node, told(settings)))
+            .filter(|(_, told)| *told != here)
+            .collect();
+        let Some((_, told)) = other.first() else { return };
+        let nodes: Vec<&NodeName> = other.iter().map(|(node, _)| *node).collect();
+        let detail = format!("{} have another than {here}: {}, like {told}", other.len(), list(&nodes));
+        let remedy =
+            format!("{then}; copy this machine's ondeck.toml there, and have the agents read it: kill -HUP");
+        findings.push(finding(what, State::Missing, one_line(&detail), Some(&remedy)));
+    };
+    let prefixes = |settings: &NodeSettings| {
+        let paths: BTreeSet<String> = settings
+            .mount_prefixes
+            .iter()
+            .map(|path| path.components().collect::<PathBuf>().display().to_string())
+            .collect();
+        let paths: Vec<String> = paths.into_iter().collect();
+        if paths.is_empty() { "none".to_owned() } else { paths.join(" and ") }
+    };
+    let host = |settings: &NodeSettings| match &settings.scheduler {
+        Some(host) => format!("{host} port {}", settings.scheduler_port),
+        None => "none, which is the node itself".to_owned(),
+    };
+    // That there are none here is told already.
+    if !ours.mount_prefixes.is_empty() {
+        compare(
+            "nodes' mount_prefixes",
+            prefixes(&ours),
+            &prefixes,
+            "jobs' directories are not covered there",
+        );
+    }
+    if ours.scheduler.is_some() {
+        compare("nodes' scheduler", host(&ours), &host, "their hooks ask elsewhere, and jobs work on disk");
+    }
+    findings
 }
 
 /// Whether nodes show RAM disks that are lost: every job that looks there gets errors.

@@ -281,6 +281,19 @@ pub struct Effects {
     pub nodes: Vec<NodeName>,
     /// What was given back, to be accounted for.
     pub used: Vec<Used>,
+    /// Jobs that have started without any Prolog that asked.
+    pub unasked: Vec<Unasked>,
+}
+
+/// A job that has started without any Prolog that asked: its RAM disk could not be shown in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unasked {
+    /// Which.
+    pub job: Incarnation,
+    /// Where it runs, or ran.
+    pub nodes: Vec<NodeName>,
+    /// Since when it is known to run.
+    pub started: Time,
 }
 
 /// What a user had of the RSA.
@@ -374,6 +387,11 @@ impl Schedule {
     /// What the site decides.
     pub fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// Decides by other rules from the next event on. A tick has those who wait judged by them.
+    pub fn set_site(&mut self, site: Site) {
+        self.site = site;
     }
 
     /// The same with the time when the journal began: of what was there before, it may not know.
@@ -510,6 +528,9 @@ const LATE_PAUSES: [Duration; 3] =
     [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(300)];
 
 /// What its user is told of a job that may start.
+/// A job that has ended so soon after its start may have been cancelled before its Prolog could ask.
+const PROLOG_GRACE: Duration = Duration::from_secs(5);
+
 const IS_READY: &str = "its RAM disk is ready";
 
 /// A job that was next counts as next for so long without a judgement. Slurm's scheduler looks at the whole queue once
@@ -1375,6 +1396,22 @@ impl Step<'_> {
         }
     }
 
+    /// A job runs, or has run, and none of its Prologs has asked. It goes on without what was made ready for it.
+    fn no_prolog_asked(&mut self, id: Incarnation) {
+        const NO_PROLOG: &str = "no Prolog of it has asked the scheduler";
+        let job = &self.schedule.jobs[&id];
+        let (Some(started), nodes) = (job.started, job.nodes.clone()) else { return };
+        let is_ready = job.rsa_state == RsaState::Ready;
+        self.effects.unasked.push(Unasked { job: id, nodes, started });
+        if is_ready && job.purpose == Purpose::Output {
+            self.tell(id, format!("its output was not in RAM from its start: {NO_PROLOG}"));
+        } else if is_ready {
+            self.tell(id, format!("its RAM disk was ready, and is not used: {NO_PROLOG}; it works on disk"));
+        } else {
+            self.note(Some(id), NO_PROLOG.into());
+        }
+    }
+
     fn starting(&mut self, seen: &Seen) {
         let id = seen.job.id;
         if !self.schedule.jobs.contains_key(&id) {
@@ -1401,6 +1438,11 @@ impl Step<'_> {
         let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
         if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
+        }
+        let job = &self.schedule.jobs[&id];
+        let has_run = job.started.is_some_and(|started| self.now.since(started) >= PROLOG_GRACE);
+        if state == JobState::Finished && job.prolog == Prolog::Expected && has_run && !job.forgotten {
+            self.no_prolog_asked(id);
         }
         let job = self.job(id);
         job.job_state = state;
@@ -1908,13 +1950,15 @@ impl Step<'_> {
                 // Whatever is left of it there can't be waited for.
                 self.set_job_state(id, JobState::Finished, "has not ended on all of its nodes in time");
             }
-            let job = self.job(id);
-            if due(job.prolog_until) {
+            if due(self.job(id).prolog_until) {
+                let job = self.job(id);
                 job.prolog_until = None;
                 if job.prolog == Prolog::Expected {
                     job.prolog = Prolog::Over;
+                    self.no_prolog_asked(id);
                 }
             }
+            let job = self.job(id);
             if due(job.switch_at) {
                 job.delay_over = true;
             }
