@@ -37,6 +37,11 @@ impl Xattr {
         if *self.name == *ACL_ACCESS { acl::plain_bits(&self.value) | 0o7700 } else { 0o7777 }
     }
 
+    /// Whether whoever runs a file with it gets rights by it, as by a set-id bit: only as long as the file is its owner's.
+    fn lends_rights(&self) -> bool {
+        *self.name == *c"security.capability"
+    }
+
     /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
     /// where it isn't allowed to, and so do we.
     pub fn is_privileged(&self) -> bool {
@@ -150,24 +155,29 @@ pub(crate) fn apply(
     privilege: &Privilege,
 ) -> Result<(), Fault> {
     let mut mode = want.st_mode & 0o7777;
-    let mut must_chmod = have.st_mode & 0o7777 != mode;
+    let mut must_chmod = false;
+    let mut is_theirs = have.st_uid == want.st_uid;
     match ownership {
         Ownership::Preserve => {
             if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
                 let kept = chown(want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid))?;
                 mode &= !kept.unsafe_bits();
                 must_chmod = true;
+                is_theirs = kept.user;
             }
         }
         // A directory made inside a set-gid directory is set-gid itself, whatever it was in RAM.
-        Ownership::Inherit if is_directory(want) => {
-            mode |= have.st_mode & 0o2000;
-            must_chmod = have.st_mode & 0o7777 != mode;
-        }
+        Ownership::Inherit if is_directory(want) => mode |= have.st_mode & 0o2000,
         Ownership::Inherit => {}
     }
+    if mode & SET_ID != 0 && !is_directory(want) {
+        // Its group may have been changed since it was made.
+        let now = fs::fstat(fd).during("reading its attributes")?;
+        mode &= !Kept::between(want, &now).unsafe_bits();
+    }
+    must_chmod |= have.st_mode & 0o7777 != mode;
     let mut lost = None;
-    for xattr in xattrs {
+    for xattr in xattrs.iter().filter(|xattr| is_theirs || !xattr.lends_rights()) {
         must_chmod |= xattr.is_acl();
         if let Err(error) = fs::fsetxattr(fd, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
@@ -192,12 +202,14 @@ pub(crate) fn apply_at(
 ) -> Result<(), Fault> {
     let have = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during("reading its attributes")?;
     let mut mode = want.st_mode & 0o7777;
-    if ownership == Ownership::Preserve && (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
+    let mut kept = Kept::between(want, &have);
+    if ownership == Ownership::Preserve && !(kept.user && kept.group) {
         let set = |uid, gid| fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-        mode &= !chown(want, &have, privilege, set)?.unsafe_bits();
+        kept = chown(want, &have, privilege, set)?;
     }
+    mode &= !kept.unsafe_bits();
     let mut lost = None;
-    for xattr in xattrs {
+    for xattr in xattrs.iter().filter(|xattr| kept.user || !xattr.lends_rights()) {
         let path = proc_path(dir, name);
         if let Err(error) = fs::lsetxattr(&*path, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
@@ -337,6 +349,9 @@ fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Opti
     });
 }
 
+/// The bits of a mode by which whoever runs a file becomes its owner, or of its group.
+const SET_ID: u32 = 0o6000;
+
 /// What of the ownership could be given to the copy.
 pub(crate) struct Kept {
     pub user: bool,
@@ -344,6 +359,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// What a copy has of its source's.
+    pub fn between(source: &Stat, copy: &Stat) -> Kept {
+        Kept { user: source.st_uid == copy.st_uid, group: source.st_gid == copy.st_gid }
+    }
+
     /// A set-id bit must not lend the copier's identity to whoever runs the copy.
     pub fn unsafe_bits(&self) -> u32 {
         (if self.user { 0 } else { 0o4000 }) | (if self.group { 0 } else { 0o2000 })

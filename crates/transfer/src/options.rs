@@ -16,7 +16,8 @@ pub enum Ownership {
     #[default]
     Preserve,
     /// What the target directory gives to new files: a set-gid directory hands down its group, a default ACL its
-    /// entries. A file that replaces another keeps that one's group where possible.
+    /// entries. A file that replaces another keeps that one's group where possible. What is thereby somebody else's, or of
+    /// another group, is not set-uid, or set-gid: else whoever runs the copy would be the one who copied it.
     Inherit,
 }
 

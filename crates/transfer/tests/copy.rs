@@ -771,6 +771,79 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
     );
 }
 
+#[test]
+fn a_copy_that_is_somebody_elses_lends_nobody_its_owner_or_group() {
+    if !trees::is_root() {
+        return eprintln!("not run: files of other owners need root");
+    }
+    const THEIRS: u32 = 20_002;
+    const TEAM: u32 = 4711;
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    let chown = |path: &Path, uid, gid| std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
+    let chmod = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    for (name, size, owner) in [
+        ("theirs", 5, (THEIRS, THEIRS)),
+        ("theirs-large", 70 << 20, (THEIRS, THEIRS)),
+        ("of-our-group", 5, (THEIRS, 0)),
+        ("ours", 5, (0, 0)),
+        ("of-the-team", 5, (THEIRS, THEIRS)),
+    ] {
+        fs::File::create(source.join(name)).unwrap().set_len(size).unwrap();
+        chown(&source.join(name), owner.0, owner.1);
+        chmod(&source.join(name), 0o6755);
+    }
+    for (name, owner) in [("pipe", THEIRS), ("our-pipe", 0)] {
+        assert!(std::process::Command::new("mkfifo").arg(source.join(name)).status().unwrap().success());
+        chown(&source.join(name), owner, owner);
+        chmod(&source.join(name), 0o6700);
+    }
+    // CAP_SETUID, permitted and effective.
+    let capability = [1, 0, 0, 2, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let attribute = "security.capability";
+    let flags = rustix::fs::XattrFlags::empty();
+    for name in ["theirs", "ours"] {
+        rustix::fs::setxattr(source.join(name), attribute, &capability, flags).unwrap();
+    }
+    // A new version stays with the group that shares it.
+    fs::write(target.join("of-the-team"), "old").unwrap();
+    chown(&target.join("of-the-team"), 0, TEAM);
+
+    let inherit = Options { ownership: ondeck_transfer::Ownership::Inherit, ..Options::default() };
+    stage(&source, &target, &inherit);
+    for (name, wanted) in [
+        ("theirs", 0o755),
+        ("theirs-large", 0o755),
+        ("of-our-group", 0o2755),
+        ("ours", 0o6755),
+        ("of-the-team", 0o755),
+        ("pipe", 0o700),
+        ("our-pipe", 0o6700),
+    ] {
+        assert_eq!(mode(&target.join(name)), wanted, "{name}");
+    }
+    assert_eq!(fs::metadata(target.join("of-the-team")).unwrap().gid(), TEAM);
+    let has = |name: &str| rustix::fs::getxattr(target.join(name), attribute, &mut [0_u8; 64]).is_ok();
+    assert!(has("ours") && !has("theirs"));
+
+    // What is ours, in a directory that gives it to another group. And directories are set-gid as before.
+    let shared = ram.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, 0, TEAM);
+    chmod(&shared, 0o2770);
+    fs::create_dir(source.join("dir")).unwrap();
+    fs::rename(source.join("theirs"), source.join("dir/theirs")).unwrap();
+    stage(&source, &shared.join("new"), &inherit);
+    assert_eq!((mode(&shared.join("new/ours")), mode(&shared.join("new/dir/theirs"))), (0o4755, 0o755));
+    assert_eq!(mode(&shared.join("new/dir")), 0o2755);
+    // Who keeps the owner keeps all of it.
+    stage(&source, &ram.path().join("preserved"), &Options::default());
+    assert_eq!(mode(&ram.path().join("preserved/dir/theirs")), 0o6755);
+}
+
 /// Waits for a state, with a deadline.
 fn wait_until(mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,6 +1,7 @@
 //! Staging and users' scripts on an RSA node: done as the user, seen by nobody else, and nothing is left of them.
 
 mod limits;
+mod others;
 
 use std::collections::BTreeMap;
 use std::fs;
