@@ -56,7 +56,13 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
 /// Unpacks the archive `SRC`, or some of its paths, into the directory `DST`.
 pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8> {
     let gate = gate::for_copy(args.source(), args.target()?)?;
-    let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync(), umask };
+    let options = UnpackOptions {
+        threads: args.threads(),
+        only: args.only(),
+        sync: !args.no_sync(),
+        umask,
+        same_permissions: args.same_permissions(),
+    };
     let summary = args.watched("unpacking", || {
         pack::unpack_path(args.source(), args.target()?, &options, monitor)
             .map_err(|error| anyhow::anyhow!("{error}"))

@@ -98,7 +98,7 @@ pub use self::index::Member;
 
 use self::index::Found;
 use self::place::Places;
-use self::restore::Restorer;
+use self::restore::{Restorer, Trust};
 use self::stream::{Source, Stream};
 use self::unpack::{Selection, Unpacker};
 use crate::Options;
@@ -167,13 +167,17 @@ pub struct UnpackOptions {
     pub only: Option<Vec<PathBuf>>,
     /// Flush the target filesystem before success is claimed.
     pub sync: bool,
-    /// What the modes of directories that the archive says nothing of lack of 0777. The process's umask does not count.
+    /// What the modes lack of 0777: those of directories that the archive says nothing of, and without `same_permissions`
+    /// all. The process's umask does not count.
     pub umask: Mode,
+    /// Whether entries get the owners, modes with set-id bits, ACLs and privileged attributes that the archive says, and
+    /// its devices are made. Without it they are the caller's, and get the permissions that the umask leaves.
+    pub same_permissions: bool,
 }
 
 impl Default for UnpackOptions {
     fn default() -> Self {
-        UnpackOptions { threads: 0, only: None, sync: true, umask: PRIVATE }
+        UnpackOptions { threads: 0, only: None, sync: true, umask: PRIVATE, same_permissions: false }
     }
 }
 
@@ -432,7 +436,8 @@ impl Iterator for Listing {
 }
 
 /// Unpacks an archive into the directory `target`, which may hold something: directories are merged, everything else
-/// is replaced. The target itself gets the attributes of the root that was packed.
+/// is replaced. What is made gets the permissions that the umask leaves, unless the caller trusts the archive
+/// ([`UnpackOptions::same_permissions`]); of directories that were there, the target too, only the time is set.
 ///
 /// Entries that fail are events and are counted, the rest goes on.
 ///
@@ -465,8 +470,9 @@ fn unpack_into(
     let opened = open_archive(archive, &path)?;
     let state = opened.state();
     let _lock = Lock::on(target)?;
-    let restorer = Restorer::new(target, state != IndexState::Used, monitor);
-    let mut places = Places::new(target, made, options.umask);
+    let trust = if options.same_permissions { Trust::Full } else { Trust::Umask(options.umask) };
+    let restorer = Restorer::new(target, state != IndexState::Used, trust, monitor);
+    let mut places = Places::new(target, made, options.umask, trust);
     let read = match opened.found {
         Found::Index(mut index) => {
             let stream = Stream { source: opened.source.clone(), frames: index.frames.take() };
@@ -528,7 +534,12 @@ pub fn unpack_path(
     let opened = open_directory(target).map_err(target_error)?;
     let made =
         is_new.then(|| place::plain_mode(opened.as_fd(), options.umask)).transpose().map_err(target_error)?;
-    unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor)
+    let outcome = unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor);
+    if is_new && matches!(outcome, Err(PackError::Interrupted)) {
+        // So that the next run makes it and gives it its attributes. What is not empty stays.
+        let _ = fs::rmdir(target);
+    }
+    outcome
 }
 
 /// An archive and what is known of its index.

@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::io::{self, Read, Write};
 
+use rustix::fs::Mode;
 use tar::EntryType;
 
 use super::sparse::Segment;
@@ -54,6 +55,18 @@ pub(super) struct Attributes {
     /// Seconds and nanoseconds.
     pub mtime: (i64, u32),
     pub xattrs: Vec<Xattr>,
+}
+
+impl Attributes {
+    /// Leaves what a stranger may give: permissions that the umask leaves, without set-id bits, ACLs, and attributes that
+    /// are not the user's own.
+    pub fn narrow(&mut self, umask: Mode) {
+        self.mode &= 0o777 & !umask.as_raw_mode();
+        for acl in self.xattrs.iter().filter(|xattr| *xattr.name == *ACL_ACCESS) {
+            self.mode &= acl::bits_without(&acl.value);
+        }
+        self.xattrs.retain(|xattr| xattr.name.to_bytes().starts_with(b"user."));
+    }
 }
 
 /// Where a member keeps the map of its holes.

@@ -14,7 +14,9 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
 use rustix::io::Errno;
 
 use super::header::Attributes;
-use crate::acl::plain_bits;
+use super::restore::Trust;
+use crate::Ownership;
+use crate::acl::{bits_without, plain_bits};
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join, partial_name};
 use crate::error::{During, Fault};
@@ -27,9 +29,15 @@ pub(super) struct Place {
     pub fresh: bool,
     /// Whether new entries inherit an ACL that they should not have.
     pub hands_down_acl: bool,
+    /// The permissions that this ACL leaves to what a stranger puts here; all without one.
+    pub most: u32,
+    /// The permissions that are left to the directory itself, when it is a stranger's, by the ACL above it.
+    limit: u32,
+    /// It was there before us: its owner, mode, ACLs and extended attributes are nothing that an archive decides on.
+    existed: bool,
     /// What the archive says of it, once that was read.
     pub attributes: OnceLock<(Attributes, Option<String>)>,
-    /// The mode it gets when the archive says nothing.
+    /// The mode it gets when the archive says nothing, or had before.
     plain_mode: Option<Mode>,
 }
 
@@ -41,6 +49,7 @@ pub(super) struct Places<'a> {
     met: Vec<Met>,
     opened: Opened,
     umask: Mode,
+    trust: Trust,
 }
 
 enum Known {
@@ -82,18 +91,22 @@ impl Opened {
 
 impl<'a> Places<'a> {
     /// `made`: the root was just made, closed, and gets this mode if the archive says nothing of it.
-    pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode) -> Self {
+    pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode, trust: Trust) -> Self {
+        let inherited = default_bits(root);
         let place = Arc::new(Place {
             disk: Vec::new(),
             fresh: false,
-            hands_down_acl: has_default_acl(root),
+            hands_down_acl: inherited.is_some(),
+            most: inherited.unwrap_or(0o777),
+            limit: made.map_or(0o777, |mode| mode.as_raw_mode()),
+            existed: made.is_none(),
             attributes: OnceLock::new(),
             plain_mode: made,
         });
         let mut known = HashMap::new();
         known.insert(Vec::new(), Known::Place(place.clone()));
         let met = vec![Met { place, path: Vec::new(), partial: false }];
-        Places { root, known, met, opened: Opened::default(), umask }
+        Places { root, known, met, opened: Opened::default(), umask, trust }
     }
 
     /// The directory of this path, made if the target has none, with all above it. `listed` says that the archive
@@ -127,12 +140,12 @@ impl<'a> Places<'a> {
             Err(Errno::NOENT) => None,
             Err(error) => return Err(Fault::new(ACTION, error)),
         };
-        let (mut partial, mut plain_mode, mut hands_down_acl) = (false, None, false);
+        let (mut partial, mut plain_mode, mut inherited, mut limit) = (false, None, None, 0o777);
         let mut on_disk = name.clone();
         match existing {
             Some(stat) if is_directory(&stat) => {
                 let fd = fs::openat(dir, &*name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
-                hands_down_acl = has_default_acl(fd.as_fd());
+                inherited = default_bits(fd.as_fd());
                 // One of ours that we may not write to (a finished copy of a read-only directory) is made writable
                 // until it is completed.
                 let user = rustix::process::geteuid();
@@ -159,13 +172,17 @@ impl<'a> Places<'a> {
                     let fd = fs::openat(dir, &*on_disk, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
                     let plain = self::plain_mode(fd.as_fd(), self.umask).during(ACTION)?;
                     plain_mode = (!listed).then_some(plain);
+                    limit = plain.as_raw_mode();
                 }
             }
         }
         let place = Arc::new(Place {
             disk: join(&parent.disk, on_disk.to_bytes()),
             fresh: parent.fresh || partial,
-            hands_down_acl,
+            hands_down_acl: inherited.is_some(),
+            most: inherited.unwrap_or(0o777),
+            limit,
+            existed: existing.is_some(),
             attributes: OnceLock::new(),
             plain_mode,
         });
@@ -217,9 +234,19 @@ impl<'a> Places<'a> {
         };
         if let Some((wanted, lost)) = place.attributes.get() {
             let have = fs::fstat(dir).during("reading its attributes")?;
-            let want = wanted.of(&have);
-            attributes::apply(dir, &have, &want, &wanted.xattrs, crate::Ownership::Preserve, privilege)?;
-            if let Some(why) = lost {
+            let mut want = wanted.of(&have);
+            let (mut ownership, mut xattrs) = (self.trust.ownership(), &wanted.xattrs[..]);
+            if place.existed {
+                let mode = place.plain_mode.map_or(have.st_mode & 0o7777, |mode| mode.as_raw_mode());
+                want.st_mode = have.st_mode & libc::S_IFMT | mode;
+                (ownership, xattrs) = (Ownership::Inherit, &[]);
+            } else if let Trust::Umask(_) = self.trust {
+                want.st_mode &= libc::S_IFMT | place.limit;
+            }
+            attributes::apply(dir, &have, &want, xattrs, ownership, privilege)?;
+            if let Some(why) = lost
+                && !place.existed
+            {
                 return Err(lost_acl(why));
             }
         } else if let Some(mode) = place.plain_mode {
@@ -239,6 +266,12 @@ impl<'a> Places<'a> {
     /// Removes the directories that have no name yet.
     pub fn abandon(mut self) {
         for Met { place, partial, .. } in std::mem::take(&mut self.met) {
+            if place.existed
+                && let Some(mode) = place.plain_mode
+                && let Ok(dir) = self.opened.open_path(self.root, &place.disk)
+            {
+                let _ = fs::fchmod(dir, mode);
+            }
             let (parent, temporary) = split(&place.disk);
             if partial
                 && let Ok(dir) = self.opened.open_path(self.root, parent)
@@ -319,8 +352,13 @@ pub(super) fn plain_mode(made: BorrowedFd<'_>, umask: Mode) -> Result<Mode, Errn
     Ok(Mode::from_raw_mode(group | 0o777 & inherited & !umask.as_raw_mode()))
 }
 
-fn has_default_acl(dir: BorrowedFd<'_>) -> bool {
-    fs::fgetxattr(dir, ACL_DEFAULT, &mut [0_u8; 0]).is_ok()
+/// What a directory's default ACL leaves to a new entry; `None` if it has none. One that can't be read leaves it to nobody
+/// but its owner.
+fn default_bits(dir: BorrowedFd<'_>) -> Option<u32> {
+    match attributes::acl_of(dir, ACL_DEFAULT) {
+        Ok(acl) => acl.map(|acl| bits_without(&acl)),
+        Err(_) => Some(0o700),
+    }
 }
 
 /// Opens a directory below another, never through a symlink, whatever the length of its path.

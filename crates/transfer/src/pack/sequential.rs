@@ -131,7 +131,8 @@ pub(super) fn unpack(
     let (mut opened, mut first_opened) = (Opened::default(), Opened::default());
     let progress = restorer.monitor.progress;
     while !progress.is_cancelled() {
-        let Some((header, offset, _)) = reader.next()? else { break };
+        let Some((mut header, offset, _)) = reader.next()? else { break };
+        restorer.trust.narrow(&mut header);
         let stored = header.stored;
         let path = match checked(&header.path) {
             Ok(path) => path,

@@ -321,7 +321,7 @@ impl Unpacker<'_> {
             let at = |offset: u64| (offset - start) as usize;
             let member = &task.member;
             let data = at(member.data_offset);
-            match read_header(member, &view[at(member.header_offset)..data]) {
+            match self.read(member, &view[at(member.header_offset)..data]) {
                 Ok(header) => {
                     let mut data = &view[data..data + member.stored as usize];
                     self.make(task, header, &mut data, &mut worker.opened);
@@ -348,7 +348,14 @@ impl Unpacker<'_> {
             return Err(Fault::message(READING, "its header is too large"));
         }
         let view = window.view(&self.stream, member.header_offset, member.data_offset)?;
-        read_header(member, view)
+        self.read(member, view)
+    }
+
+    /// A member's header, as far as it is followed.
+    fn read(&self, member: &Member, view: &[u8]) -> Result<Header, Fault> {
+        let mut header = read_header(member, view)?;
+        self.restorer.trust.narrow(&mut header);
+        Ok(header)
     }
 
     fn make(&self, task: &Task, header: Header, data: &mut dyn std::io::BufRead, opened: &mut Opened) {
