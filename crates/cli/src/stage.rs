@@ -335,7 +335,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
 }
 
 fn report_event(event: &Event<'_>) {
-    let text = |path: &[u8]| std::ffi::OsStr::from_bytes(path).display().to_string();
+    let text = |path: &[u8]| display::name(std::ffi::OsStr::from_bytes(path));
     match event {
         Event::Failed(error) => eprintln!("ondeck stage: {error}"),
         Event::Would(action, path) => println!("would {action} {}", text(path)),

@@ -236,3 +236,33 @@ fn doctor_finds_this_machine_fit() {
         assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "overlay"));
     }
 }
+
+#[test]
+fn names_in_an_archive_neither_move_the_cursor_nor_forge_lines() {
+    let scene = Scene::new(Who::User);
+    let hostile = "x\u{1b}]0;PWN\u{7}\u{1b}[31m\nf 0644 fake\u{202e}";
+    scene.dir("a");
+    let file = scene.file(&format!("a/{hostile}"), "x");
+    let tar = |options: &[&str], what: &str| {
+        let mut command = std::process::Command::new("tar");
+        assert!(command.args(options).arg(what).current_dir(scene.path("a")).status().unwrap().success());
+    };
+    let archive = scene.path("a.tar");
+    tar(&["-cf", archive.to_str().unwrap()], hostile);
+    let is_plain =
+        |text: &str| text.lines().all(|line| line.chars().all(|c| !c.is_control() && c != '\u{202e}'));
+    let list = scene.run(&["stage", "--list", "a.tar"]);
+    list.assert_code(0);
+    assert!(list.out.lines().count() == 1 && is_plain(&list.out), "{list:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&scene.run(&["stage", "--list", "--json", "a.tar"]).out).unwrap();
+    assert_eq!(json["path"], hostile, "a program is told the name itself");
+    // What is refused is told, on one line.
+    tar(&["-Pcf", archive.to_str().unwrap()], file.to_str().unwrap());
+    let ran = scene.run(&["stage", "--unpack", "a.tar", "b"]);
+    ran.assert_code(1).assert_says("its path is absolute");
+    assert!(ran.err.lines().count() == 2 && is_plain(&ran.err), "{ran:?}");
+    // Of a copy as well.
+    let ran = scene.run(&["stage", "--dry-run", "a", "c"]);
+    assert!(ran.out.contains("fake") && is_plain(&ran.out), "{ran:?}");
+}
