@@ -248,7 +248,10 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         user.become_for_good().map_err(|error| anyhow::anyhow!("{error}"))?;
         home = Some(user.home);
     }
-    cancel_on_signals();
+    // A list changes nothing that would have to be put in order: a signal ends it at once.
+    if !args.list {
+        cancel_on_signals();
+    }
     // Modes come from the source; a mask would only have to be undone for every file. What has no source gets the
     // user's, and what may have a stranger's.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());

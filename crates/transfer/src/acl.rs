@@ -122,6 +122,11 @@ pub(crate) struct Parsed {
 /// # Errors
 /// What is wrong with it.
 pub(crate) fn from_text(text: &[u8]) -> Result<Parsed, String> {
+    /// Linux has no larger one than 64 KiB in its own form, which is at most some four times as many letters.
+    const MOST: usize = 512 << 10;
+    if text.len() > MOST {
+        return Err(format!("it has {} bytes, which no ACL of Linux has", text.len()));
+    }
     let text = String::from_utf8_lossy(text);
     let (mut entries, mut unknown) = (Vec::new(), Vec::new());
     for entry in text.split([',', '\n']) {

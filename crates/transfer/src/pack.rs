@@ -387,7 +387,7 @@ pub fn list(archive: BorrowedFd<'_>) -> Result<Listing, PackError> {
     let members = match &opened.found {
         Found::Index(index) => Members::Indexed(index.members(&opened.source).map_err(read_error)?),
         _ => {
-            let reader = sequential::Reader::new(&opened.source, path.clone())?;
+            let reader = sequential::Reader::new(&opened.source, path.clone(), None)?;
             Members::Sequential(sequential::Members::new(reader)?)
         }
     };
@@ -479,7 +479,7 @@ fn unpack_into(
             let unpacker = Unpacker { restorer: &restorer, stream, threads: workers(options.threads) };
             unpacker.run(&index, &opened.source, &mut selection, &mut places, &read_error)
         }
-        _ => sequential::Reader::new(&opened.source, path.clone())
+        _ => sequential::Reader::new(&opened.source, path.clone(), Some(monitor.progress))
             .and_then(|reader| sequential::unpack(reader, &restorer, &mut selection, &mut places)),
     };
     if monitor.progress.is_cancelled() {

@@ -941,6 +941,14 @@ fn in_a_process_of_its_own() {
     let before = memory("VmRSS");
     if arguments[0] == "pack" {
         pack(from, to, PackFormat::from_word(arguments[3]).unwrap());
+    } else if arguments[0] == "bomb" {
+        let (summary, failures) = unpack_with(from, to, &cautious(0o022));
+        assert!(
+            failures.len() >= 900 && failures.iter().all(|failure| failure.len() < 5_000),
+            "{}",
+            failures.len()
+        );
+        assert_eq!(summary.unwrap().others, 0);
     } else {
         unpack(from, to);
     }
@@ -1498,4 +1506,112 @@ fn a_directory_that_was_there_keeps_its_owner_mode_and_acls() {
         unpack_with(&archive, &target, &trusting).0.unwrap();
         assert_eq!(mode(&target.join("shared")), "500");
     }
+}
+
+#[test]
+fn headers_full_of_records_are_refused_at_once() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let refused = |records: &[(&str, &[u8])], kind: u8| {
+        let mut data = Vec::new();
+        if kind == b'g' {
+            let mut global = Vec::new();
+            stranger(&mut global, "a", b'0', 0o644, records, b"");
+            global[156] = b'g';
+            let sum: u32 =
+                (0..512).map(|at| if (148..156).contains(&at) { 32 } else { u32::from(global[at]) }).sum();
+            global[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            data = global;
+        } else {
+            stranger(&mut data, "bomb", b'0', 0o644, records, b"");
+        }
+        data.resize(data.len() + 1024, 0);
+        fs::write(&archive, &data).unwrap();
+        let began = std::time::Instant::now();
+        let why = match list_path(&archive) {
+            Ok(mut listing) => listing.find_map(Result::err).unwrap().to_string(),
+            Err(error) => error.to_string(),
+        };
+        // It took minutes.
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+        why
+    };
+    let named = |what: &str, number: usize| -> Vec<String> {
+        (0..number).map(|at| format!("{what}{at:x}")).collect()
+    };
+    let records = |names: &[String]| -> Vec<(String, Vec<u8>)> {
+        names.iter().map(|name| (name.clone(), b"1".to_vec())).collect()
+    };
+    let borrowed = |records: &[(String, Vec<u8>)], kind| {
+        let records: Vec<(&str, &[u8])> = records.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        refused(&records, kind)
+    };
+    let why = borrowed(&records(&named("SCHILY.xattr.user.", 100_000)), b'x');
+    assert!(why.contains("bomb has more than 10000 extended attributes"), "{why}");
+    let why = borrowed(&records(&named("SCHILY.xattr.user.", 400_000)), b'x');
+    assert!(why.contains("extension has more than 131072 records"), "{why}");
+    let why = borrowed(&records(&named("k", 130_000)), b'g');
+    assert!(why.contains("its global records are too many"), "{why}");
+    // As many attributes as Linux could hold are no bomb.
+    let many = records(&named("SCHILY.xattr.user.", 9_000));
+    let many: Vec<(&str, &[u8])> = many.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let mut data = Vec::new();
+    stranger(&mut data, "honest", b'0', 0o644, &many, b"");
+    data.resize(data.len() + 1024, 0);
+    fs::write(&archive, &data).unwrap();
+    assert_eq!(list_path(&archive).unwrap().map(Result::unwrap).count(), 1);
+}
+
+#[test]
+fn paths_that_no_system_has_are_refused_and_not_kept() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let mut stream = zstd::Encoder::new(fs::File::create(&archive).unwrap(), 1).unwrap();
+    let long = "a".repeat((1 << 20) - 8);
+    let deep = format!("{}/", "a".repeat(250)).repeat(64);
+    for number in 0..600 {
+        let mut member = Vec::new();
+        stranger(
+            &mut member,
+            "l",
+            b'2',
+            0o777,
+            &[("path", format!("{long}{number:06}").as_bytes()), ("linkpath", b"x")],
+            b"",
+        );
+        // Each is 64 directories, and half a megabyte of their paths.
+        stranger(&mut member, "d", b'5', 0o777, &[("path", format!("{number}/{deep}").as_bytes())], b"");
+        std::io::Write::write_all(&mut stream, &member).unwrap();
+    }
+    std::io::Write::write_all(&mut stream, &[0; 1024]).unwrap();
+    stream.finish().unwrap();
+    let target = ram.path().join("t");
+    let peak = peak_of(&["bomb", &archive.to_string_lossy(), &target.to_string_lossy(), ""]);
+    // It was a megabyte for each symlink, and one and a half for each of the others.
+    assert!(peak < 350 << 20, "{} KiB", peak >> 10);
+}
+
+#[test]
+fn unpacking_is_interrupted_in_the_middle_of_what_has_no_end() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let mut stream = zstd::Encoder::new(fs::File::create(&archive).unwrap(), 1).unwrap();
+    // Extended headers without a member: one call reads them all.
+    let mut header = Vec::new();
+    stranger(&mut header, "m", b'0', 0o644, &[("comment", &[b'x'; 100_000])], b"");
+    header.truncate(header.len() - 512);
+    for _ in 0..20_000 {
+        std::io::Write::write_all(&mut stream, &header).unwrap();
+    }
+    stream.finish().unwrap();
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let outcome = std::thread::scope(|scope| {
+        let unpacking =
+            scope.spawn(|| unpack_path(&archive, &ram.path().join("t"), &cautious(0o022), &monitor));
+        while !ram.path().join("t").exists() && !unpacking.is_finished() {}
+        progress.cancel.store(true, Ordering::Relaxed);
+        unpacking.join().unwrap()
+    });
+    assert!(matches!(outcome, Err(PackError::Interrupted)), "{outcome:?}");
 }

@@ -4,7 +4,7 @@
 //! in it gets its own name at once, because nobody looks into it yet. In a directory that was there before, every
 //! entry is made under a temporary name of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
 use rustix::io::Errno;
+use twox_hash::XxHash3_128;
 
 use super::header::Attributes;
 use super::restore::Trust;
@@ -20,6 +21,12 @@ use crate::acl::{bits_without, plain_bits};
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join, partial_name};
 use crate::error::{During, Fault};
+
+/// The longest name that Linux has.
+const MOST_NAME: usize = 255;
+/// Paths longer than the first are rare; of all such that are kept, more bytes than the second are an attack on our memory.
+const LONG: usize = 1 << 10;
+const MOST_LONG: usize = 64 << 20;
 
 /// A directory of the target.
 pub(super) struct Place {
@@ -44,18 +51,16 @@ pub(super) struct Place {
 /// The directories that were met, by their path in the archive. They take about half a kilobyte each.
 pub(super) struct Places<'a> {
     root: BorrowedFd<'a>,
-    known: HashMap<Vec<u8>, Known>,
+    known: HashMap<Vec<u8>, Arc<Place>>,
+    /// Where the archive has a symlink: the hashes of the paths, which may be long and many.
+    symlinks: HashSet<u128>,
+    /// Bytes of long paths.
+    long: usize,
     /// In the order in which they were made: a directory after the one that holds it.
     met: Vec<Met>,
     opened: Opened,
     umask: Mode,
     trust: Trust,
-}
-
-enum Known {
-    Place(Arc<Place>),
-    /// The archive has a symlink here.
-    Symlink,
 }
 
 struct Met {
@@ -104,9 +109,18 @@ impl<'a> Places<'a> {
             plain_mode: made,
         });
         let mut known = HashMap::new();
-        known.insert(Vec::new(), Known::Place(place.clone()));
+        known.insert(Vec::new(), place.clone());
         let met = vec![Met { place, path: Vec::new(), partial: false }];
-        Places { root, known, met, opened: Opened::default(), umask, trust }
+        Places {
+            root,
+            known,
+            symlinks: HashSet::new(),
+            long: 0,
+            met,
+            opened: Opened::default(),
+            umask,
+            trust,
+        }
     }
 
     /// The directory of this path, made if the target has none, with all above it. `listed` says that the archive
@@ -116,8 +130,8 @@ impl<'a> Places<'a> {
         let mut from = path.len();
         let mut place = loop {
             match self.known.get(&path[..from]) {
-                Some(Known::Place(place)) => break place.clone(),
-                Some(Known::Symlink) => return Err(through_symlink()),
+                Some(place) => break place.clone(),
+                None if self.symlinks.contains(&hash(&path[..from])) => return Err(through_symlink()),
                 None => from = path[..from].iter().rposition(|b| *b == b'/').unwrap_or(0),
             }
         };
@@ -133,6 +147,7 @@ impl<'a> Places<'a> {
 
     fn make(&mut self, parent: &Place, path: &[u8], name: &[u8], listed: bool) -> Result<Arc<Place>, Fault> {
         const ACTION: &str = "making the directory";
+        self.keep(path)?;
         let dir = self.opened.open(self.root, parent)?;
         let name = CString::new(name).during(ACTION)?;
         let existing = match fs::statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -186,18 +201,30 @@ impl<'a> Places<'a> {
             attributes: OnceLock::new(),
             plain_mode,
         });
-        self.known.insert(path.to_vec(), Known::Place(place.clone()));
+        self.known.insert(path.to_vec(), place.clone());
         self.met.push(Met { place: place.clone(), path: path.to_vec(), partial });
         Ok(place)
     }
 
+    /// Whether one more path is kept in memory until the end.
+    pub fn keep(&mut self, path: &[u8]) -> Result<(), Fault> {
+        if path.len() > LONG {
+            if self.long + path.len() > MOST_LONG {
+                let why = "too many paths of the archive are longer than 1 KiB, to be kept in memory";
+                return Err(Fault::message("unpacking it", why));
+            }
+            self.long += path.len();
+        }
+        Ok(())
+    }
+
     /// Whether a member that is no directory may have this path. A symlink closes it for what comes later.
     pub fn claim(&mut self, path: &[u8], symlink: bool) -> Result<(), Fault> {
-        if let Some(Known::Place(_)) = self.known.get(path) {
+        if self.known.contains_key(path) {
             return Err(Fault::message("unpacking it", "the archive has a directory of this name, too"));
         }
         if symlink {
-            self.known.insert(path.to_vec(), Known::Symlink);
+            self.symlinks.insert(hash(path));
         }
         Ok(())
     }
@@ -319,6 +346,7 @@ pub(super) fn checked(path: &[u8]) -> Result<Vec<u8>, Fault> {
         match name {
             b"" | b"." => continue,
             b".." => return refused("its path leads upwards (`..`)"),
+            _ if name.len() > MOST_NAME => return refused("a name in its path is longer than 255 bytes"),
             _ if name.contains(&0) => return refused("its path holds a zero byte"),
             _ => {}
         }
@@ -328,9 +356,14 @@ pub(super) fn checked(path: &[u8]) -> Result<Vec<u8>, Fault> {
         clean.extend_from_slice(name);
     }
     if clean.len() > super::index::MOST_PATH {
-        return refused("its path is longer than 1 MiB");
+        return refused("its path is longer than 16 KiB");
     }
     Ok(clean)
+}
+
+/// Stands for a path among many. Two that have the same by an attacker's work refuse one of their own entries.
+pub(super) fn hash(path: &[u8]) -> u128 {
+    XxHash3_128::oneshot(path)
 }
 
 /// A path's directory and name.

@@ -11,7 +11,7 @@ use rustix::fs::{self, AtFlags, FileType, Mode, Stat};
 use rustix::io::Errno;
 
 use super::header::{Attributes, Header, Holes, read_map};
-use super::place::{CREATE, Place, lost_acl};
+use super::place::{CREATE, Place, hash, lost_acl};
 use super::sparse::{ContentHasher, Segment};
 use super::stream::write_at;
 use crate::Ownership;
@@ -61,8 +61,9 @@ pub(super) struct Restorer<'a> {
     pub last_wins: bool,
     pub trust: Trust,
     pub counts: Counts,
-    /// Files that are not there because they failed, so that no link is made to an older file of the name.
-    failed: Mutex<HashSet<Vec<u8>>>,
+    /// Files that are not there because they failed, so that no link is made to an older file of the name: the hashes
+    /// of their paths.
+    failed: Mutex<HashSet<u128>>,
 }
 
 #[derive(Default)]
@@ -124,7 +125,7 @@ impl<'a> Restorer<'a> {
 
     /// Reports an entry that could not be unpacked; the others go on.
     pub fn failed(&self, path: &[u8], fault: Fault) {
-        self.lock_failed().insert(path.to_vec());
+        self.lock_failed().insert(hash(path));
         self.report(path, fault);
     }
 
@@ -136,7 +137,7 @@ impl<'a> Restorer<'a> {
         (self.monitor.event)(Event::Failed(&error));
     }
 
-    fn lock_failed(&self) -> std::sync::MutexGuard<'_, HashSet<Vec<u8>>> {
+    fn lock_failed(&self) -> std::sync::MutexGuard<'_, HashSet<u128>> {
         self.failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -374,7 +375,7 @@ impl<'a> Restorer<'a> {
         first_dir: BorrowedFd<'_>,
         first_name: &CStr,
     ) {
-        let linked = if self.lock_failed().contains(first) {
+        let linked = if self.lock_failed().contains(&hash(first)) {
             Err(Fault::message("linking it", "the file it is another name of could not be unpacked"))
         } else {
             let working = spot.working_name();
