@@ -97,6 +97,11 @@ pub struct StageArgs {
     #[arg(long, value_name = "PATH", requires = "unpack")]
     only: Vec<PathBuf>,
 
+    /// With --unpack: owners, modes with set-id bits, ACLs, privileged attributes and devices as the archive has them. For
+    /// archives that you trust; without it, also for root, all is yours and gets what your umask leaves
+    #[arg(short = 'p', long, requires = "unpack")]
+    same_permissions: bool,
+
     /// List what the archive SRC holds: type, mode, size, checksum, path
     #[arg(long, conflicts_with_all = ["pack", "unpack", "target"], conflicts_with_all = NOT_FOR_ARCHIVES)]
     list: bool,
@@ -121,6 +126,7 @@ const EXAMPLES: &str = "Examples:
   ondeck stage --dry-run --delete A B                        what would make B equal to A
   ondeck stage --pack tar.zst results results.tar.zst        one archive of many small files
   ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
+  ondeck stage --unpack -p results.tar.zst out               with owners, modes and ACLs as they were packed
 
 Exit codes:
    0  all copied
@@ -150,6 +156,10 @@ impl StageArgs {
 
     pub fn only(&self) -> Option<Vec<PathBuf>> {
         (!self.only.is_empty()).then(|| self.only.clone())
+    }
+
+    pub fn same_permissions(&self) -> bool {
+        self.same_permissions
     }
 
     pub fn no_sync(&self) -> bool {
@@ -254,9 +264,12 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         user.become_for_good().map_err(|error| anyhow::anyhow!("{error}"))?;
         home = Some(user.home);
     }
-    cancel_on_signals();
+    // A list changes nothing that would have to be put in order: a signal ends it at once.
+    if !args.list {
+        cancel_on_signals();
+    }
     // Modes come from the source; a mask would only have to be undone for every file. What has no source gets the
-    // user's.
+    // user's, and what may have a stranger's.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     let event = |event: Event<'_>| report_event(&event);
     let monitor = Monitor { progress: &PROGRESS, event: &event };
@@ -342,7 +355,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
 }
 
 fn report_event(event: &Event<'_>) {
-    let text = |path: &[u8]| std::ffi::OsStr::from_bytes(path).display().to_string();
+    let text = |path: &[u8]| display::name(std::ffi::OsStr::from_bytes(path));
     match event {
         Event::Failed(error) => eprintln!("ondeck stage: {error}"),
         Event::Would(action, path) => println!("would {action} {}", text(path)),

@@ -146,6 +146,7 @@ fn archives_and_directories_follow_the_callers_umask() {
     scene.dir("a");
     scene.dir("a/sub");
     scene.file("a/sub/x", "x");
+    fs::set_permissions(scene.path("a/sub/x"), fs::Permissions::from_mode(0o6755)).unwrap();
     for (umask, archive, directory) in [(0o022, "644", "755"), (0o027, "640", "750"), (0o077, "600", "700")] {
         let name = |what: &str| format!("{what}-{umask:o}");
         scene.run_with_umask(umask, &["stage", "--pack", "tar", "a", &name("tar")]).assert_code(0);
@@ -154,10 +155,23 @@ fn archives_and_directories_follow_the_callers_umask() {
         scene.run_with_umask(umask, &only).assert_code(0);
         assert_eq!(scene.mode(&name("one")), directory, "{umask:o}");
         assert_eq!(scene.mode(&format!("{}/sub", name("one"))), directory, "{umask:o}");
-        // What the archive lists is as it was packed.
+        // What the archive lists as well: it may be a stranger's.
         scene.run_with_umask(umask, &["stage", "--unpack", &name("tar"), &name("all")]).assert_code(0);
-        assert_eq!(scene.mode(&name("all")), scene.mode("a"));
-        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), scene.mode("a/sub/x"));
+        assert_eq!(scene.mode(&name("all")), directory);
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), format!("{:o}", 0o755 & !umask));
+        // And as it was packed, if it is trusted.
+        let trusted = ["stage", "--unpack", "-p", &name("tar"), &name("same")];
+        scene.run_with_umask(umask, &trusted).assert_code(0);
+        assert_eq!(scene.mode(&name("same")), scene.mode("a"));
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("same"))), scene.mode("a/sub/x"));
+        // A directory that was there stays as it is, trusted or not.
+        let there = name("there");
+        scene.dir(&there);
+        fs::set_permissions(scene.path(&there), fs::Permissions::from_mode(0o700)).unwrap();
+        for how in ["-p", "--no-sync"] {
+            scene.run_with_umask(umask, &["stage", "--unpack", how, &name("tar"), &there]).assert_code(0);
+            assert_eq!(scene.mode(&there), "700", "{how}");
+        }
     }
     fs::set_permissions(scene.path("a"), fs::Permissions::from_mode(0o700)).unwrap();
     scene.run_with_umask(0, &["stage", "--pack", "tar.zst", "a", "closed"]).assert_code(0);
@@ -292,4 +306,34 @@ fn doctor_finds_this_machine_fit() {
         let json: serde_json::Value = serde_json::from_str(&scene.run(&["doctor", "--json"]).out).unwrap();
         assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "overlay"));
     }
+}
+
+#[test]
+fn names_in_an_archive_neither_move_the_cursor_nor_forge_lines() {
+    let scene = Scene::new(Who::User);
+    let hostile = "x\u{1b}]0;PWN\u{7}\u{1b}[31m\nf 0644 fake\u{202e}";
+    scene.dir("a");
+    let file = scene.file(&format!("a/{hostile}"), "x");
+    let tar = |options: &[&str], what: &str| {
+        let mut command = std::process::Command::new("tar");
+        assert!(command.args(options).arg(what).current_dir(scene.path("a")).status().unwrap().success());
+    };
+    let archive = scene.path("a.tar");
+    tar(&["-cf", archive.to_str().unwrap()], hostile);
+    let is_plain =
+        |text: &str| text.lines().all(|line| line.chars().all(|c| !c.is_control() && c != '\u{202e}'));
+    let list = scene.run(&["stage", "--list", "a.tar"]);
+    list.assert_code(0);
+    assert!(list.out.lines().count() == 1 && is_plain(&list.out), "{list:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&scene.run(&["stage", "--list", "--json", "a.tar"]).out).unwrap();
+    assert_eq!(json["path"], hostile, "a program is told the name itself");
+    // What is refused is told, on one line.
+    tar(&["-Pcf", archive.to_str().unwrap()], file.to_str().unwrap());
+    let ran = scene.run(&["stage", "--unpack", "a.tar", "b"]);
+    ran.assert_code(1).assert_says("its path is absolute");
+    assert!(ran.err.lines().count() == 2 && is_plain(&ran.err), "{ran:?}");
+    // Of a copy as well.
+    let ran = scene.run(&["stage", "--dry-run", "a", "c"]);
+    assert!(ran.out.contains("fake") && is_plain(&ran.out), "{ran:?}");
 }

@@ -747,7 +747,7 @@ impl Walk<'_, '_> {
         let progress = self.packer.monitor.progress;
         progress.entries_found.fetch_add(1, Relaxed);
         if path.len() + name.to_bytes().len() >= MOST_PATH {
-            return Err(Fault::message("packing it", "its path is longer than 1 MiB"));
+            return Err(Fault::message("packing it", "its path is longer than 16 KiB"));
         }
         let entry = |what| Entry { node: node.clone(), name: name.to_owned(), what };
         if FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
