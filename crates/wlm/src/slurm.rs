@@ -91,15 +91,16 @@ impl WorkloadManager for Slurm {
     ///
     /// - Pending elements of an array that were not started yet share one record, whose number will be that of the
     ///   element that starts last. Such a record is left out; each element appears when it gets a record of its own: when
-    ///   it starts, when it alone is changed, or when it is the last one. Without `--array` squeue would show pending
-    ///   elements in one line whether they have records of their own or not; with it every element has a line.
+    ///   it starts, when it alone is changed, or when it is the last one. Without `--array-unique` squeue would show pending
+    ///   elements in one line whether they have records of their own or not; with it every record has a line. (With
+    ///   `--array` every element has one, and what a user has written once is repeated a thousand times.)
     /// - A requeue counts at once: while the old life still ends (COMPLETING, epilogs run) Slurm shows the count of the
     ///   new one. It is told apart here, and is shown as the end of the old life.
     /// - Each component of a heterogeneous job has a record and a number. What is ordered for the first one, whose number is
     ///   that of the job, Slurm does to all of them, AdminComment included; for another one, to that one alone.
     async fn queue(&self) -> Result<Queue, WlmError> {
-        let format = record::format(queue::FIELDS, &self.separator);
-        let output = self.squeue(&["--noheader", "--all", "--states=all", "--array"], &format).await?;
+        let arguments = ["--noheader", "--all", "--states=all", "--array-unique"];
+        let output = self.squeue(&arguments, queue::FIELDS).await?;
         if !output.success {
             return Err(output.failure(None));
         }
@@ -135,10 +136,9 @@ impl WorkloadManager for Slurm {
     }
 
     async fn details(&self, job: JobId) -> Result<JobDetails, WlmError> {
-        let format = record::format(details::FIELDS, &self.separator);
         let id = job.to_string();
-        let arguments = ["--noheader", "--all", "--states=all", "--array", "-j", &id];
-        let output = self.squeue(&arguments, &format).await?;
+        let arguments = ["--noheader", "--all", "--states=all", "--array-unique", "-j", &id];
+        let output = self.squeue(&arguments, details::FIELDS).await?;
         if !output.success {
             return Err(output.failure(Some(job)));
         }

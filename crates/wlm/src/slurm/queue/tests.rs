@@ -4,7 +4,8 @@ use std::time::Instant;
 use super::*;
 
 /// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator. The lines of jobs 18, 19, 22,
-/// 27, 32, 47, 51, 52, 61 and 62 were put together from outputs with fewer fields, and HetJobID was added to all; 53, a requeued job that ran for no second and is
+/// 27, 32, 47, 51, 52, 61 and 62 were put together from outputs with fewer fields, and HetJobID and the names were added to
+/// all; 53, a requeued job that ran for no second and is
 /// ending for good, was made up.
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
@@ -60,7 +61,7 @@ fn only_our_own_hold_is_marked_as_ours() {
 fn a_job_depends_on_what_is_still_in_the_queue() {
     let line = |number: u32, state: &str, priority: u32, dependency: &str| {
         format!(
-            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|\n"
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|j|\n"
         )
     };
     let on = |dependency: &str, state: &str| {
@@ -73,9 +74,8 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
         assert!(on("afterok:4(unfulfilled)?afterok:5_*(unfulfilled)", waits), "{waits}");
         assert_eq!(on("after:5(unfulfilled)", waits), waits == "PENDING", "{waits}");
     }
-    for settled in
-        ["(null)", "singleton(unfulfilled)", "afterok:4(failed)", "afterok:", ":", "afterok:99999999999"]
-    {
+    assert!(on("afterburstbuffer:5(unfulfilled)", "RUNNING") && on("odd(unfulfilled)", "RUNNING"));
+    for settled in ["(null)", "singleton", "afterok:4(failed)", "afterok:", ":", "afterok:99999999999"] {
         assert!(!on(settled, "RUNNING"), "{settled}");
     }
     assert!(!on("afterok:5(unfulfilled)", "COMPLETED"));
@@ -91,10 +91,54 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
 }
 
 #[test]
+fn a_singleton_waits_for_its_namesakes() {
+    let line = |job: u32, tasks: &str, uid: u32, state: &str, reason: &str, dependency: &str, name: &str| {
+        format!(
+            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|a|{name}|\n"
+        )
+    };
+    let singleton = |reason: &str| line(7, "N/A", 5, "PENDING", reason, "singleton(unfulfilled)", "one");
+    let waits = |other: String, reason: &str| {
+        parse((singleton(reason) + &other).as_bytes(), "|").unwrap().jobs[0].dependent
+    };
+    let on = |job: u32, uid: u32, state: &str, name: &str| {
+        waits(line(job, "N/A", uid, state, "None", "(null)", name), "JobHeldAdmin")
+    };
+    assert!(on(6, 5, "PENDING", "one") && on(6, 5, "RUNNING", "one") && on(8, 5, "RUNNING", "one"));
+    assert!(waits(line(6, "3-9", 5, "PENDING", "Priority", "(null)", "one"), "JobHeldAdmin"));
+    assert!(!on(8, 5, "PENDING", "one") && !on(6, 5, "COMPLETED", "one") && !on(6, 5, "COMPLETING", "one"));
+    assert!(!on(6, 6, "RUNNING", "one") && !on(6, 5, "RUNNING", "other"));
+    // Of a job that is not held Slurm itself says whether it waits.
+    let other = || line(6, "N/A", 6, "RUNNING", "None", "(null)", "one");
+    assert!(waits(other(), "Dependency") && waits(other(), "DependencyNeverSatisfied"));
+    assert!(!waits(other(), "Priority"));
+}
+
+#[test]
+fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_waits() {
+    let depends = |dependency: &str| {
+        let text = format!(
+            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|a|j|\n\
+             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|a|j|\n"
+        );
+        let jobs = parse(text.as_bytes(), "|").unwrap().jobs;
+        (jobs[0].dependent, jobs[0].depends_on.iter().map(|job| job.0).collect::<Vec<_>>())
+    };
+    assert_eq!(depends("afterok:6_*(unfulfilled)"), (true, vec![6]));
+    assert_eq!(depends("afterok:6_1(unfulfilled)"), (false, vec![]));
+    let clause = "afterok:1234567(unfulfilled),";
+    let long = clause.repeat(MOST_DEPENDENCIES / clause.len() - 1);
+    assert_eq!(depends(&long), (false, vec![]));
+    // What is left of the last number is another one.
+    let cut = format!("{long}{},afterok:6", "x".repeat(MOST_DEPENDENCIES - long.len() - 10));
+    assert_eq!((cut.len(), depends(&cut)), (MOST_DEPENDENCIES, (true, vec![])));
+}
+
+#[test]
 fn a_mark_is_that_of_one_life() {
     let marked = |restarts: u32, comment: &str| {
         let text = format!(
-            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|\n"
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|j|\n"
         );
         parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
     };
@@ -128,7 +172,7 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
         let line =
-            format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|a|\n");
+            format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|a|j|\n");
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
     for (tasks, next) in [("3-9", 3), ("0,5%2", 0), ("12-20:4", 12), ("7,9,11,...", 7)] {
@@ -141,7 +185,7 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
         format!(
-            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|a|\n"
+            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|a|j|\n"
         )
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
@@ -170,14 +214,14 @@ fn a_component_of_a_heterogeneous_job_is_told_with_its_job() {
 
 #[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|a|\n";
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|a|j|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in [
         ("43|N/A", "x|N/A"),
         ("|0|7", "|-1|7"),
         ("n[1-2]", "n[1-"),
         ("n[1-2]", "a/b"),
-        ("|N/A|a|", "|x|a|"),
+        ("|N/A|a|j|", "|x|a|j|"),
         ("|q|", "|"),
     ] {
         let result = parse(line.replace(part, wrong).as_bytes(), "|");
