@@ -297,23 +297,24 @@ end
 -- the latter is nothing if there is none.
 function M.check(script)
     local messages, seen, any = {}, { directories = 0 }, false
-    local number, from = 0, 1
-    while from <= #script and from <= MOST_HEAD and #messages < MOST_MESSAGES do
+    -- Only directives are looked at one by one: a head of a million other lines is passed over by Lua's own functions. So
+    -- that every line follows a newline there is one more in front: a line that begins at a place of `script` has its newline at that
+    -- place of `head`.
+    local head = "\n" .. script:sub(1, MOST_HEAD + 5)
+    local command = head:find("\n[ \t\f\r]*[^ \t\f\r\n#]") or #head
+    local number, counted = 0, 0
+    local from = head:find("\n#RSA_", 1, true)
+    while from and from < command and from <= MOST_HEAD and #messages < MOST_MESSAGES do
+        any = true
+        local _, lines = head:sub(counted + 1, from):gsub("\n", "")
+        number, counted = number + lines, from
         local stop = script:find("\n", from, true) or #script + 1
-        number = number + 1
-        if script:sub(from, from + 4) == "#RSA_" then
-            any = true
-            local last = stop - 1
-            if script:sub(last, last) == "\r" then last = last - 1 end
-            local too_long = last - from + 1 > MOST_LINE
-            if too_long then last = from + 4 + MOST_LINE end
-            messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
-        else
-            -- Lines are not copied: most of a head is comments.
-            local first = script:find("[^ \t\f\r]", from)
-            if first and first < stop and script:sub(first, first) ~= "#" then break end
-        end
-        from = stop + 1
+        local last = stop - 1
+        if script:sub(last, last) == "\r" then last = last - 1 end
+        local too_long = last - from + 1 > MOST_LINE
+        if too_long then last = from + 4 + MOST_LINE end
+        messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
+        from = head:find("\n#RSA_", stop + 1, true)
     end
     if #messages == 0 then messages[1] = contradiction(seen) end
     return messages, any and seen or nil
