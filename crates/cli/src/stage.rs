@@ -97,8 +97,8 @@ pub struct StageArgs {
     #[arg(long, value_name = "PATH", requires = "unpack")]
     only: Vec<PathBuf>,
 
-    /// With --unpack: owners, modes with set-id bits, ACLs, privileged attributes and devices as the archive has them. For
-    /// archives that you trust; without it, also for root, all is yours and gets what your umask leaves
+    /// With --unpack: owners, modes with set-id bits, ACLs, privileged attributes and devices as the archive has them.
+    /// For archives that you trust; without it, also for root, all is yours and gets what your umask leaves
     #[arg(short = 'p', long, requires = "unpack")]
     same_permissions: bool,
 

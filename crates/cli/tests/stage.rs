@@ -337,3 +337,25 @@ fn names_in_an_archive_neither_move_the_cursor_nor_forge_lines() {
     let ran = scene.run(&["stage", "--dry-run", "a", "c"]);
     assert!(ran.out.contains("fake") && is_plain(&ran.out), "{ran:?}");
 }
+
+#[test]
+fn a_list_ends_at_a_signal() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..1000 {
+        scene.file(&format!("a/{}{number}", "x".repeat(200)), "");
+    }
+    scene.run(&["stage", "--pack", "tar", "a", "a.tar"]).assert_code(0);
+    // Nobody reads what it prints, so it never comes to its end.
+    let mut child = scene.start(&["stage", "--list", "a.tar"]);
+    let list = child.stdout.take().unwrap();
+    wait_until("the list", || rustix::io::ioctl_fionread(&list).unwrap() > 0);
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let mut ended = None;
+    wait_until("its end", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.unwrap()), Some(libc::SIGTERM));
+}

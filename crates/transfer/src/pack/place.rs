@@ -17,7 +17,7 @@ use twox_hash::XxHash3_128;
 use super::header::Attributes;
 use super::restore::Trust;
 use crate::Ownership;
-use crate::acl::{bits_without, plain_bits};
+use crate::acl::bits_without;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join, partial_name};
 use crate::error::{During, Fault};
@@ -378,7 +378,7 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 /// not the archive's, and is dropped before it is handed down; but it opens the directory to nobody whom a default ACL
 /// would keep out.
 pub(super) fn plain_mode(made: BorrowedFd<'_>, umask: Mode) -> Result<Mode, Errno> {
-    let inherited = attributes::acl_of(made, ACL_DEFAULT)?.map_or(0o777, |acl| plain_bits(&acl));
+    let inherited = attributes::acl_of(made, ACL_DEFAULT)?.map_or(0o777, |acl| bits_without(&acl));
     let _ = fs::fremovexattr(made, ACL_DEFAULT);
     let _ = fs::fremovexattr(made, ACL_ACCESS);
     let group = fs::fstat(made)?.st_mode & 0o2000;
