@@ -360,6 +360,10 @@ fn report_event(event: &Event<'_>) {
         Event::Failed(error) => eprintln!("ondeck stage: {error}"),
         Event::Would(action, path) => println!("would {action} {}", text(path)),
         Event::Deleted(_) => {}
+        // Nobody asks for that here.
+        Event::LeftBehind { path, owner } => {
+            eprintln!("ondeck stage: {}: left behind: it is of uid {owner}", text(path));
+        }
         Event::PutBeside { path, name } => {
             eprintln!("ondeck stage: {}: put beside as {}", text(path), text(name))
         }

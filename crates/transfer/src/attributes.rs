@@ -6,7 +6,7 @@
 //! everything else changes them.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::Ownership;
 use crate::acl;
+use crate::dir::OPEN_DIRECTORY;
 use crate::error::{During, Fault};
 use crate::merge::{Changes, MergePolicy};
 
@@ -408,6 +409,30 @@ pub(crate) fn is_symlink(stat: &Stat) -> bool {
 
 pub(crate) fn is_regular(stat: &Stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// Who owns an entry that the caller can't read and that is not their own; `None` if it is, or can be read. Of an entry that
+/// can't even be looked at, this is who owns its directory.
+pub fn closed_by_another(dir: BorrowedFd<'_>, name: &CStr) -> Option<u32> {
+    let us = rustix::process::geteuid().as_raw();
+    let (owner, flags) = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if is_directory(&stat) => (stat.st_uid, OPEN_DIRECTORY),
+        Ok(stat) if is_regular(&stat) => {
+            (stat.st_uid, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC)
+        }
+        Err(Errno::ACCESS) => return Some(fs::fstat(dir).ok()?.st_uid).filter(|owner| *owner != us),
+        _ => return None,
+    };
+    let closed = match fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(opened) => flags == OPEN_DIRECTORY && !is_searchable(opened.as_fd()),
+        Err(error) => error == Errno::ACCESS,
+    };
+    (closed && owner != us).then_some(owner)
+}
+
+/// Whether the caller can reach what is in a directory, and not only read the names.
+pub(crate) fn is_searchable(dir: BorrowedFd<'_>) -> bool {
+    !matches!(fs::statat(dir, c".", AtFlags::empty()), Err(Errno::ACCESS))
 }
 
 /// Whether nothing that we copy has changed between two looks at the same file. The access time doesn't count:

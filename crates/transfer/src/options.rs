@@ -48,6 +48,9 @@ pub struct Options {
     /// Do not call it a failure if the target can't hold an attribute (an ACL of a user that a user namespace has no
     /// name for); count it.
     pub attributes_best_effort: bool,
+    /// Do not call it a failure if the caller can't read what belongs to another user: leave that behind, and tell of it
+    /// ([`crate::Event::LeftBehind`]).
+    pub leave_others: bool,
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.
     pub recheck: bool,
@@ -109,6 +112,7 @@ impl Default for Options {
             verify: false,
             ownership: Ownership::Preserve,
             attributes_best_effort: false,
+            leave_others: false,
             recheck: false,
             again_from: None,
             tag: None,

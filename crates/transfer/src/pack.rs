@@ -116,6 +116,9 @@ pub struct PackOptions {
     pub level: i32,
     /// Flush the archive to stable storage before it gets its name.
     pub sync: bool,
+    /// Do not call it a failure if the caller can't read what belongs to another user, nor if an archive can't hold it:
+    /// leave that behind, and tell of it ([`crate::Event::LeftBehind`]).
+    pub leave_others: bool,
     /// By inode, the modes of entries that have others for the time of the packing, so that they can be read.
     pub modes: HashMap<u64, u32>,
     /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
@@ -136,6 +139,7 @@ impl Default for PackOptions {
             threads: 0,
             level: 3,
             sync: true,
+            leave_others: false,
             modes: HashMap::new(),
             xattr_name: None,
             umask: PRIVATE,

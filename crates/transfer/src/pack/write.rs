@@ -24,8 +24,8 @@ use super::sparse::ContentHasher;
 use super::{PackError, PackOptions, PackSummary, name_of};
 use crate::acl::{mode_bits, plain_bits, shuts_out_somebody};
 use crate::attributes::{
-    ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, drop_acl, is_directory, is_regular, is_symlink,
-    read_xattrs, read_xattrs_at, same_state,
+    ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, closed_by_another, drop_acl, is_directory, is_regular,
+    is_searchable, is_symlink, read_xattrs, read_xattrs_at, same_state,
 };
 use crate::checksum::Checksum;
 use crate::dir::{DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, join, partial_name};
@@ -415,6 +415,18 @@ impl Packer<'_> {
         (self.monitor.event)(Event::Failed(&error));
     }
 
+    /// Tells of an entry that could not be packed, or is left behind.
+    fn entry_failed(&self, node: &Arc<DirNode>, name: &CStr, path: &[u8], fault: Fault) {
+        if self.options.leave_others
+            && fault.source.kind() == io::ErrorKind::PermissionDenied
+            && let Ok(fds) = node.fds(&self.budget)
+            && let Some(owner) = closed_by_another(fds.source.as_fd(), name)
+        {
+            return (self.monitor.event)(Event::LeftBehind { path, owner });
+        }
+        self.failed(path, fault);
+    }
+
     /// Appends entries to a buffer.
     fn entries(&self, entries: &[Entry], buffer: &mut Vec<u8>) -> Vec<Member> {
         let mut members = Vec::with_capacity(entries.len());
@@ -451,7 +463,7 @@ impl Packer<'_> {
                 }
                 Err(fault) => {
                     buffer.truncate(start);
-                    self.failed(&path, fault);
+                    self.entry_failed(&entry.node, &entry.name, &path, fault);
                 }
             }
         }
@@ -660,7 +672,9 @@ impl Walk<'_, '_> {
             }
             match self.enter(&parent, &name) {
                 Ok(node) => self.directory(node, &mut waiting),
-                Err(fault) => self.packer.failed(&join(&parent.path(), name.to_bytes()), fault),
+                Err(fault) => {
+                    self.packer.entry_failed(&parent, &name, &join(&parent.path(), name.to_bytes()), fault);
+                }
             }
         }
         self.flush();
@@ -687,6 +701,10 @@ impl Walk<'_, '_> {
     fn enter(&self, parent: &Arc<DirNode>, name: &CStr) -> Result<Arc<DirNode>, Fault> {
         let fds = parent.fds(&self.packer.budget)?;
         let source = fs::openat(&fds.source, name, OPEN_DIRECTORY, Mode::empty()).during("opening it")?;
+        if self.packer.options.leave_others && !is_searchable(source.as_fd()) {
+            // Names alone are no results.
+            return Err(Fault::new("opening it", Errno::ACCESS));
+        }
         let stat = fs::fstat(&source).during("reading its attributes")?;
         Ok(self.node(Some(parent.clone()), name.to_owned(), source, stat))
     }
@@ -726,14 +744,14 @@ impl Walk<'_, '_> {
                 Ok(stat) if is_directory(&stat) => waiting.push((node.clone(), name.to_owned())),
                 Ok(stat) => {
                     if let Err(fault) = self.found(node, name, path, &stat) {
-                        self.packer.failed(&join(path, name.to_bytes()), fault);
+                        self.packer.entry_failed(node, name, &join(path, name.to_bytes()), fault);
                     }
                 }
                 // Removed since the directory was read.
                 Err(Errno::NOENT) => {}
                 Err(error) => {
                     let fault = Fault::new("reading its attributes", error);
-                    self.packer.failed(&join(path, name.to_bytes()), fault);
+                    self.packer.entry_failed(node, name, &join(path, name.to_bytes()), fault);
                 }
             }
         }
@@ -751,6 +769,11 @@ impl Walk<'_, '_> {
         }
         let entry = |what| Entry { node: node.clone(), name: name.to_owned(), what };
         if FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+            if self.packer.options.leave_others && stat.st_uid != rustix::process::geteuid().as_raw() {
+                let path = join(path, name.to_bytes());
+                (self.packer.monitor.event)(Event::LeftBehind { path: &path, owner: stat.st_uid });
+                return Ok(());
+            }
             return Err(Fault::message("packing it", "an archive can't hold a socket"));
         }
         if stat.st_nlink > 1 {

@@ -3,15 +3,19 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use super::{GROUP, Job, make, put, site};
+use serde_json::{Value, json};
+
+use super::{GROUP, Job, make, names, put, site};
 use crate::site::{Case, OWNER, STRANGER};
 
 crate::for_engines! {
     tmpfs = TMPFS: [
         what_others_put_there_lends_nobody_the_jobs_owner_or_group,
+        what_others_have_closed_holds_no_results_back,
     ]
     gluster = GLUSTER: [
         what_others_put_there_lends_nobody_the_jobs_owner_or_group,
+        what_others_have_closed_holds_no_results_back,
     ]
 }
 
@@ -66,6 +70,46 @@ fn what_others_put_there_lends_nobody_the_jobs_owner_or_group(case: &Case) {
     ] {
         assert_eq!(found(name), (OWNER, GROUP, mode.to_owned()), "{name}");
     }
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+fn what_others_have_closed_holds_no_results_back(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    shared(&job, 0o777);
+    another_works(
+        &job,
+        "0",
+        "mkdir closed open && echo x > closed/x && echo y > open/y && echo secret > open/secret && echo s > secret; \
+         chmod 700 closed; chmod 600 secret open/secret",
+    );
+    job.works("0", "echo result > result; echo mine > none; chmod 0 none");
+    let directories = [job.directory("out", "0", "out")];
+    let told = |request: &Value| {
+        let report = job.succeeds("n1", request);
+        assert_eq!(report["errors"], json!([]), "{report:#}");
+        let message = report["state"]["done"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("3 entries of other users, which user20001 can't read"), "{message}");
+        for name in ["closed", "secret", "open/secret"] {
+            let named = format!("{} (of uid {STRANGER})", job.path("out").join(name).display());
+            assert!(message.contains(&named), "{message}");
+        }
+    };
+    told(&job.home(&directories));
+    assert_eq!(names(&job.path("out")), ["none", "open", "open/y", "result"]);
+    let none = fs::metadata(job.path("out/none")).unwrap();
+    assert_eq!((none.mode() & 0o7777, none.uid()), (0, OWNER));
+    assert_eq!(fs::read_to_string(job.path("out/none")).unwrap(), "mine\n");
+    // Once more, and packed.
+    told(&job.home(&directories));
+    job.works("0", "rm -f none");
+    told(&job.request(json!({"bring_home": {"directories": directories, "script": null, "pack": "tar"}})));
+    let archive = job.path("out/results-4711.tar").display().to_string();
+    let listed = site.host("ctl").ok(&["tar", "tf", &archive]);
+    let mut listed: Vec<&str> = listed.lines().collect();
+    listed.sort_unstable();
+    assert_eq!(listed, ["./", "open/", "open/y", "result"]);
     site.destroy("job");
     site.assert_nothing_is_left();
 }
