@@ -788,6 +788,7 @@ impl Node {
             ports,
             shown: Vec::new(),
             covered: Vec::new(),
+            whole: false,
             complete: false,
             settled: false,
             guarded: false,
@@ -978,6 +979,18 @@ impl Node {
         let was_lost = !found.report(&self.name).faults.is_empty();
         found.hide_everywhere().map_err(|error| failed(&error))?;
         if found.record().server || was_lost { Ok(()) } else { self.leave(&found) }
+    }
+
+    /// The job of a RAM disk begins on this node without having been told what it sees. Either all of its nodes show it,
+    /// and it keeps it, or it is taken away here; then it can't be shown later, as the job is noted in
+    /// [`started`](crate::started). Tells whether the job keeps it.
+    ///
+    /// # Errors
+    /// What could not be taken away.
+    pub fn begins(&self, id: &RamDiskId) -> Result<bool, Refusal> {
+        // Gone, or never here.
+        let Ok(found) = self.find(id) else { return Ok(false) };
+        found.begins().map_err(|error| failed(&error))
     }
 
     /// A scheduler asks to be obeyed.

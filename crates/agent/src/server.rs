@@ -239,6 +239,10 @@ impl Agent {
                 caller.must_be_root_here()?;
                 Reply::json(&node.hide_everywhere(&parse_id(id)?)?)
             }
+            ("POST", ["ramdisks", id, "begins"]) => {
+                caller.must_be_root_here()?;
+                Reply::json(&node.begins(&parse_id(id)?)?)
+            }
             ("POST", ["authority"]) => {
                 caller.must_be_administrator()?;
                 Reply::json(&node.claim(&request.json("the claim")?)?)

@@ -365,6 +365,9 @@ pub struct HookAnswer {
     pub mounted: bool,
     /// What the user should know; empty if nothing.
     pub message: String,
+    /// Whether the nodes may show it all the same: what all of them show when the job begins, it keeps.
+    #[serde(default)]
+    pub undecided: bool,
 }
 
 /// Why a node shall lend nothing new.

@@ -9,6 +9,7 @@
 //! | `POST /v1/ramdisks/NAME@EPOCH/guard` | from now on it may hold results: it is not destroyed before they are released | administrators |
 //! | `POST /v1/ramdisks/NAME@EPOCH/release` | its results are on disk, or given up: [`Release`] | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`]; refused while it may hold results | administrators |
+//! | `POST /v1/ramdisks/NAME@EPOCH/begins` | its job begins here untold: whether it keeps what is shown; what not all nodes show is taken away | root of this machine |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH/shown` | takes it away from all directories of this node; its data stays | root of this machine |
 //! | `POST /v1/authority` | a scheduler's [`Claim`] to be obeyed: [`Obeyed`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/witness` | whether it is whole here: [`Witness`] | administrators, the owner |

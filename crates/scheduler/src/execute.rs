@@ -688,15 +688,20 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
             return Outcome::Refused { why: words(&faults), fault: Fault::Again };
         }
     }
-    let waits = || daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting);
+    let prolog = || daemon.job(job.id).map(|now| now.prolog);
+    let waits = || prolog() == Some(Prolog::Waiting);
+    let mut changed = daemon.watch();
+    // It waited for the former scheduler, and asks this one again, unless it has been given up.
+    while prolog() == Some(Prolog::Expected) {
+        if tokio::time::timeout_at(until.into(), changed.changed()).await.is_err() {
+            break;
+        }
+    }
     if !waits() {
         return crate::late::mount(daemon, job, id, &layout, &secret, until).await;
     }
-    match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until).await {
-        Ok(()) if !waits() => {
-            // The job may have started in between, and have written to disk and to RAM.
-            failed("its Prolog gave up waiting while it was mounted", Fault::Again)
-        }
+    match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until, waits).await {
+        // Also if its Prologs give up now: a node that shows it, and knows that all do, lets the job keep it.
         Ok(()) => {
             let what = match job.purpose {
                 Purpose::Input => "input",
@@ -714,6 +719,9 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
                 });
             }
             Outcome::Done(text)
+        }
+        Err(NotCovered { faults, .. }) if faults.is_empty() => {
+            failed("its Prolog gave up waiting while it was mounted", Fault::Again)
         }
         Err(NotCovered { faults, untouched }) => {
             // What the user has to change does not get better by itself.

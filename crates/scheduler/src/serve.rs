@@ -26,6 +26,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How long a look at the queue is waited for.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How long a Prolog that has waited in vain waits for the end of a mount that is under way: it has some time more.
+const MOUNT_ENDS: Duration = Duration::from_secs(1);
+
 /// The most lines of a log that are given at once.
 const LOG_LINES: u32 = 10_000;
 
@@ -478,7 +481,8 @@ impl Daemon {
         self.compute.prolog_asked(&hook.node);
         let longest = self.config().scheduler.limits.prolog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
-        let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
+        let on_disk =
+            |message: &str| HookAnswer { mounted: false, message: message.to_owned(), undecided: true };
         if self.queue.asks_for_nothing(hook.job.job) {
             return Ok(on_disk(""));
         }
@@ -504,24 +508,33 @@ impl Daemon {
         };
         let mut changed = self.watch();
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
+        let (mut until, mut waited) = (until, false);
         loop {
             let Some(job) = self.job(id) else { return Ok(on_disk("")) };
             if job.forgotten || job.job_state == JobState::Finished {
                 // A node does not start a job while an earlier run of it lives there. What that one saw must not be seen by
                 // this one.
                 self.leave(id, &hook.node, until).await?;
-                return Ok(on_disk(
-                    "what an earlier run of it wrote is brought home first; it works on disk",
-                ));
+                let message =
+                    "what an earlier run of it wrote is brought home first; it works on disk".into();
+                return Ok(HookAnswer { mounted: false, message, undecided: false });
             }
-            if job.prolog != Prolog::Waiting {
+            waited |= job.prolog == Prolog::Waiting;
+            let ends = waited && job.prolog == Prolog::Over && job.rsa_state == RsaState::Mounting;
+            if job.prolog != Prolog::Waiting && !(ends && Instant::now() < until) {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);
-                return Ok(HookAnswer { mounted, message: job.message });
+                let undecided = job.rsa_state == RsaState::Mounting;
+                return Ok(HookAnswer { mounted, message: job.message, undecided });
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                self.event(Event::PrologOver(id)).await.map_err(refused)?;
+                if job.prolog == Prolog::Waiting {
+                    self.event(Event::PrologOver(id)).await.map_err(refused)?;
+                    // The mount is given up, or was complete.
+                    until = Instant::now() + MOUNT_ENDS;
+                    continue;
+                }
                 return Ok(on_disk(
                     "its RAM disk is not mounted yet; it will be on all of its nodes or on none",
                 ));
@@ -533,7 +546,7 @@ impl Daemon {
         self.believe(&hook, caller).await?;
         let longest = self.config().scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
-        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let unmounted = |message: String| HookAnswer { mounted: false, message, undecided: false };
         // An earlier job of the same number may have left results.
         let queued = self.queue.of_number(hook.job.job);
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.
@@ -559,7 +572,7 @@ impl Daemon {
         node: &NodeName,
         until: Instant,
     ) -> Result<HookAnswer, Refusal> {
-        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let unmounted = |message: String| HookAnswer { mounted: false, message, undecided: false };
         let mut changed = self.watch();
         self.event(Event::Ending { job: id, node: node.clone() }).await.map_err(refused)?;
         self.queue.hurry();
@@ -569,7 +582,8 @@ impl Daemon {
                 return Ok(unmounted(job.message));
             }
             let left = until.saturating_duration_since(Instant::now());
-            let still = HookAnswer { mounted: true, message: "it is still being unmounted".into() };
+            let still =
+                HookAnswer { mounted: true, message: "it is still being unmounted".into(), undecided: false };
             // The job goes on, or is ending, elsewhere; here the next job may come.
             if job.job_state == JobState::Running && job.rsa_state != RsaState::Mounting {
                 let lock = self.unmounts_of(id);

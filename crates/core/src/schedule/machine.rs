@@ -358,8 +358,12 @@ impl Schedule {
             identities.note(job.id, &Identity::of(job));
         }
         for job in jobs.values_mut().filter(|job| job.prolog == Prolog::Waiting) {
-            // It waited for an answer of the former scheduler.
-            job.prolog = Prolog::Over;
+            // It waited for an answer of the former scheduler, and asks again; what is mounted meanwhile, it may keep.
+            let until = job.started.unwrap_or_default().plus(site.prolog);
+            (job.prolog, job.prolog_until) = (Prolog::Expected, Some(until));
+            if let Some(task) = job.task.as_mut().filter(|task| task.work == Work::Mount) {
+                task.until = task.until.max(until.plus(site.limits.mount));
+            }
         }
         let mut served = Served::new();
         for job in jobs.values() {

@@ -326,7 +326,9 @@ impl World {
                     if self.older_states > 0 && self.left[index] == 0 {
                         all.push(Happening::OlderState(index));
                     }
-                    if !prolog_ran {
+                    // One that had waited for the former scheduler asks again.
+                    let asks_again = |job: &Job| job.prolog == Prolog::Expected;
+                    if !prolog_ran || self.schedule.jobs().get(&self.id(index)).is_some_and(asks_again) {
                         all.push(Happening::Prolog(index));
                     }
                     all.push(Happening::Epilog(index));
