@@ -302,10 +302,18 @@ impl Conflict {
             );
         }
         if self.guarded.is_empty() {
-            let _ = writeln!(words, "no RAM disk that may hold results was found");
+            let among = if self.silent.is_empty() { "" } else { " on those that answer" };
+            let _ = writeln!(words, "no RAM disk that may hold results was found{among}");
         }
         for (ramdisk, nodes) in &self.guarded {
             let _ = writeln!(words, "may hold results: {ramdisk} on {}", names(nodes));
+        }
+        if !self.silent.is_empty() {
+            let _ = writeln!(
+                words,
+                "not known, and kept if it may hold results: what {} has",
+                names(&self.silent)
+            );
         }
         words
     }
