@@ -215,7 +215,9 @@ fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_
     cluster.kill(&node);
     fs::remove_dir_all(journal(&cluster)).unwrap();
     let unconfirmed = cluster.ondeck(&["serve", "--take-over"]);
-    unconfirmed.assert_code(1).assert_says(&format!("not known, and kept if it may hold results: what {node} has"));
+    unconfirmed
+        .assert_code(1)
+        .assert_says(&format!("not known, and kept if it may hold results: what {node} has"));
     cluster.take_over();
     // Of a job that nobody knows any more nobody says that it has no results.
     let unknown = cluster.ondeck(&["wait", "4711", "--timeout", "5s"]);
