@@ -1169,6 +1169,8 @@ fn cut_off(place: &Place) -> Result<(), EngineError> {
 
 fn take_client_away(place: &Place) -> Result<(), EngineError> {
     cut_off(place)?;
+    // A machine that is out of breath takes a while to end it; the next client is mounted before that.
+    place.end_role("client");
     for name in [READ_ONLY, CLIENT] {
         let path = place.path(name);
         mounts::detach_all(&path).map_err(|error| EngineError::io("unmount", &path, error))?;
