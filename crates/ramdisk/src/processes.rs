@@ -2,8 +2,8 @@
 //!
 //! Who reads of a process what its memory, its files or its namespaces are waits while the process is in `execve`. A user
 //! can make that last for ever: with a file, closed by `execve`, whose filesystem they serve and never answer for. So
-//! nobody here waits for a single process without a [bound](PATIENCE), nor for more than a few of one user's. What /proc tells at once of each process is its
-//! `status`, `cmdline`, `comm` and `mountinfo`.
+//! nobody here waits for a single process without a [bound](PATIENCE), nor for more than a few of one user's. What /proc
+//! tells at once of each process is its `status`, `cmdline`, `comm` and `mountinfo`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -62,7 +62,7 @@ pub fn look_at<T: Send + 'static>(
     pids: impl IntoIterator<Item = i32>,
     look: impl Fn(i32) -> T + Send + Sync + 'static,
 ) -> io::Result<Vec<(i32, Option<T>)>> {
-    // Who has started a set-uid program is its real user.
+    // Who has started a set-uid program is its real user. One that has ended has none, and is looked at: that tells it.
     look_at_those_of(pids, |pid| users_of(pid).ok().map(|[user, ..]| user), look)
 }
 

@@ -125,7 +125,9 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     loop {
         match daemon.workload_manager.nodes().await {
             Ok(nodes) => ask(&daemon, nodes).await,
-            Err(error) => tracing::debug!(%error, "can't tell the compute nodes"),
+            Err(error) => {
+                tracing::warn!(%error, "can't tell the compute nodes, so their agents are not asked")
+            }
         }
         tokio::time::sleep(INTERVAL).await;
     }

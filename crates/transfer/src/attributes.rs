@@ -412,7 +412,7 @@ pub(crate) fn is_regular(stat: &Stat) -> bool {
 }
 
 /// Who owns an entry that the caller can't read and that is not their own; `None` if it is, or can be read. Of an entry that
-/// can't even be looked at, this is who owns its directory.
+/// can't even be looked at, this is who owns its directory. If that can't be told either it is nobody's, and stays an error.
 pub fn closed_by_another(dir: BorrowedFd<'_>, name: &CStr) -> Option<u32> {
     let us = rustix::process::geteuid().as_raw();
     let (owner, flags) = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {

@@ -231,7 +231,7 @@ impl WorkloadManager for Slurm {
     }
 }
 
-/// The nodes in the lines of sinfo that are there.
+/// The nodes in the lines of sinfo that are there. A name that no host can have is passed over: no agent answers to it.
 fn there(lines: &str) -> Vec<NodeName> {
     let gone = |state: &str| {
         ["down", "unk", "pow", "boot", "fut"].iter().any(|gone| state.starts_with(gone))

@@ -367,9 +367,11 @@ impl Schedule {
         }
         let mut served = Served::new();
         for job in jobs.values() {
-            let given = job.allocation.as_ref().map(|allocation| allocation.since);
-            let last = served.entry((policy::pool_of(&site, job).to_owned(), job.owner.uid)).or_default();
-            *last = given.map_or(*last, |given| given.max(*last));
+            if let Some(allocation) = &job.allocation {
+                let whose = (policy::pool_of(&site, job).to_owned(), job.owner.uid);
+                let last = served.entry(whose).or_default();
+                *last = allocation.since.max(*last);
+            }
         }
         Schedule {
             served,
