@@ -16,6 +16,11 @@ local M = {}
 -- The daemon knows its hold by this word in AdminComment.
 M.HELD_FOR_INPUT = "ondeck:hold"
 
+-- What the user of a heterogeneous job is told. The daemon tells it, too.
+M.HETEROGENEOUS = "no RAM disk: this job is heterogeneous, and its components can't share one yet; all of them work on "
+    .. "disk. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+M.STAGE_IN_IS_NOT_RUN = ". Its stage-in script is not run"
+
 -- The bounds of the parser: slurmctld has other things to do. Lines that begin beyond so many bytes are not looked at,
 -- longer lines are refused, so many messages are given, and a job has so many directories with paths of so many bytes.
 local MOST_HEAD = 1024 * 1024
@@ -292,23 +297,24 @@ end
 -- the latter is nothing if there is none.
 function M.check(script)
     local messages, seen, any = {}, { directories = 0 }, false
-    local number, from = 0, 1
-    while from <= #script and from <= MOST_HEAD and #messages < MOST_MESSAGES do
+    -- Only directives are looked at one by one: a head of a million other lines is passed over by Lua's own functions. So
+    -- that every line follows a newline there is one more in front: a line that begins at a place of `script` has its newline at that
+    -- place of `head`.
+    local head = "\n" .. script:sub(1, MOST_HEAD + 5)
+    local command = head:find("\n[ \t\f\r]*[^ \t\f\r\n#]") or #head
+    local number, counted = 0, 0
+    local from = head:find("\n#RSA_", 1, true)
+    while from and from < command and from <= MOST_HEAD and #messages < MOST_MESSAGES do
+        any = true
+        local _, lines = head:sub(counted + 1, from):gsub("\n", "")
+        number, counted = number + lines, from
         local stop = script:find("\n", from, true) or #script + 1
-        number = number + 1
-        if script:sub(from, from + 4) == "#RSA_" then
-            any = true
-            local last = stop - 1
-            if script:sub(last, last) == "\r" then last = last - 1 end
-            local too_long = last - from + 1 > MOST_LINE
-            if too_long then last = from + 4 + MOST_LINE end
-            messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
-        else
-            -- Lines are not copied: most of a head is comments.
-            local first = script:find("[^ \t\f\r]", from)
-            if first and first < stop and script:sub(first, first) ~= "#" then break end
-        end
-        from = stop + 1
+        local last = stop - 1
+        if script:sub(last, last) == "\r" then last = last - 1 end
+        local too_long = last - from + 1 > MOST_LINE
+        if too_long then last = from + 4 + MOST_LINE end
+        messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
+        from = head:find("\n#RSA_", stop + 1, true)
     end
     if #messages == 0 then messages[1] = contradiction(seen) end
     return messages, any and seen or nil
@@ -320,6 +326,15 @@ function M.must_wait(seen)
     return wait == "hold" or (wait == nil and seen.stage_in ~= nil)
 end
 
+-- What Slurm has for a number that is not set.
+local NO_NUMBER = 4294967294
+
+-- Whether a job is a component of a heterogeneous one. The script comes with the first of them, nothing with the others.
+local function is_component(job_desc)
+    local offset = job_desc.het_job_offset
+    return type(offset) == "number" and offset < NO_NUMBER
+end
+
 local function submit(job_desc)
     local script = job_desc.script
     if type(script) ~= "string" or not script:find("#RSA_", 1, true) then return slurm.SUCCESS end
@@ -327,6 +342,11 @@ local function submit(job_desc)
     if #messages > 0 then
         slurm.log_user("%s", "the #RSA_ lines of this script can't be obeyed:\n  " .. table.concat(messages, "\n  "))
         return slurm.ERROR
+    end
+    -- Held it would wait for what never comes.
+    if seen and seen.directories > 0 and is_component(job_desc) then
+        slurm.log_user("%s", M.HETEROGENEOUS .. (seen.stage_in and M.STAGE_IN_IS_NOT_RUN or ""))
+        return slurm.SUCCESS
     end
     -- A job that its user holds already is left alone: the daemon must not release it.
     if seen and M.must_wait(seen) and job_desc.priority ~= 0 then

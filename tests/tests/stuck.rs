@@ -20,6 +20,9 @@ use ondeck_ramdisk::processes::look_at_one;
 /// Whose process it is.
 const USER: u32 = 20_777;
 
+/// How many more processes stick.
+const CROWD: usize = 30;
+
 /// How long anything here may take: nothing waits for that process but for the first answer.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -49,6 +52,11 @@ fn says(child: &mut Child, word: &str) {
     let mut line = String::new();
     std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line.trim_end(), word);
+}
+
+/// How many threads this process has.
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").unwrap().count()
 }
 
 #[test]
@@ -97,6 +105,19 @@ fn a_process_that_never_leaves_execve_holds_nobody_up() {
     // It may hold something that its user could open, and nothing of anybody else's.
     assert_eq!(found(USER), [(sleeping, Some(disk.clone())), (sticking, None)]);
     assert_eq!(found(USER + 1), [(sleeping, Some(disk.clone()))]);
+    // However many there are, a few are asked, and the others are taken for such.
+    let (first, threads) = (made.processes.len(), threads());
+    for _ in 0..CROWD {
+        made.processes.push(probe().arg("stick").arg(mute.join("file")).uid(USER).gid(USER).spawn().unwrap());
+    }
+    for process in &mut made.processes[first..] {
+        says(process, "opened");
+    }
+    for _ in 0..2 {
+        assert_eq!(found(USER).len(), 10);
+        assert_eq!(found(USER + 1), [(sleeping, Some(disk.clone()))]);
+    }
+    assert!(self::threads() < threads + CROWD / 2, "{} threads", self::threads());
     assert!(marked(&scope).unwrap().is_empty());
     let place =
         Place::open(&scope, RamDiskId { name: "test".parse().unwrap(), epoch: ondeck_core::Epoch(1) })

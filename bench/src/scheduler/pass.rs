@@ -159,6 +159,7 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> Seen {
         held_for_input: false,
         dependent: false,
         depends_on: Vec::new(),
+        component_of: None,
     };
     let io_nodes = vec!["c1".parse()].into_iter().flatten().collect();
     Seen { job, request: Some(request), work_dir: home.into(), io_nodes }

@@ -16,6 +16,7 @@
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
+//! - [`started`]: the jobs that have begun on this node without their RAM disk
 //! - [`watch`]: what the agent does unasked
 //! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
 
@@ -28,5 +29,6 @@ pub mod node;
 pub mod ramdisk;
 pub mod record;
 pub mod server;
+pub mod started;
 pub mod task;
 pub mod watch;

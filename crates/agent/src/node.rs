@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 use ondeck_api::Config;
 use ondeck_api::auth::Caller;
 use ondeck_api::config::Listen;
 use ondeck_api::wire::{
-    Allocated, Authority, Claim, Destroyed, Has, LocalReport, MemoryReport, Names, NodeReport, Obeyed,
-    PathView, Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness,
-    is_plain,
+    Allocated, Authority, Claim, Destroyed, Has, LocalReport, MemoryReport, Names, NodeReport, NodeSettings,
+    Obeyed, PathView, Refusal, RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest,
+    Witness, is_plain,
 };
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, EngineKind, Epoch, JobSelector, Layout, NodeName, RamDiskId, RamDiskName};
@@ -47,15 +47,36 @@ pub struct Node {
     name: NodeName,
     state: PathBuf,
     socket: PathBuf,
-    script_memory: Bytes,
-    require_memory_group: bool,
     storage_address: IpAddr,
     ports: std::ops::RangeInclusive<u16>,
-    capacity: Capacity,
-    covering: CoverPolicy,
     commander: Commander,
+    /// Exchanged as a whole when the configuration is read again; who works by the former one goes on with it.
+    rules: RwLock<Arc<Rules>>,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<Known>,
+}
+
+/// What the configuration lends and allows; it may change while the agent runs.
+struct Rules {
+    script_memory: Bytes,
+    require_memory_group: bool,
+    capacity: Capacity,
+    covering: CoverPolicy,
+    settings: NodeSettings,
+}
+
+impl Rules {
+    fn new(config: &Config) -> std::io::Result<Rules> {
+        let settings = NodeSettings::new(config);
+        let config = &config.agent;
+        Ok(Rules {
+            settings,
+            script_memory: config.script_memory(),
+            require_memory_group: config.require_memory_group,
+            capacity: Capacity::new(config)?,
+            covering: CoverPolicy::new(config),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -241,13 +262,10 @@ impl Node {
         let node = Node {
             name,
             socket: agent.socket.clone(),
-            script_memory: agent.script_memory(),
-            require_memory_group: agent.require_memory_group,
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
-            capacity: Capacity::new(agent).map_err(StartError::Device)?,
-            covering: CoverPolicy::new(agent),
             commander,
+            rules: RwLock::new(Arc::new(Rules::new(config).map_err(StartError::Device)?)),
             known: Mutex::new(Known { next_port: agent.server_ports.first, ..Known::default() }),
             state,
         };
@@ -258,6 +276,21 @@ impl Node {
     /// The node's name.
     pub fn name(&self) -> &NodeName {
         &self.name
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Lends and allows from now on what this configuration says. What was promised stays promised, also if it is more than
+    /// is lent now, and what is shown stays shown.
+    ///
+    /// # Errors
+    /// If a device can't be used; then nothing has changed.
+    pub fn take_over(&self, config: &Config) -> std::io::Result<()> {
+        let rules = Arc::new(Rules::new(config)?);
+        *self.rules.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = rules;
+        Ok(())
     }
 
     /// The RAM disks that have something here.
@@ -300,7 +333,7 @@ impl Node {
         let ids: Vec<RamDiskId> = self.ramdisks().iter().map(|known| known.id().clone()).collect();
         place::end_stray_tasks(&self.state, &ids).map_err(no_processes)?;
         task::remove_left_over_groups(&self.state);
-        for directory in self.capacity.directories() {
+        for directory in self.rules().capacity.directories() {
             let images = stray_images(directory, &ids).unwrap_or_else(|error| {
                 // They take bytes and nothing else; the device shows that it lacks them.
                 tracing::error!(directory = %directory.display(), %error, "can't look for images that were left");
@@ -441,7 +474,7 @@ impl Node {
         let ramdisks = self.ramdisks();
         let promises: Vec<_> = ramdisks.iter().map(|ramdisk| ramdisk.promise()).collect();
         let unknown = |error: std::io::Error| refusal(RefusalCode::Failed, format!("free RAM: {error}"));
-        let devices = self.capacity.report(&promises).map_err(unknown)?;
+        let devices = self.rules().capacity.report(&promises).map_err(unknown)?;
         let missing = EngineKind::ALL
             .iter()
             .filter_map(|kind| {
@@ -465,6 +498,7 @@ impl Node {
             ramdisks: ramdisks.len(),
             newest_epoch: newest,
             authority: self.commander.obeyed(),
+            settings: Some(self.rules().settings.clone()),
         })
     }
 
@@ -550,8 +584,9 @@ impl Node {
             };
             found.note(learned).map_err(|error| failed(&error))?;
         }
+        let rules = self.rules();
         found
-            .step(&request.step, &self.name, &self.capacity, &self.covering, until)
+            .step(&request.step, &self.name, &rules.capacity, &rules.covering, until)
             .map_err(|error| failed(&error))?;
         if request.step == Step::Unmount && !found.record().server {
             self.leave(&found)?;
@@ -617,6 +652,7 @@ impl Node {
         let salvage = request.work.is_salvage();
         // A script's pages of a RAM disk that is this machine's memory count as its own.
         let own_pages = if layout.engine == EngineKind::Tmpfs { layout.capacity() } else { Bytes::ZERO };
+        let rules = self.rules();
         let order = |data: PathBuf| Order {
             ramdisk: id.clone(),
             node: self.name.clone(),
@@ -624,14 +660,14 @@ impl Node {
             data,
             state: self.state.clone(),
             socket: self.socket.clone(),
-            script_memory: self.script_memory.saturating_add(own_pages),
-            require_memory_group: self.require_memory_group,
+            script_memory: rules.script_memory.saturating_add(own_pages),
+            require_memory_group: rules.require_memory_group,
             out_of_date: ondeck_ramdisk::engine(layout.engine).out_of_date(),
         };
         if salvage {
             return found.start_salvage(name, order).map_err(|error| failed(&error));
         }
-        found.start_task(name, &self.name, &self.capacity, until, order).map_err(|error| failed(&error))
+        found.start_task(name, &self.name, &rules.capacity, until, order).map_err(|error| failed(&error))
     }
 
     /// A task that was started.
@@ -752,6 +788,7 @@ impl Node {
             ports,
             shown: Vec::new(),
             covered: Vec::new(),
+            whole: false,
             complete: false,
             settled: false,
             guarded: false,
@@ -778,9 +815,10 @@ impl Node {
         me: usize,
     ) -> Result<BTreeMap<String, Bytes>, EngineError> {
         let share = layout.servers[me].share;
-        let needs = self.capacity.needs(layout, me, share)?;
+        let rules = self.rules();
+        let needs = rules.capacity.needs(layout, me, share)?;
         let promises: Vec<_> = known.ramdisks.values().map(|ramdisk| ramdisk.promise()).collect();
-        let devices = self
+        let devices = rules
             .capacity
             .report(&promises)
             .map_err(|error| EngineError::io("read", Path::new("/proc/meminfo"), error))?;
@@ -887,7 +925,7 @@ impl Node {
     /// # Errors
     /// As [`Node::destroy`].
     pub fn remove(&self, found: &Arc<RamDisk>) -> Result<Destroyed, Refusal> {
-        match found.destroy(&self.capacity) {
+        match found.destroy(&self.rules().capacity) {
             Ok(done) => self.forget(found, Ok(done)),
             Err(NotDestroyed::Left(errors)) => self.forget(found, Err(errors)),
             Err(NotDestroyed::HoldsResults) => Err(refusal(
@@ -943,6 +981,18 @@ impl Node {
         if found.record().server || was_lost { Ok(()) } else { self.leave(&found) }
     }
 
+    /// The job of a RAM disk begins on this node without having been told what it sees. Either all of its nodes show it,
+    /// and it keeps it, or it is taken away here; then it can't be shown later, as the job is noted in
+    /// [`started`](crate::started). Tells whether the job keeps it.
+    ///
+    /// # Errors
+    /// What could not be taken away.
+    pub fn begins(&self, id: &RamDiskId) -> Result<bool, Refusal> {
+        // Gone, or never here.
+        let Ok(found) = self.find(id) else { return Ok(false) };
+        found.begins().map_err(|error| failed(&error))
+    }
+
     /// A scheduler asks to be obeyed.
     ///
     /// # Errors
@@ -971,7 +1021,7 @@ impl Node {
 
     /// Removes a RAM disk whose lease is over, unless it was completed in the last moment.
     pub fn expire(&self, found: &Arc<RamDisk>) {
-        match self.forget(found, found.expire(&self.capacity)) {
+        match self.forget(found, found.expire(&self.rules().capacity)) {
             Ok(done) if done.steps.is_empty() => {}
             Ok(_) => tracing::warn!(ramdisk = %found.id(), "was not completed in time; removed"),
             Err(error) => tracing::error!(ramdisk = %found.id(), error = error.message, "can't remove it"),
@@ -980,7 +1030,7 @@ impl Node {
 
     /// Removes what is here of a RAM disk that was never complete on another node.
     pub fn remove_part(&self, found: &Arc<RamDisk>, other: &NodeName) {
-        match self.forget(found, found.remove_part(&self.capacity)) {
+        match self.forget(found, found.remove_part(&self.rules().capacity)) {
             Ok(done) if done.steps.is_empty() => {}
             Ok(_) => tracing::warn!(ramdisk = %found.id(), "was not completed on {other}; removed"),
             Err(error) => tracing::error!(ramdisk = %found.id(), error = error.message, "can't remove it"),

@@ -204,7 +204,10 @@ impl RamDisk {
             Step::Show { path, read_only } => self.show(&build, path, *read_only),
             Step::Hide { path } => self.hide(path),
             Step::Aim { covers } => self.aim(&build, covers, policy),
-            Step::Cover => self.cover(&build),
+            Step::Cover => {
+                policy.allows_job(layout)?;
+                self.cover(&build)
+            }
             Step::CouldFreeze { job } => self.could_freeze(&build, *job),
             Step::Freeze { job } => self.freeze(&build, *job),
             Step::CoverFrozen => self.cover_frozen(&build),
@@ -218,8 +221,15 @@ impl RamDisk {
             ))),
             Step::Unmount => self.unmount(),
             Step::Commit => {
-                let again = self.record().complete;
-                self.note(|record| (record.complete, record.settled) = (true, again))?;
+                let again = record.complete;
+                let covers = !record.covered.is_empty();
+                if covers && !record.whole {
+                    policy.allows_job(layout)?;
+                }
+                self.note(|record| {
+                    (record.complete, record.settled) = (true, again);
+                    record.whole = covers;
+                })?;
                 if !again {
                     tracing::info!(ramdisk = %self.id(), "complete");
                 }
@@ -585,9 +595,33 @@ impl RamDisk {
     /// What could not be taken away.
     pub fn hide_everywhere(&self) -> Result<(), EngineError> {
         let _work = self.lock_work(Instant::now() + GIVING_UP)?;
-        if self.is_gone() {
-            return Ok(());
+        if self.is_gone() { Ok(()) } else { self.hide_all() }
+    }
+
+    /// The job begins here, and nobody has told it whether it has this RAM disk: it has what all of its nodes show, and
+    /// nothing else. Tells whether that is so.
+    ///
+    /// # Errors
+    /// What could not be taken away.
+    pub fn begins(&self) -> Result<bool, EngineError> {
+        let _work = self.lock_work(Instant::now() + GIVING_UP)?;
+        let record = self.record();
+        if self.is_gone() || lock(&self.frozen).is_some() {
+            // What a job that is stopped sees is decided before it goes on.
+            return Ok(false);
         }
+        if record.covered.is_empty() {
+            *lock(&self.aimed) = None;
+            return Ok(false);
+        }
+        if record.whole && self.must_cover_all().is_ok() {
+            return Ok(true);
+        }
+        self.hide_all()?;
+        Ok(false)
+    }
+
+    fn hide_all(&self) -> Result<(), EngineError> {
         *lock(&self.aimed) = None;
         self.detach_held(self.record().layout.owner);
         take_all_away(&self.place, &self.record())?;
@@ -1135,6 +1169,8 @@ fn cut_off(place: &Place) -> Result<(), EngineError> {
 
 fn take_client_away(place: &Place) -> Result<(), EngineError> {
     cut_off(place)?;
+    // A machine that is out of breath takes a while to end it; the next client is mounted before that.
+    place.end_role("client");
     for name in [READ_ONLY, CLIENT] {
         let path = place.path(name);
         mounts::detach_all(&path).map_err(|error| EngineError::io("unmount", &path, error))?;

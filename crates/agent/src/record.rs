@@ -30,6 +30,9 @@ pub struct Record {
     /// The directories that it covers, the outer ones first.
     #[serde(default)]
     pub covered: Vec<Covered>,
+    /// Whether all nodes of the job covered the same before one of them was told so: a job that begins here keeps it.
+    #[serde(default)]
+    pub whole: bool,
     /// Whether all steps were done.
     pub complete: bool,
     /// Whether it is known to be complete on all of its nodes.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use ondeck_api::Config;
 use ondeck_api::auth::Administrators;
 use ondeck_api::munge::Munge;
+use ondeck_api::reload::{self, HangUps, ReadAgain, Reloaded};
 use ondeck_api::server::{
     ListenError, Listening, Reply, Request, Server, Service, allow_many_files, blocking, stop_signal,
 };
@@ -51,13 +52,21 @@ pub enum ServeError {
     Runtime(#[from] std::io::Error),
 }
 
-/// Runs an agent until SIGTERM or SIGINT. RAM disks live on; the next agent finds them.
+/// Runs an agent until SIGTERM or SIGINT. RAM disks live on; the next agent finds them. At SIGHUP it takes over what it can
+/// of the configuration that `read_again` gives.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(config: &Config) -> Result<(), ServeError> {
+pub fn serve(config: &Config, read_again: ReadAgain) -> Result<(), ServeError> {
     let _only = only_one(config)?;
     allow_many_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(WORKERS)
+        .enable_all()
+        .build()?;
+    // From the beginning: a signal that comes while the agent looks at what an earlier one left must not end it.
+    let hang_ups = runtime.block_on(async { HangUps::new() })?;
     let node = Arc::new(Node::start(config)?);
     let agent = Arc::new(Agent { node });
     let stop = Arc::new(AtomicBool::new(false));
@@ -65,11 +74,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
         let (agent, stop) = (Arc::clone(&agent), Arc::clone(&stop));
         std::thread::spawn(move || watch::watch(&agent.node, &stop));
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(WORKERS)
-        .enable_all()
-        .build()?;
+    runtime.spawn(reload(Arc::clone(&agent.node), config.clone(), hang_ups, read_again));
     runtime.spawn(doubt::look_after(Arc::clone(&agent.node), Fleet::new(config)));
     let result = runtime.block_on(listen(config, agent));
     stop.store(true, Ordering::Relaxed);
@@ -77,6 +82,28 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     runtime.shutdown_background();
     // Nor is the watch: it may be looking at something that hangs.
     result
+}
+
+/// Takes over what it can of a changed configuration, at each SIGHUP.
+async fn reload(node: Arc<Node>, config: Config, mut hang_ups: HangUps, read_again: ReadAgain) {
+    let mut config = Arc::new(config);
+    while hang_ups.next().await {
+        let (node, read_again, known) = (Arc::clone(&node), Arc::clone(&read_again), Arc::clone(&config));
+        let reload = tokio::task::spawn_blocking(move || -> Result<Reloaded, String> {
+            let new = read_again().map_err(|error| error.to_string())?;
+            let reloaded = known.reload_agent(&new);
+            node.take_over(&reloaded.config).map_err(|error| error.to_string())?;
+            Ok(reloaded)
+        });
+        match reload.await {
+            Ok(Ok(reloaded)) => {
+                reloaded.log("ondeck agent");
+                config = Arc::new(reloaded.config);
+            }
+            Ok(Err(why)) => reload::log_refused(&why),
+            Err(error) => reload::log_refused(&error.to_string()),
+        }
+    }
 }
 
 /// Keeps a second agent out of the same directory.
@@ -211,6 +238,10 @@ impl Agent {
             ("DELETE", ["ramdisks", id, "shown"]) => {
                 caller.must_be_root_here()?;
                 Reply::json(&node.hide_everywhere(&parse_id(id)?)?)
+            }
+            ("POST", ["ramdisks", id, "begins"]) => {
+                caller.must_be_root_here()?;
+                Reply::json(&node.begins(&parse_id(id)?)?)
             }
             ("POST", ["authority"]) => {
                 caller.must_be_administrator()?;

@@ -55,6 +55,8 @@ pub enum CallError {
         endpoint: Endpoint,
         /// Why not.
         why: String,
+        /// Whether there was one, which was lost before the answer.
+        cut_off: bool,
     },
     /// It did not answer in time.
     #[error("{endpoint} did not answer within {:.1} s", .waited.as_secs_f64())]
@@ -304,7 +306,7 @@ fn host_name(name: &NodeName) -> NodeName {
 }
 
 fn unreachable(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> CallError {
-    CallError::Unreachable { endpoint: endpoint.clone(), why: why.to_string() }
+    CallError::Unreachable { endpoint: endpoint.clone(), why: why.to_string(), cut_off: false }
 }
 
 fn gibberish(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> CallError {
@@ -382,7 +384,11 @@ where
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(stream).await.map_err(|error| unreachable(endpoint, &error))?;
     let driver = tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(|error| unreachable(endpoint, &error))?;
+    let response = sender.send_request(request).await.map_err(|error| CallError::Unreachable {
+        endpoint: endpoint.clone(),
+        why: error.to_string(),
+        cut_off: true,
+    })?;
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, MOST_BYTES).collect().await;
     driver.abort();

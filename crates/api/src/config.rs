@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 
 use ondeck_core::{Bytes, NodeName};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::scheduler::{SchedulerConfig, SlurmConfig};
 
@@ -16,7 +16,7 @@ pub const DEFAULT_PATH: &str = "/etc/ondeck/ondeck.toml";
 pub const DEFAULT_PORT: u16 = 7272;
 
 /// The whole file.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The RSA nodes and compute nodes whose agents `ondeck ramdisk` asks when none are named.
@@ -34,7 +34,7 @@ pub struct Config {
 }
 
 /// The part `[agent]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentConfig {
     /// Its Unix socket.
@@ -76,7 +76,7 @@ pub struct AgentConfig {
 }
 
 /// A device.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum DeviceConfig {
     /// RAM.
@@ -140,7 +140,7 @@ impl Default for AgentConfig {
 }
 
 /// An address to listen on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Listen {
     /// What the host name means.
     Auto,
@@ -149,7 +149,7 @@ pub enum Listen {
 }
 
 /// A user on a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Administrator {
     /// The user's name or number.
     pub user: String,
@@ -158,7 +158,7 @@ pub struct Administrator {
 }
 
 /// A range of TCP ports, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PortRange {
     /// The first.
     pub first: u16,

@@ -18,6 +18,7 @@ pub mod client;
 pub mod config;
 pub mod envelope;
 pub mod munge;
+pub mod reload;
 pub mod scheduler;
 pub mod server;
 pub mod wire;

@@ -27,7 +27,7 @@ use crate::config::{Administrator, Listen};
 pub const DEFAULT_PORT: u16 = 7273;
 
 /// The part `[scheduler]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// The host where `ondeck serve` runs: hooks and `ondeck status` ask there. Without it they ask this machine.
@@ -108,7 +108,7 @@ pub struct SchedulerConfig {
 }
 
 /// A pool: RSA nodes of one kind.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Its nodes.
@@ -123,7 +123,7 @@ fn ram() -> String {
 }
 
 /// The part `[scheduler.limits]`: the longest that each kind of work may take.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsConfig {
     /// Building a RAM disk.
@@ -162,7 +162,7 @@ pub struct LimitsConfig {
 }
 
 /// The part `[slurm]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlurmConfig {
     /// The directory of Slurm's commands; they are looked for in PATH without it.
@@ -365,6 +365,9 @@ pub struct HookAnswer {
     pub mounted: bool,
     /// What the user should know; empty if nothing.
     pub message: String,
+    /// Whether the nodes may show it all the same: what all of them show when the job begins, it keeps.
+    #[serde(default)]
+    pub undecided: bool,
 }
 
 /// Why a node shall lend nothing new.
@@ -387,10 +390,39 @@ pub struct Status {
     pub simulated: bool,
     /// The random name of the journal that agents obey; empty from a scheduler that does not say it.
     #[serde(default)]
-    pub journal: String,
+    pub journal_name: String,
     /// The journals that it has replaced: it claims their agents.
     #[serde(default)]
-    pub replaced: BTreeSet<String>,
+    pub replaced_journals: BTreeSet<String>,
+    /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
+    #[serde(default)]
+    pub journal: Option<String>,
+    /// What is wrong on compute nodes, for administrators.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+}
+
+/// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// What it is about.
+    pub kind: WarningKind,
+    /// Which nodes.
+    pub nodes: Vec<NodeName>,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What is wrong with compute nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningKind {
+    /// Jobs have started there without any Prolog that asked the scheduler.
+    NoProlog,
+    /// The agent does not answer.
+    SilentAgent,
+    /// Something of a RAM disk is left that could not be removed.
+    LeftOver,
 }
 
 /// A job in a line.

@@ -40,7 +40,11 @@ use crate::wire::{Authority, MOST_BYTES, Refusal, RefusalCode, VERSION};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Enough of a request, and of what was wrong with it, for the log.
-const LOGGED: usize = 500;
+const LOGGED: usize = 200;
+
+/// In each such time the log has so many of the refused requests of a user, and how many more there were.
+const REFUSALS_PER: Duration = Duration::from_secs(60);
+const MOST_REFUSALS: u32 = 20;
 
 /// How long the headers of a request may take to come, from the beginning of a connection or the end of the last answer.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -208,6 +212,7 @@ struct Daemon<S> {
     port: Option<u16>,
     munge: Munge,
     administrators: Administrators,
+    refusals: Refusals,
 }
 
 impl<S: Service> Server<S> {
@@ -241,6 +246,7 @@ impl<S: Service> Server<S> {
             port: tcp.as_ref().and_then(|tcp| tcp.local_addr().ok()).map(|address| address.port()),
             munge: listening.munge,
             administrators: listening.administrators,
+            refusals: Refusals::default(),
         };
         Ok(Server { unix, tcp, socket, connections: listening.connections, daemon: Arc::new(daemon) })
     }
@@ -596,11 +602,15 @@ async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::
         secret: known.secret,
         authority: known.authority,
     };
+    let uid = known.caller.uid;
     let done = Arc::clone(&daemon.service).route(request).await;
     if let Err(refusal) = &done {
         // Both are the caller's words, or repeat them.
         let (path, message) = (plain(path, LOGGED), plain(&refusal.message, LOGGED));
-        tracing::info!(method = %parts.method, path, code = ?refusal.code, message, "refused");
+        let method = plain(parts.method.as_str(), LOGGED);
+        if daemon.refusals.is_to_be_told(uid) {
+            tracing::info!(method, path, code = ?refusal.code, uid, message, "refused");
+        }
     }
     let answering = Answering::new(done);
     let Some((uid, nonce)) = known.seal else { return answering.respond(None) };
@@ -614,6 +624,49 @@ async fn handle<S: Service>(daemon: Arc<Daemon<S>>, peer: Peer, request: hyper::
             answering.respond(None)
         }
         Err(refusal) => Answering::new(Err(refusal)).respond(None),
+    }
+}
+
+/// Who was refused of late, and how often: nobody shall fill the disk that the log is on.
+#[derive(Clone, Default)]
+struct Refusals {
+    users: Arc<Mutex<HashMap<u32, Refused>>>,
+}
+
+#[derive(Default)]
+struct Refused {
+    told: u32,
+    more: u64,
+}
+
+impl Refusals {
+    /// Whether the log is to have another refused request of a user. Root's are all told.
+    fn is_to_be_told(&self, uid: u32) -> bool {
+        if uid == 0 {
+            return true;
+        }
+        let mut users = lock(&self.users);
+        let refused = users.entry(uid).or_insert_with(|| {
+            let this = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(REFUSALS_PER).await;
+                this.begin_anew(uid);
+            });
+            Refused::default()
+        });
+        let is_told = refused.told < MOST_REFUSALS;
+        if is_told {
+            refused.told += 1
+        } else {
+            refused.more += 1
+        }
+        is_told
+    }
+
+    fn begin_anew(&self, uid: u32) {
+        if let Some(Refused { more: more @ 1.., .. }) = lock(&self.users).remove(&uid) {
+            tracing::info!(uid, more, "more requests of a user were refused");
+        }
     }
 }
 
@@ -838,6 +891,62 @@ mod tests {
             assert!(matches!(call("/v1/page").await, Err(crate::CallError::Gibberish { .. })));
         });
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn however_often_a_user_is_refused_the_log_stays_short() {
+        const USER: u32 = 20_001;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let daemon = Arc::new(Daemon {
+            service: Arc::new(Slow("n1".parse().unwrap())),
+            port: None,
+            munge: Munge::new("/nowhere"),
+            administrators: Administrators::new(&[]),
+            refusals: Refusals::default(),
+        });
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let path = format!("/v1/{}", "x".repeat(5000));
+        let ask = async |uid: u32, path: &str| {
+            let request = hyper::Request::builder().uri(path).body(Body::empty()).unwrap();
+            assert_eq!(handle(Arc::clone(&daemon), Peer::Local(Some(uid)), request).await.status(), 404);
+        };
+        let said = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        runtime.block_on(async {
+            for _ in 0..1000 {
+                ask(USER, &path).await;
+            }
+            assert_eq!(said().lines().count(), MOST_REFUSALS as usize);
+            assert!(said().len() < 1000 * MOST_REFUSALS as usize, "{}", said());
+            ask(USER + 1, "/v1/of-another").await;
+            assert!(said().contains("of-another"));
+            for _ in 0..100 {
+                ask(0, "/v1/of-root").await;
+            }
+            assert_eq!(said().matches("refused").count(), MOST_REFUSALS as usize + 101);
+            daemon.refusals.begin_anew(USER);
+            let more = format!("more={}", 1000 - MOST_REFUSALS);
+            assert!(said().lines().last().unwrap().contains(&more), "{}", said());
+            ask(USER, "/v1/again").await;
+            assert!(said().contains("/v1/again"));
+        });
     }
 
     #[test]

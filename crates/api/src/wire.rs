@@ -9,6 +9,7 @@
 //! | `POST /v1/ramdisks/NAME@EPOCH/guard` | from now on it may hold results: it is not destroyed before they are released | administrators |
 //! | `POST /v1/ramdisks/NAME@EPOCH/release` | its results are on disk, or given up: [`Release`] | administrators |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH` | destroys what this node has of it: [`Destroyed`]; refused while it may hold results | administrators |
+//! | `POST /v1/ramdisks/NAME@EPOCH/begins` | its job begins here untold: whether it keeps what is shown; what not all nodes show is taken away | root of this machine |
 //! | `DELETE /v1/ramdisks/NAME@EPOCH/shown` | takes it away from all directories of this node; its data stays | root of this machine |
 //! | `POST /v1/authority` | a scheduler's [`Claim`] to be obeyed: [`Obeyed`] | administrators |
 //! | `GET /v1/ramdisks/NAME@EPOCH/witness` | whether it is whole here: [`Witness`] | administrators, the owner |
@@ -28,6 +29,8 @@ use std::path::PathBuf;
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName, PackFormat, RamDiskId, Rate};
 use ondeck_ramdisk::View;
 use serde::{Deserialize, Serialize};
+
+use crate::Config;
 
 /// The version in every path.
 pub const VERSION: &str = "v1";
@@ -57,6 +60,31 @@ pub struct NodeReport {
     /// The journal whose scheduler this node's agent obeys; nothing if none has claimed it.
     #[serde(default)]
     pub authority: Option<Obeyed>,
+    /// What its configuration says that must be the same everywhere; nothing from an agent of a former version.
+    #[serde(default)]
+    pub settings: Option<NodeSettings>,
+}
+
+/// What of a node's configuration must be the same on all nodes, as its agent has read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSettings {
+    /// The directories below which a RAM disk may be shown.
+    pub mount_prefixes: Vec<PathBuf>,
+    /// Where its hooks look for the scheduler: on the node itself without a host.
+    pub scheduler: Option<NodeName>,
+    /// The scheduler's TCP port.
+    pub scheduler_port: u16,
+}
+
+impl NodeSettings {
+    /// As a configuration says.
+    pub fn new(config: &Config) -> NodeSettings {
+        NodeSettings {
+            mount_prefixes: config.agent.mount_prefixes.clone(),
+            scheduler: config.scheduler.host.clone(),
+            scheduler_port: config.scheduler.port,
+        }
+    }
 }
 
 /// In whose name a scheduler gives an order. It comes with the order, where the credential covers it.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use ondeck_api::Config;
@@ -10,7 +11,8 @@ use ondeck_core::exit;
 /// Run the agent of this node: it lends RAM, starts the servers of RAM disks and mounts them
 ///
 /// It must run as root on every RSA node and on every node that mounts RAM disks. RAM disks outlive it: an agent that
-/// starts again finds what is running, goes on with what was complete and removes what was not.
+/// starts again finds what is running, goes on with what was complete and removes what was not. At SIGHUP it reads its
+/// configuration again; the log says what is taken over, and what needs a new start.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AgentArgs {
@@ -38,6 +40,7 @@ const EXAMPLES: &str = "Examples:
   ondeck agent                          reached by root on this machine, through /run/ondeck/agent.sock
   ondeck agent --config site.toml       with `listen` in its part [agent]: reached from other nodes, too
   ondeck agent --check                  is the configuration right?
+  kill -HUP PID                         read it again
 
 docs/engines.md explains the configuration.";
 
@@ -66,7 +69,8 @@ pub fn agent(args: &AgentArgs) -> ExitCode {
         return check(&config);
     }
     log_to_stderr(args.log);
-    match ondeck_agent::server::serve(&config) {
+    let file = args.config.clone();
+    match ondeck_agent::server::serve(&config, Arc::new(move || Config::read_again(file.as_deref()))) {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             eprintln!("ondeck agent: {error}");

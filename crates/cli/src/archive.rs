@@ -5,9 +5,10 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Result;
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, PackFormat, duration, exit};
 use ondeck_transfer::Monitor;
-use ondeck_transfer::pack::{self, IndexState, PackOptions, UnpackOptions};
+use ondeck_transfer::pack::{self, IndexState, PackError, PackOptions, UnpackOptions};
 use rustix::fs::Mode;
 use serde_json::json;
 
@@ -20,8 +21,7 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
     let options =
         PackOptions { threads: args.threads(), sync: !args.no_sync(), umask, ..PackOptions::default() };
     let summary = args.watched("packing", || {
-        pack::pack_path(args.source(), args.target()?, format, &options, monitor)
-            .map_err(|error| anyhow::anyhow!("{error}"))
+        pack::pack_path(args.source(), args.target()?, format, &options, monitor).map_err(told)
     })?;
     gate::check(gate.as_ref())?;
     if args.json() {
@@ -36,11 +36,12 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
                 "bytes": summary.bytes,
                 "archive_bytes": summary.archive_bytes,
                 "errors": summary.errors,
+                "vanished": summary.vanished,
                 "pack_seconds": summary.packing.as_secs_f64(),
                 "sync_seconds": summary.syncing.as_secs_f64(),
             })
         );
-    } else if !args.quiet() {
+    } else if !args.quiet() && has_done_something(summary.files, summary.errors) {
         println!(
             "{} ({}) packed into {} in {}{}",
             display::count(summary.files, "file"),
@@ -50,16 +51,29 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
             display::rate(summary.bytes, summary.packing),
         );
     }
+    if summary.errors > 0 && summary.errors == summary.vanished {
+        let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
+        eprintln!(
+            "ondeck stage: {gone} removed from {} while it was packed (named above); the rest is complete",
+            args.source().display()
+        );
+        return Ok(exit::SOME_VANISHED);
+    }
     Ok(outcome(summary.errors))
 }
 
 /// Unpacks the archive `SRC`, or some of its paths, into the directory `DST`.
 pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8> {
     let gate = gate::for_copy(args.source(), args.target()?)?;
-    let options = UnpackOptions { threads: args.threads(), only: args.only(), sync: !args.no_sync(), umask };
+    let options = UnpackOptions {
+        threads: args.threads(),
+        only: args.only(),
+        sync: !args.no_sync(),
+        umask,
+        same_permissions: args.same_permissions(),
+    };
     let summary = args.watched("unpacking", || {
-        pack::unpack_path(args.source(), args.target()?, &options, monitor)
-            .map_err(|error| anyhow::anyhow!("{error}"))
+        pack::unpack_path(args.source(), args.target()?, &options, monitor).map_err(told)
     })?;
     gate::check(gate.as_ref())?;
     let checked = match summary.index {
@@ -85,7 +99,7 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
                 "sync_seconds": summary.syncing.as_secs_f64(),
             })
         );
-    } else if !args.quiet() {
+    } else if !args.quiet() && has_done_something(summary.files, summary.errors) {
         println!(
             "{} ({}) unpacked in {}{}; {checked}",
             display::count(summary.files, "file"),
@@ -100,8 +114,8 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
 /// Lists the members of the archive `SRC`: type, size, checksum and path.
 pub fn list(args: &StageArgs) -> Result<u8> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for member in pack::list_path(args.source()).map_err(|error| anyhow::anyhow!("{error}"))? {
-        let member = member.map_err(|error| anyhow::anyhow!("{error}"))?;
+    for member in pack::list_path(args.source()).map_err(told)? {
+        let member = member.map_err(told)?;
         let path = OsStr::from_bytes(&member.path);
         let written = if args.json() {
             let object = json!({
@@ -114,7 +128,8 @@ pub fn list(args: &StageArgs) -> Result<u8> {
             writeln!(out, "{object}")
         } else {
             let checksum = member.checksum.map_or_else(|| "-".to_owned(), |digest| digest.to_string());
-            let path = if member.path.is_empty() { ".".into() } else { path.display().to_string() };
+            // One line for each member, whatever it is called; `--json` has the name itself.
+            let path = if member.path.is_empty() { ".".into() } else { display::name(path) };
             writeln!(
                 out,
                 "{} {:04o} {:>12} {checksum:<32} {path}",
@@ -134,6 +149,16 @@ pub fn list(args: &StageArgs) -> Result<u8> {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(exit::OK),
     }
+}
+
+/// After a failure, what was not done is not counted.
+fn has_done_something(files: u64, errors: u64) -> bool {
+    files > 0 || errors == 0
+}
+
+/// What a stranger's archive makes an error say stays on its line.
+fn told(error: PackError) -> anyhow::Error {
+    anyhow::anyhow!("{}", plain(&error.to_string(), 2 * MESSAGE))
 }
 
 fn outcome(errors: u64) -> u8 {

@@ -1,5 +1,6 @@
 //! What a person or a program sees while something is copied.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Condvar, Mutex};
@@ -7,11 +8,17 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ondeck_core::Bytes;
+use ondeck_core::text::plain;
 use ondeck_transfer::Progress;
 
 /// A bar appears only if a copy takes longer than this: short ones would only flicker.
 const PATIENCE: Duration = Duration::from_millis(400);
 const REFRESH: Duration = Duration::from_millis(100);
+
+/// A file's name on a line of its own: what a terminal would obey, and breaks of lines, are taken out.
+pub fn name(name: &OsStr) -> String {
+    plain(&name.to_string_lossy(), usize::MAX)
+}
 
 /// Draws the progress of a copy on standard error until it is told to end.
 pub struct Watch {

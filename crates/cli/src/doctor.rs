@@ -72,8 +72,7 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     } else {
         findings.iter().try_for_each(|finding| print(&mut out, finding))
     };
-    // A reader that closed its end has seen what it wanted.
-    let _ = written;
+    crate::heard(written);
     let broken = findings.iter().any(|finding| finding.state == State::Missing);
     ExitCode::from(if broken { exit::SOME_FAILED } else { exit::OK })
 }

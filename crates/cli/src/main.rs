@@ -22,6 +22,22 @@ macro_rules! eprintln {
     }};
 }
 
+/// Says something on standard output. What can't be written there is told, and never panics.
+macro_rules! println {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        crate::heard(writeln!(std::io::stdout(), $($words)*))
+    }};
+}
+
+/// The same, without an end of the line.
+macro_rules! print {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        crate::heard(write!(std::io::stdout(), $($words)*))
+    }};
+}
+
 mod agent;
 mod archive;
 mod cluster;
@@ -35,7 +51,9 @@ mod stage;
 mod state;
 mod task;
 
+use std::io;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use ondeck_core::exit;
@@ -102,6 +120,32 @@ impl Command {
     }
 }
 
+impl Command {
+    /// The exit code if nothing failed but that what was to be printed could not be.
+    fn unheard(&self) -> u8 {
+        match self {
+            Command::Run(args) if args.only_lists() => exit::NOT_STARTED,
+            Command::Stage(args) if args.only_prints() => exit::STAGE_FAILED,
+            // What they print says what they have done, and that is done.
+            Command::Run(_) | Command::Stage(_) | Command::Prolog(_) | Command::Epilog(_) => exit::OK,
+            _ => exit::FAILED,
+        }
+    }
+}
+
+/// Whether something could not be written to standard output.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
+
+/// Tells, once, that standard output can't be written, as on a full disk. A reader that has closed it has seen enough.
+fn heard(written: io::Result<()>) {
+    if let Err(error) = written
+        && error.kind() != io::ErrorKind::BrokenPipe
+        && !UNHEARD.swap(true, Ordering::Relaxed)
+    {
+        eprintln!("ondeck: can't write to standard output: {error}");
+    }
+}
+
 /// Has a signal end this process when what it prints to is closed, as head(1) does. Rust ignores that signal, and printing
 /// would panic.
 fn end_with_the_reader() {
@@ -126,7 +170,8 @@ fn main() -> ExitCode {
     if let Command::Agent(_) | Command::Serve(_) | Command::TaskRunner | Command::JobHolder = cli.command {
         inherited::close_descriptors();
     }
-    match cli.command {
+    let unheard = cli.command.unheard();
+    let code = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
@@ -142,5 +187,6 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::TaskRunner => task::run(),
         Command::JobHolder => ondeck_agent::freeze::holder::hold(),
-    }
+    };
+    if code == ExitCode::SUCCESS && UNHEARD.load(Ordering::Relaxed) { ExitCode::from(unheard) } else { code }
 }

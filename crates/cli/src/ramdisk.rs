@@ -41,6 +41,8 @@ enum RamdiskCommand {
     List(ListArgs),
     Status(StatusArgs),
     Destroy(DestroyArgs),
+    /// Show what the nodes can lend
+    #[command(about = "Show what the nodes can lend")]
     Nodes(ListArgs),
 }
 
@@ -103,7 +105,7 @@ struct CreateArgs {
     #[arg(long, default_value = "60s", value_parser = parse_deadline)]
     deadline: Duration,
 
-    /// For --engine simulated: delays and failures as JSON, like {\"delay_ms\":5,\"faults\":[{\"step\":\"mount\",\"how\":\"hang\"}]}
+    /// For --engine simulated: delays and failures as JSON, like {"delay_ms":5,"faults":[{"step":"mount","how":"hang"}]}
     #[arg(long, value_parser = parse_simulation, value_name = "JSON")]
     simulate: Option<Simulation>,
 

@@ -166,15 +166,20 @@ impl RunArgs {
 
 const EXAMPLES: &str = "Examples:
   ondeck run --data-in ~/case/input --data-out ~/case/results --size 4GiB -- ./solver --steps 100
-  ondeck run job.sh                          a batch script with #RSA_DATA_IN= and #RSA_DATA_OUT= lines
+  ondeck run job.sh                          a batch script with #RSA_ lines
   ondeck run --data-out results --copy-out-interval 5m --report run.json -- ./solver
   ondeck run --list                          runs of yours on this machine
   ondeck run --resume ID                     stage out what a run still holds in RAM
 
-Exit codes: the program's own (128+n if signal n ended it); 121 the results are on disk, but their directory was
-renamed while the program ran and the message says where it is; 122 the results are not all on disk: they are held in
-RAM and the message says how to finish; 123 they were abandoned; 125 refused or failed before the program started,
-nothing was changed; 126 the program can't be executed; 127 it was not found.";
+Exit codes: the program's own (128+n if signal n ended it), or
+  121  the results are on disk, but their directory was renamed while the
+       program ran; the message says where it is
+  122  the results are not all on disk: they are held in RAM, and the
+       message says how to finish
+  123  the results were abandoned
+  125  refused or failed before the program started; nothing was changed
+  126  the program can't be executed
+  127  the program was not found";
 
 /// How an output directory that already holds something is shown to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -224,6 +229,22 @@ pub fn run(args: RunArgs) -> ExitCode {
     }))
 }
 
+/// A reason for not using RAM, without the advice to run on disk: that is what is done.
+fn without_disk(why: &str) -> String {
+    let mut text = why.to_owned();
+    for (advice, rest) in [
+        (", or run with --fallback disk", ""),
+        (" or run with --fallback disk", ""),
+        (", or with --fallback disk", ""),
+        ("; --fallback disk would run without one", ""),
+        ("; run with --fallback disk, or write", "; write"),
+        ("run with --fallback disk, or ", ""),
+    ] {
+        text = text.replace(advice, rest);
+    }
+    text
+}
+
 fn start(args: &RunArgs) -> anyhow::Result<u8> {
     let job = plan::Job::from_args(args)?;
     for warning in &job.warnings {
@@ -245,8 +266,9 @@ fn start(args: &RunArgs) -> anyhow::Result<u8> {
     match plan::Plan::make(args, &job) {
         Ok(plan) => front::start(plan, job, args, fallback),
         Err(error) if fallback == Fallback::Disk => {
-            eprintln!("ondeck: running on disk: {error:#}");
-            Ok(program::run_on_disk(&job.command, args.report.as_deref(), &format!("{error:#}")))
+            let why = without_disk(&format!("{error:#}"));
+            eprintln!("ondeck: running on disk: {why}");
+            Ok(program::run_on_disk(&job.command, args.report.as_deref(), &why))
         }
         Err(error) => Err(error),
     }

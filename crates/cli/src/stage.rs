@@ -61,7 +61,7 @@ pub struct StageArgs {
     update: bool,
 
     /// Leave out what matches the glob: a name at any depth, or with a slash a path from SRC; with one at its end,
-    /// directories only (may be repeated)
+    /// directories only; with a `!` before it, what it does not match (may be repeated)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<OsString>,
 
@@ -97,6 +97,11 @@ pub struct StageArgs {
     #[arg(long, value_name = "PATH", requires = "unpack")]
     only: Vec<PathBuf>,
 
+    /// With --unpack: owners, modes with set-id bits, ACLs, privileged attributes and devices as the archive has them.
+    /// For archives that you trust; without it, also for root, all is yours and gets what your umask leaves
+    #[arg(short = 'p', long, requires = "unpack")]
+    same_permissions: bool,
+
     /// List what the archive SRC holds: type, mode, size, checksum, path
     #[arg(long, conflicts_with_all = ["pack", "unpack", "target"], conflicts_with_all = NOT_FOR_ARCHIVES)]
     list: bool,
@@ -121,10 +126,15 @@ const EXAMPLES: &str = "Examples:
   ondeck stage --dry-run --delete A B                        what would make B equal to A
   ondeck stage --pack tar.zst results results.tar.zst        one archive of many small files
   ondeck stage --unpack --only run7/log results.tar.zst out  one file of it
+  ondeck stage --unpack -p results.tar.zst out               with owners, modes and ACLs as they were packed
 
-Exit codes: 0 all copied; 1 some entries failed and were named, the rest is complete; 2 wrong usage;
-3 the copy could not begin or go on (run it again to resume); 24 some entries were removed from SRC before they could be
-copied and were named, the rest is complete.";
+Exit codes:
+   0  all copied
+   1  some entries failed and were named; the rest is complete
+   2  wrong usage
+   3  the copy could not begin or go on (run it again to resume)
+  24  some entries were removed from SRC before they could be copied and
+      were named; the rest is complete";
 
 /// An archive format, as options name it.
 pub fn parse_pack(text: &str) -> Result<PackFormat, String> {
@@ -148,6 +158,10 @@ impl StageArgs {
         (!self.only.is_empty()).then(|| self.only.clone())
     }
 
+    pub fn same_permissions(&self) -> bool {
+        self.same_permissions
+    }
+
     pub fn no_sync(&self) -> bool {
         self.no_sync
     }
@@ -158,6 +172,11 @@ impl StageArgs {
 
     pub fn quiet(&self) -> bool {
         self.quiet
+    }
+
+    /// Whether what it prints is all that it does.
+    pub fn only_prints(&self) -> bool {
+        self.dry_run || self.list
     }
 
     /// Runs `work` with a progress bar, if anyone would see it.
@@ -232,15 +251,25 @@ pub fn stage(args: &StageArgs) -> ExitCode {
 }
 
 fn try_stage(args: &StageArgs) -> Result<u8> {
+    let exclude = match Exclude::new(args.exclude.iter().map(|pattern| pattern.as_bytes())) {
+        Ok(exclude) => exclude,
+        Err(error) => {
+            eprintln!("ondeck stage: --exclude: {error}");
+            return Ok(exit::USAGE);
+        }
+    };
     let mut home = None;
     if let Some(name) = &args.as_user {
         let user = User::look_up(name).map_err(|error| anyhow::anyhow!("{error}"))?;
         user.become_for_good().map_err(|error| anyhow::anyhow!("{error}"))?;
         home = Some(user.home);
     }
-    cancel_on_signals();
+    // A list changes nothing that would have to be put in order: a signal ends it at once.
+    if !args.list {
+        cancel_on_signals();
+    }
     // Modes come from the source; a mask would only have to be undone for every file. What has no source gets the
-    // user's.
+    // user's, and what may have a stranger's.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     let event = |event: Event<'_>| report_event(&event);
     let monitor = Monitor { progress: &PROGRESS, event: &event };
@@ -278,7 +307,7 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
         dry_run: args.dry_run,
         delete: args.delete,
         update: args.update,
-        exclude: Exclude::new(args.exclude.iter().map(|pattern| pattern.as_bytes())),
+        exclude,
         sync: !args.no_sync,
         verify: args.verify,
         manifest: manifest.clone(),
@@ -303,7 +332,8 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
     if args.json {
         print_json(args, &summary, manifest.as_deref())?;
     } else if !args.quiet {
-        print_summary(args, &summary)?;
+        // What was done is done, whether anybody hears of it or not.
+        crate::heard(print_summary(args, &summary));
     }
     if failed && summary.errors == summary.vanished {
         let gone = display::count(summary.vanished, "entry").replace("entrys", "entries");
@@ -325,11 +355,15 @@ fn try_stage(args: &StageArgs) -> Result<u8> {
 }
 
 fn report_event(event: &Event<'_>) {
-    let text = |path: &[u8]| std::ffi::OsStr::from_bytes(path).display().to_string();
+    let text = |path: &[u8]| display::name(std::ffi::OsStr::from_bytes(path));
     match event {
         Event::Failed(error) => eprintln!("ondeck stage: {error}"),
         Event::Would(action, path) => println!("would {action} {}", text(path)),
         Event::Deleted(_) => {}
+        // Nobody asks for that here.
+        Event::LeftBehind { path, owner } => {
+            eprintln!("ondeck stage: {}: left behind: it is of uid {owner}", text(path));
+        }
         Event::PutBeside { path, name } => {
             eprintln!("ondeck stage: {}: put beside as {}", text(path), text(name))
         }
@@ -337,7 +371,7 @@ fn report_event(event: &Event<'_>) {
     }
 }
 
-fn print_summary(args: &StageArgs, summary: &Summary) -> Result<()> {
+fn print_summary(args: &StageArgs, summary: &Summary) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.dry_run {
         writeln!(out, "dry run: nothing was changed")?;

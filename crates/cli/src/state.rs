@@ -109,7 +109,8 @@ pub fn all_runs() -> Result<Vec<PathBuf>> {
 }
 
 fn named() -> Result<Option<PathBuf>> {
-    match std::env::var_os("ONDECK_STATE_DIR") {
+    // An empty one is as good as none, as for other programs' directories.
+    match std::env::var_os("ONDECK_STATE_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) if Path::new(&dir).is_absolute() => Ok(Some(PathBuf::from(dir))),
         Some(dir) => anyhow::bail!("ONDECK_STATE_DIR={} is not an absolute path", Path::new(&dir).display()),
         None => Ok(None),

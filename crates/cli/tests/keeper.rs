@@ -42,6 +42,14 @@ fn start(scene: &Scene, options: &[&str], script: &str) -> Child {
     run
 }
 
+/// Attaches to the one run that there is.
+fn watch(scene: &Scene) -> (Child, std::io::Lines<impl BufRead>) {
+    let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
+    let mut watching = scene.start(&["run", "--resume", &id, "--json"]);
+    let events = std::io::BufReader::new(watching.stderr.take().unwrap()).lines();
+    (watching, events)
+}
+
 fn end(scene: &Scene, run: Child) -> Ran {
     scene.file("go", "");
     let ran = Ran::of(run.wait_with_output().unwrap());
@@ -116,9 +124,7 @@ fn signals_and_orders_reach_the_one_who_took_the_place_of_a_keeper() {
     scene.dir("out");
     let script = format!("trap 'echo asked > out/asked; exit 9' TERM; {WAIT}");
     let run = start(&scene, &["--data-out", "out", "--size", "16MiB"], &script);
-    let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
-    let mut watching = scene.start(&["run", "--resume", &id, "--json"]);
-    let mut events = std::io::BufReader::new(watching.stderr.take().unwrap()).lines();
+    let (mut watching, mut events) = watch(&scene);
     // Each keeper greets with the phase.
     let mut greeted = || events.by_ref().any(|line| line.unwrap().contains("\"phase\""));
     assert!(greeted());
@@ -140,9 +146,7 @@ fn one_who_watches_hears_the_end_from_a_new_keeper_however_late_he_reads() {
     let scene = Scene::new(Who::User);
     scene.dir("out");
     let run = start(&scene, &["--data-out", "out", "--size", "16MiB"], WAIT);
-    let id = scene.state()[0].file_name().unwrap().to_string_lossy().into_owned();
-    let mut watching = scene.start(&["run", "--resume", &id, "--json"]);
-    let mut events = std::io::BufReader::new(watching.stderr.take().unwrap()).lines();
+    let (mut watching, mut events) = watch(&scene);
     let mut greeted = || events.by_ref().any(|line| line.unwrap().contains("\"phase\""));
     assert!(greeted());
     kill(wait_for_keeper(run.id()));

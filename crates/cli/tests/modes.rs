@@ -257,7 +257,7 @@ fn an_archive_of_results_has_their_modes_whatever_these_are() {
         .assert_code(0);
     let archive = format!("out/results-{}.tar", scene.report("report")["id"].as_str().unwrap());
     scene.who = Who::Me;
-    scene.run(&["stage", "--unpack", &archive, "unpacked"]).assert_code(0);
+    scene.run(&["stage", "--unpack", "-p", &archive, "unpacked"]).assert_code(0);
     for mode in MODES {
         check(&scene, &format!("unpacked/m{mode:o}"), mode);
     }

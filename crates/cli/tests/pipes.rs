@@ -4,6 +4,8 @@
 
 mod scene;
 
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
@@ -40,6 +42,39 @@ fn a_command_that_shows_something_ends_with_its_reader_and_without_a_word() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!said.contains("panicked"), "{arguments:?}: {said}");
         assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_full_standard_output_is_told_and_no_panic() {
+    let scene = scene();
+    for (arguments, code) in [
+        (&["run", "--list"][..], 125),
+        (&["stage", "--dry-run", "a", "b"], 3),
+        (&["stage", "--json", "--dry-run", "a", "b"], 3),
+        (&["serve", "--openapi"], 1),
+        (&["doctor", "--json"], 1),
+        // All is copied, and nobody hears of it.
+        (&["stage", "a", "c"], 0),
+        (&["stage", "--json", "a", "d"], 0),
+        (&["stage", "--pack", "tar", "a", "a.tar"], 0),
+        (&["stage", "--list", "a.tar"], 3),
+        (&["stage", "--unpack", "a.tar", "e"], 0),
+    ] {
+        fs::set_permissions(scene.dir("state"), fs::Permissions::from_mode(0o700)).unwrap();
+        scene.dir("state/run");
+        let mut command = scene.ondeck(arguments);
+        let output = command.stdout(File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
+        fs::remove_dir_all(scene.path("state")).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(
+            said.contains("No space left on device") && !said.contains("panicked"),
+            "{arguments:?}: {said}"
+        );
+    }
+    for copy in ["c", "d", "e"] {
+        assert_eq!(scene.list(copy), ["x"]);
     }
 }
 

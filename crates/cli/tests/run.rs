@@ -584,7 +584,10 @@ fn what_does_not_fit_is_refused_with_figures_and_remedy_before_anything_is_chang
             &["--data-in", "in", "--size", "4MiB", "--out-size", "2MiB"],
             "and the output 2 MiB; use --size 5MiB",
         );
-        refused(&["--data-in", "missing"], "make it with: mkdir -p missing");
+        refused(&["--data-out", "missing"], "make it with: mkdir -p missing");
+        let ran = scene.run_shell(&["--data-in", "missing"], "echo ran");
+        ran.assert_code(125).assert_says("the input directory missing can't be used");
+        assert!(!ran.err.contains("mkdir"), "{ran:?}");
         refused(&["--data-in", "in/big"], "is not a directory");
         refused(&["--data-out", "/tmp"], "belongs to the system");
         refused(&["--data-out", "/dev/shm"], "is where RAM disks and the state of runs are kept");
@@ -625,6 +628,7 @@ fn what_does_not_fit_is_refused_with_figures_and_remedy_before_anything_is_chang
         );
         ran.assert_code(0).assert_says("running on disk").assert_says("ext");
         assert_eq!(ran.out, "ran\n");
+        assert!(!ran.err.contains("--fallback"), "what is done is no advice: {ran:?}");
         if who == Who::User && is_root() {
             scene.file("in/secret", "x");
             std::os::unix::fs::chown(scene.path("in/secret"), Some(0), Some(0)).unwrap();
@@ -712,10 +716,9 @@ fn results_are_given_up_only_by_name_and_with_confirmation() {
         .assert_code(122);
     let id = scene.report("report")["id"].as_str().unwrap().to_owned();
     scene.run(&["run", "--abandon", &id]).assert_code(125).assert_says("must be confirmed; add --yes");
-    scene
-        .run(&["run", "--abandon", "nonsense", "--yes"])
-        .assert_code(125)
-        .assert_says("there is no run nonsense");
+    for unknown in [&["run", "--abandon", "nonsense"][..], &["run", "--abandon", "nonsense", "--yes"]] {
+        scene.run(unknown).assert_code(125).assert_says("there is no run nonsense");
+    }
     scene.run(&["run", "--abandon", &id, "--yes"]).assert_code(123).assert_says("given up");
     scene.wait_for_end();
     drop(mounted);

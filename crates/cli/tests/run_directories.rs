@@ -518,7 +518,8 @@ fn an_archive_of_results_holds_nothing_of_an_overlays_own() {
         let archive = format!("out/results-{}.tar", scene.report("report")["id"].as_str().unwrap());
         let listed = tool("tar", &["-tf", at(&scene.path(&archive))]);
         assert!(!listed.contains("gone") && listed.contains("sub/file"), "{who:?} {listed}");
-        scene.run(&["stage", "--unpack", &archive, "unpacked"]).assert_code(0);
+        // Root's are privileged.
+        scene.run(&["stage", "--unpack", "--same-permissions", &archive, "unpacked"]).assert_code(0);
         let mut wanted = vec![format!("{own}=\"y\""), "user.plain=\"y\"".to_owned()];
         wanted.sort();
         assert_eq!(xattrs(&scene.path("unpacked/sub")), wanted, "{who:?}");

@@ -146,6 +146,7 @@ fn archives_and_directories_follow_the_callers_umask() {
     scene.dir("a");
     scene.dir("a/sub");
     scene.file("a/sub/x", "x");
+    fs::set_permissions(scene.path("a/sub/x"), fs::Permissions::from_mode(0o6755)).unwrap();
     for (umask, archive, directory) in [(0o022, "644", "755"), (0o027, "640", "750"), (0o077, "600", "700")] {
         let name = |what: &str| format!("{what}-{umask:o}");
         scene.run_with_umask(umask, &["stage", "--pack", "tar", "a", &name("tar")]).assert_code(0);
@@ -154,10 +155,23 @@ fn archives_and_directories_follow_the_callers_umask() {
         scene.run_with_umask(umask, &only).assert_code(0);
         assert_eq!(scene.mode(&name("one")), directory, "{umask:o}");
         assert_eq!(scene.mode(&format!("{}/sub", name("one"))), directory, "{umask:o}");
-        // What the archive lists is as it was packed.
+        // What the archive lists as well: it may be a stranger's.
         scene.run_with_umask(umask, &["stage", "--unpack", &name("tar"), &name("all")]).assert_code(0);
-        assert_eq!(scene.mode(&name("all")), scene.mode("a"));
-        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), scene.mode("a/sub/x"));
+        assert_eq!(scene.mode(&name("all")), directory);
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("all"))), format!("{:o}", 0o755 & !umask));
+        // And as it was packed, if it is trusted.
+        let trusted = ["stage", "--unpack", "-p", &name("tar"), &name("same")];
+        scene.run_with_umask(umask, &trusted).assert_code(0);
+        assert_eq!(scene.mode(&name("same")), scene.mode("a"));
+        assert_eq!(scene.mode(&format!("{}/sub/x", name("same"))), scene.mode("a/sub/x"));
+        // A directory that was there stays as it is, trusted or not.
+        let there = name("there");
+        scene.dir(&there);
+        fs::set_permissions(scene.path(&there), fs::Permissions::from_mode(0o700)).unwrap();
+        for how in ["-p", "--no-sync"] {
+            scene.run_with_umask(umask, &["stage", "--unpack", how, &name("tar"), &there]).assert_code(0);
+            assert_eq!(scene.mode(&there), "700", "{how}");
+        }
     }
     fs::set_permissions(scene.path("a"), fs::Permissions::from_mode(0o700)).unwrap();
     scene.run_with_umask(0, &["stage", "--pack", "tar.zst", "a", "closed"]).assert_code(0);
@@ -212,6 +226,77 @@ fn files_that_are_removed_meanwhile_have_an_exit_code_of_their_own() {
 }
 
 #[test]
+fn files_that_are_removed_while_they_are_packed_have_that_code_too() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..100 {
+        scene.file(&format!("a/f{number}"), vec![1; 1 << 20]);
+    }
+    let pack = scene.start(&["stage", "--threads", "1", "--pack", "tar.zst", "a", "a.tar.zst"]);
+    let pid = rustix::process::Pid::from_child(&pack);
+    let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+    wait_until("it has begun", || scene.list(".").iter().any(|name| name.starts_with(".a.tar.zst")));
+    signal(rustix::process::Signal::STOP);
+    for number in 0..100 {
+        fs::remove_file(scene.path(&format!("a/f{number}"))).unwrap();
+    }
+    signal(rustix::process::Signal::CONT);
+    let ran = Ran::of(pack.wait_with_output().unwrap());
+    ran.assert_code(24).assert_says("No such file").assert_says("removed from a while it was packed");
+}
+
+#[test]
+fn patterns_that_match_nothing_are_refused_before_anything_is_copied() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for name in ["a/x.dat", "a/y.txt"] {
+        scene.file(name, "content");
+    }
+    for pattern in ["[", "./b", "", "a//b", "{x"] {
+        let ran = scene.run(&["stage", "--exclude", "*.tmp", "--exclude", pattern, "a", "b"]);
+        ran.assert_code(2).assert_says(&format!("the pattern `{pattern}` can't match anything"));
+        assert!(!scene.path("b").exists());
+    }
+    scene.run(&["stage", "--exclude", "!*.dat", "a", "b"]).assert_code(0);
+    assert_eq!(scene.list("b"), ["x.dat"]);
+}
+
+#[test]
+fn an_archive_that_is_refused_leaves_no_directory() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    scene.file("a/x", "content");
+    scene.file("broken.tar", [b'?'; 3000]);
+    scene.run(&["stage", "--pack", "tar", "a", "a.tar"]).assert_code(0);
+    for arguments in [&["broken.tar", "b"][..], &["--only", "nosuch", "a.tar", "b"]] {
+        let ran = scene.run(&[&["stage", "--unpack"], arguments].concat());
+        assert!(ran.code != Some(0) && !scene.path("b").exists(), "{ran:?}");
+    }
+    // What was not done is not counted.
+    scene.dir("shut");
+    std::os::unix::net::UnixListener::bind(scene.path("shut/socket")).unwrap();
+    let ran = scene.run(&["stage", "--pack", "tar", "shut", "shut.tar"]);
+    ran.assert_code(1).assert_says("socket");
+    assert_eq!(ran.out, "");
+    // One that was there before stays.
+    scene.dir("b");
+    assert_ne!(scene.run(&["stage", "--unpack", "broken.tar", "b"]).code, Some(0));
+    assert!(scene.path("b").exists());
+}
+
+#[test]
+fn help_is_readable_as_it_is() {
+    let scene = Scene::new(Who::User);
+    for command in [&["run"][..], &["stage"], &["ramdisk", "create"], &["ramdisk", "nodes"]] {
+        let help = scene.run(&[command, &["--help"]].concat()).out;
+        let codes = help.split("Exit codes").nth(1).unwrap_or_default();
+        assert!(codes.lines().all(|line| line.len() < 80), "{codes}");
+        assert!(!help.contains("\\\""), "{help}");
+    }
+    assert!(!scene.run(&["ramdisk", "nodes", "--help"]).out.contains("List RAM disks"));
+}
+
+#[test]
 fn doctor_finds_this_machine_fit() {
     for who in scene::everyone() {
         let scene = Scene::new(who);
@@ -221,4 +306,56 @@ fn doctor_finds_this_machine_fit() {
         let json: serde_json::Value = serde_json::from_str(&scene.run(&["doctor", "--json"]).out).unwrap();
         assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "overlay"));
     }
+}
+
+#[test]
+fn names_in_an_archive_neither_move_the_cursor_nor_forge_lines() {
+    let scene = Scene::new(Who::User);
+    let hostile = "x\u{1b}]0;PWN\u{7}\u{1b}[31m\nf 0644 fake\u{202e}";
+    scene.dir("a");
+    let file = scene.file(&format!("a/{hostile}"), "x");
+    let tar = |options: &[&str], what: &str| {
+        let mut command = std::process::Command::new("tar");
+        assert!(command.args(options).arg(what).current_dir(scene.path("a")).status().unwrap().success());
+    };
+    let archive = scene.path("a.tar");
+    tar(&["-cf", archive.to_str().unwrap()], hostile);
+    let is_plain =
+        |text: &str| text.lines().all(|line| line.chars().all(|c| !c.is_control() && c != '\u{202e}'));
+    let list = scene.run(&["stage", "--list", "a.tar"]);
+    list.assert_code(0);
+    assert!(list.out.lines().count() == 1 && is_plain(&list.out), "{list:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&scene.run(&["stage", "--list", "--json", "a.tar"]).out).unwrap();
+    assert_eq!(json["path"], hostile, "a program is told the name itself");
+    // What is refused is told, on one line.
+    tar(&["-Pcf", archive.to_str().unwrap()], file.to_str().unwrap());
+    let ran = scene.run(&["stage", "--unpack", "a.tar", "b"]);
+    ran.assert_code(1).assert_says("its path is absolute");
+    assert!(ran.err.lines().count() == 2 && is_plain(&ran.err), "{ran:?}");
+    // Of a copy as well.
+    let ran = scene.run(&["stage", "--dry-run", "a", "c"]);
+    assert!(ran.out.contains("fake") && is_plain(&ran.out), "{ran:?}");
+}
+
+#[test]
+fn a_list_ends_at_a_signal() {
+    let scene = Scene::new(Who::User);
+    scene.dir("a");
+    for number in 0..1000 {
+        scene.file(&format!("a/{}{number}", "x".repeat(200)), "");
+    }
+    scene.run(&["stage", "--pack", "tar", "a", "a.tar"]).assert_code(0);
+    // Nobody reads what it prints, so it never comes to its end.
+    let mut child = scene.start(&["stage", "--list", "a.tar"]);
+    let list = child.stdout.take().unwrap();
+    wait_until("the list", || rustix::io::ioctl_fionread(&list).unwrap() > 0);
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let mut ended = None;
+    wait_until("its end", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.unwrap()), Some(libc::SIGTERM));
 }

@@ -68,8 +68,11 @@ fn whoever_takes_the_name_of_the_state_directory_keeps_nobody_from_running() {
         assert_eq!(listed.out.lines().count(), 1, "{listed:#?}");
         assert!(!listed.out.contains("no runs"), "{listed:#?}");
         // Another run of the same user finds the same directory.
-        let second = ondeck(&["run", "--data-out", "out", "--", "true"]).output().unwrap();
-        Ran::of(second).assert_code(0);
+        for arguments in [&["run", "--data-out", "out", "--", "true"][..], &["run", "--list"]] {
+            // A variable without a value names nothing.
+            let second = ondeck(arguments).env("ONDECK_STATE_DIR", "").output().unwrap();
+            Ran::of(second).assert_code(0);
+        }
         let own = || -> Vec<_> {
             let all = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap());
             all.filter(|entry| entry.metadata().unwrap().uid() == UID).collect()

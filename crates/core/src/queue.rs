@@ -267,6 +267,10 @@ pub struct QueuedJob {
     /// The numbers of those other jobs; of an array, that of one element.
     #[serde(default)]
     pub depends_on: Vec<JobId>,
+    /// The heterogeneous job that it is a component of, by the number of that job's first component. Its components start
+    /// together and run as one job.
+    #[serde(default)]
+    pub component_of: Option<JobId>,
 }
 
 #[cfg(test)]

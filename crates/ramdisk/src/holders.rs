@@ -27,7 +27,10 @@ impl fmt::Display for Holder {
         match &self.path {
             Some(path) => write!(f, "holds {}", path.display()),
             None => {
-                f.write_str("may hold something: it waits in execve for a filesystem that does not answer")
+                f.write_str(
+                    "may hold something: it, or others of its user's, wait in execve for a filesystem that does not \
+                     answer",
+                )
             }
         }
     }

@@ -290,6 +290,13 @@ impl Place {
         self.table().retain(|_, process| process.role != role || process.ended.is_none());
     }
 
+    /// Ends the processes of a role, and forgets them at once: when they have ended is nothing to whoever comes after them in
+    /// that role. [`Place::kill_all`] finds one that does not end.
+    pub fn end_role(&self, role: &str) {
+        self.kill_role(role);
+        self.table().retain(|_, process| process.role != role);
+    }
+
     /// The running process of a role.
     pub fn running(&self, role: &str) -> Option<i32> {
         self.table().values().find(|process| process.role == role && process.ended.is_none()).map(|p| p.pid)
@@ -602,6 +609,27 @@ mod tests {
         assert!(marked(dir.path()).unwrap().is_empty());
         first.wait(soon(), "its end", || Ok(first.must_run("brick").err())).unwrap();
         second.wait(soon(), "its end", || Ok(second.running("brick").is_none().then_some(()))).unwrap();
+    }
+
+    #[test]
+    fn the_late_end_of_one_that_was_taken_away_is_nothing_to_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = place(dir.path());
+        let sleep = || {
+            let mut command = Command::new("sleep");
+            command.arg("300");
+            command
+        };
+        let first = place.start("client", sleep()).unwrap();
+        place.end_role("client");
+        // It may still be dying.
+        let second = place.start("client", sleep()).unwrap();
+        let gone = PathBuf::from(format!("/proc/{first}"));
+        place.wait(soon(), "its end", || Ok((!gone.exists()).then_some(()))).unwrap();
+        let known = || place.processes().into_iter().map(|process| (process.pid, process.ended.is_some()));
+        assert_eq!(known().collect::<Vec<_>>(), [(second, false)]);
+        assert_eq!(place.must_run("client").unwrap(), second);
+        place.kill_all(soon()).unwrap();
     }
 
     /// The environment of what a place starts.

@@ -2,12 +2,13 @@
 //!
 //! Who reads of a process what its memory, its files or its namespaces are waits while the process is in `execve`. A user
 //! can make that last for ever: with a file, closed by `execve`, whose filesystem they serve and never answer for. So
-//! nobody here waits for a single process without a [bound](PATIENCE). What /proc tells at once of each process is its
-//! `status`, `cmdline`, `comm` and `mountinfo`.
+//! nobody here waits for a single process without a [bound](PATIENCE), nor for more than a few of one user's. What /proc
+//! tells at once of each process is its `status`, `cmdline`, `comm` and `mountinfo`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -18,8 +19,24 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// After how long without a word the next processes are looked at beside the one that is waited for.
 const STALL: Duration = Duration::from_millis(5);
 
-/// The processes that somebody still waits for. They are not asked again: each would keep another thread.
-static WAITED_FOR: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+/// How long nothing at all may be told in all, while processes are looked at: some may answer slowly again and again.
+const MOST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// When so many processes of a user are waited for, no more of that user's are asked. Root's are.
+const MOST_OF_A_USER: usize = 8;
+
+/// When so many threads wait, nobody starts more than one.
+const MOST_THREADS: usize = 256;
+
+/// Enough for what such a thread does.
+const STACK: usize = 256 << 10;
+
+/// The processes that somebody still waits for, and whose they are. They are not asked again: each would keep another
+/// thread.
+static WAITED_FOR: Mutex<BTreeMap<i32, Option<u32>>> = Mutex::new(BTreeMap::new());
+
+/// The threads that look or wait.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// All processes but this one.
 ///
@@ -37,7 +54,7 @@ pub fn pids() -> io::Result<Vec<i32>> {
 }
 
 /// What `look` finds out about each of these processes, in no order; `None` of one of which the kernel tells nothing within
-/// [`PATIENCE`].
+/// [`PATIENCE`], and of one that is not asked because too many of its user's don't answer.
 ///
 /// # Errors
 /// If there is no thread to look with.
@@ -45,56 +62,145 @@ pub fn look_at<T: Send + 'static>(
     pids: impl IntoIterator<Item = i32>,
     look: impl Fn(i32) -> T + Send + Sync + 'static,
 ) -> io::Result<Vec<(i32, Option<T>)>> {
-    let (known, asked): (Vec<i32>, Vec<i32>) = {
+    // Who has started a set-uid program is its real user. One that has ended has none, and is looked at: that tells it.
+    look_at_those_of(pids, |pid| users_of(pid).ok().map(|[user, ..]| user), look)
+}
+
+/// What is left to do of one look at processes.
+struct Left {
+    queue: VecDeque<i32>,
+    /// Those that are being looked at, and whose they are.
+    asked: BTreeMap<i32, Option<u32>>,
+    /// Those of users of whom as many as may be are being looked at.
+    deferred: BTreeMap<u32, Vec<i32>>,
+}
+
+/// What a thread does next.
+enum Next {
+    Look(i32),
+    PassOver(i32),
+    Done,
+}
+
+impl Left {
+    /// Takes the next process. `user` must answer at once.
+    fn next(&mut self, user: impl Fn(i32) -> Option<u32>) -> Next {
+        while let Some(pid) = self.queue.pop_front() {
+            let user = user(pid);
+            if let Some(bounded) = user.filter(|user| *user != 0) {
+                let of_user =
+                    |all: &BTreeMap<i32, Option<u32>>| all.values().filter(|of| **of == user).count();
+                let given_up = of_user(&lock(&WAITED_FOR));
+                if given_up >= MOST_OF_A_USER {
+                    return Next::PassOver(pid);
+                }
+                if given_up + of_user(&self.asked) >= MOST_OF_A_USER {
+                    self.deferred.entry(bounded).or_default().push(pid);
+                    continue;
+                }
+            }
+            self.asked.insert(pid, user);
+            return Next::Look(pid);
+        }
+        Next::Done
+    }
+
+    /// Notes that a process was looked at: another one of its user's may be.
+    fn has_answered(&mut self, pid: i32) {
+        if let Some(Some(user)) = self.asked.remove(&pid)
+            && let Some(next) = self.deferred.get_mut(&user).and_then(Vec::pop)
+        {
+            self.queue.push_front(next);
+        }
+    }
+}
+
+/// One of the [`THREADS`].
+struct Counted;
+
+impl Counted {
+    fn new() -> Counted {
+        THREADS.fetch_add(1, Ordering::Relaxed);
+        Counted
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        THREADS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn look_at_those_of<T: Send + 'static>(
+    pids: impl IntoIterator<Item = i32>,
+    user: impl Fn(i32) -> Option<u32> + Send + Sync + 'static,
+    look: impl Fn(i32) -> T + Send + Sync + 'static,
+) -> io::Result<Vec<(i32, Option<T>)>> {
+    let (known, queue): (Vec<i32>, Vec<i32>) = {
         let waited_for = lock(&WAITED_FOR);
-        pids.into_iter().partition(|pid| waited_for.contains(pid))
+        pids.into_iter().partition(|pid| waited_for.contains_key(pid))
     };
     let mut found: Vec<(i32, Option<T>)> = known.into_iter().map(|pid| (pid, None)).collect();
-    let mut missing: BTreeSet<i32> = asked.iter().copied().collect();
-    let queue = Arc::new(Mutex::new(VecDeque::from(asked)));
-    let look = Arc::new(look);
+    let mut missing: BTreeSet<i32> = queue.iter().copied().collect();
+    let left =
+        Arc::new(Mutex::new(Left { queue: queue.into(), asked: BTreeMap::new(), deferred: BTreeMap::new() }));
+    let (user, look) = (Arc::new(user), Arc::new(look));
     let (sender, receiver) = channel();
     let start = || {
-        let (queue, look, sender) = (Arc::clone(&queue), Arc::clone(&look), sender.clone());
-        std::thread::Builder::new().name("look at processes".to_owned()).spawn(move || {
+        let (left, user, look, sender) =
+            (Arc::clone(&left), Arc::clone(&user), Arc::clone(&look), sender.clone());
+        let counted = Counted::new();
+        std::thread::Builder::new().name("look at processes".to_owned()).stack_size(STACK).spawn(move || {
+            let _counted = counted;
             loop {
                 // The lock is not held while it looks.
-                let next = lock(&queue).pop_front();
-                let Some(pid) = next else { return };
-                let answer = look(pid);
+                let next = lock(&left).next(&*user);
+                let (pid, answer) = match next {
+                    Next::Look(pid) => (pid, Some(look(pid))),
+                    Next::PassOver(pid) => (pid, None),
+                    Next::Done => return,
+                };
                 // Together: who notes that it is waited for must not miss the answer.
+                let mut left = lock(&left);
                 let mut waited_for = lock(&WAITED_FOR);
                 waited_for.remove(&pid);
+                left.has_answered(pid);
                 // Nobody may be listening any more.
                 let _ = sender.send((pid, answer));
             }
         })
     };
     let mut heard = Instant::now();
+    let mut waited = Duration::ZERO;
     let mut started = if missing.is_empty() { Ok(()) } else { start().map(drop) };
-    while !missing.is_empty() && started.is_ok() {
+    while !missing.is_empty() && started.is_ok() && waited < MOST_PATIENCE {
+        let began = Instant::now();
         match receiver.recv_timeout(STALL) {
             Ok((pid, answer)) => {
                 heard = Instant::now();
                 missing.remove(&pid);
-                found.push((pid, Some(answer)));
+                found.push((pid, answer));
+                continue;
             }
-            Err(_) if !lock(&queue).is_empty() => started = start().map(drop),
+            Err(_) if THREADS.load(Ordering::Relaxed) < MOST_THREADS && !lock(&left).queue.is_empty() => {
+                started = start().map(drop);
+            }
             Err(_) if heard.elapsed() >= PATIENCE => break,
             Err(_) => {}
         }
+        waited += began.elapsed();
     }
-    // Those that nobody has begun to look at.
-    for pid in lock(&queue).drain(..) {
-        missing.remove(&pid);
-    }
+    let mut left = lock(&left);
     let mut waited_for = lock(&WAITED_FOR);
     while let Ok((pid, answer)) = receiver.try_recv() {
         missing.remove(&pid);
-        found.push((pid, Some(answer)));
+        found.push((pid, answer));
     }
-    waited_for.extend(&missing);
-    drop(waited_for);
+    // Nobody looks at the others any more.
+    left.queue.clear();
+    left.deferred.clear();
+    waited_for.extend(left.asked.iter().map(|(pid, user)| (*pid, *user)));
+    drop((waited_for, left));
     found.extend(missing.into_iter().map(|pid| (pid, None)));
     started.map(|()| found)
 }
@@ -115,7 +221,8 @@ pub fn no_answer(pid: i32) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
         format!(
-            "the kernel does not tell what process {pid} has: it waits in execve, for a filesystem that does not answer"
+            "the kernel does not tell what process {pid} has: it, or others of its user's, wait in execve for a \
+             filesystem that does not answer"
         ),
     )
 }
@@ -181,7 +288,57 @@ mod tests {
         while look_at(pids(), look.clone()).unwrap().iter().any(|(_, found)| found.is_none()) {
             assert!(Instant::now() < until);
         }
-        assert!(lock(&WAITED_FOR).iter().all(|pid| *pid > 0));
+        assert!(pids().all(|pid| !lock(&WAITED_FOR).contains_key(&pid)));
+    }
+
+    #[test]
+    fn however_many_do_not_answer_a_few_are_asked() {
+        const STUCK: std::ops::Range<i32> = -5000..-3000;
+        const SLOW: std::ops::Range<i32> = -6000..-5900;
+        let user = |pid: i32| {
+            Some(if STUCK.contains(&pid) {
+                20_001
+            } else if SLOW.contains(&pid) {
+                20_003
+            } else {
+                20_002
+            })
+        };
+        let gate = Arc::new((Mutex::new((0, false)), std::sync::Condvar::new()));
+        let look = {
+            let gate = Arc::clone(&gate);
+            move |pid: i32| {
+                if STUCK.contains(&pid) {
+                    let (state, opened) = &*gate;
+                    let mut state = state.lock().unwrap();
+                    state.0 += 1;
+                    drop(opened.wait_while(state, |(_, open)| !*open).unwrap());
+                } else if SLOW.contains(&pid) {
+                    std::thread::sleep(PATIENCE / 2);
+                }
+            }
+        };
+        let others = -2000..-1000;
+        for _ in 0..3 {
+            let began = Instant::now();
+            let found = look_at_those_of(STUCK.chain(others.clone()), user, look.clone()).unwrap();
+            assert!(began.elapsed() < PATIENCE * 3, "{:?}", began.elapsed());
+            assert_eq!(found.len(), 3000);
+            assert!(found.iter().all(|(pid, found)| found.is_none() == STUCK.contains(pid)));
+            assert_eq!(gate.0.lock().unwrap().0, MOST_OF_A_USER);
+        }
+        // Each of them tells something in time.
+        let began = Instant::now();
+        let found = look_at_those_of(SLOW.chain(others), user, look.clone()).unwrap();
+        assert!(began.elapsed() < MOST_PATIENCE + PATIENCE * 2, "{:?}", began.elapsed());
+        assert_eq!(found.len(), 1100);
+        assert!(found.iter().all(|(pid, found)| found.is_some() || SLOW.contains(pid)));
+        gate.0.lock().unwrap().1 = true;
+        gate.1.notify_all();
+        let until = Instant::now() + Duration::from_secs(10);
+        while look_at_those_of(STUCK, user, look.clone()).unwrap().iter().any(|(_, found)| found.is_none()) {
+            assert!(Instant::now() < until);
+        }
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn judge(
         }
     };
     // Its script may not have been read yet; then it is not known that it asks for anything.
-    let silent = began.elapsed() < daemon.config.scheduler.node_timeout;
+    let silent = began.elapsed() < daemon.config().scheduler.node_timeout;
     if runs && silent && !daemon.brain().schedule.jobs().contains_key(&job) {
         return Judgement::Wait;
     }

@@ -1,7 +1,7 @@
 //! The middle of the daemon: one event after the other, kept before anything is done about it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::fleet::Fleet;
@@ -9,17 +9,19 @@ use ondeck_agent::node::{StartError, host_name, own_address};
 use ondeck_api::Config;
 use ondeck_api::auth::Administrators;
 use ondeck_api::munge::Munge;
+use ondeck_api::reload::{self, HangUps, ReadAgain, Reloaded};
 use ondeck_api::scheduler::Transfer;
 use ondeck_api::server::{ListenError, Listening, Server};
 use ondeck_core::schedule::{Action, Effects, Event, Identity, Job, Node, Nodes, Refused, Schedule, Time};
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Epoch, Incarnation, JobId, NodeName};
 use ondeck_wlm::{Slurm, SlurmSettings};
-use tokio::sync::{Notify, RwLock, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::charge::{self, Charge, Conflict, NothingToTakeOver};
 pub(crate) use crate::clock::now;
 use crate::clock::{self, KeptClock};
+use crate::compute::{self, ComputeNodes};
 use crate::queue::Queue;
 use crate::store::{Store, StoreError};
 use crate::{execute, fleet, parts, queue};
@@ -70,7 +72,8 @@ pub(crate) struct Brain {
 
 /// The daemon.
 pub(crate) struct Daemon {
-    pub config: Config,
+    /// Exchanged as a whole when the configuration is read again.
+    config: RwLock<Arc<Config>>,
     pub name: NodeName,
     pub fleet: Fleet,
     pub charge: Arc<Charge>,
@@ -84,8 +87,11 @@ pub(crate) struct Daemon {
     /// What the workload manager is to be told of each job, in order.
     orders: Mutex<BTreeMap<JobId, VecDeque<(Incarnation, Action)>>>,
     /// Who takes a RAM disk away: from one node each, or from all nodes alone.
-    unmounts: Mutex<BTreeMap<Incarnation, Arc<RwLock<()>>>>,
+    unmounts: Mutex<BTreeMap<Incarnation, Arc<tokio::sync::RwLock<()>>>>,
+    pub compute: ComputeNodes,
     brain: Mutex<Brain>,
+    /// Why the journal can't be written, while it can't. Whoever asks meanwhile must not wait for the brain.
+    journal_fault: Mutex<Option<String>>,
     /// Counts events, so that whoever waits for a state looks again.
     changed: watch::Sender<u64>,
     /// A time to wait for may have come nearer.
@@ -98,7 +104,7 @@ impl Daemon {
         &self,
         nodes: impl IntoIterator<Item = &NodeName>,
     ) -> BTreeMap<NodeName, String> {
-        if self.config.scheduler.simulate.is_some() {
+        if self.config().scheduler.simulate.is_some() {
             return BTreeMap::new();
         }
         let refused = self.charge.take(&self.fleet, nodes).await;
@@ -108,6 +114,42 @@ impl Daemon {
         refused
     }
 
+    /// The configuration that is in force now.
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Takes over what it can of a configuration. What is under way goes on as it has begun.
+    fn take_over(&self, new: &Config) -> Result<Reloaded, String> {
+        let reloaded = self.config().reload_scheduler(new)?;
+        let site = reloaded.config.scheduler.site(&reloaded.config.nodes)?;
+        let mut brain = self.brain();
+        brain.schedule.set_site(site);
+        *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            Arc::new(reloaded.config.clone());
+        Ok(reloaded)
+    }
+
+    /// Takes over what it can of a changed configuration, at each SIGHUP.
+    async fn reload(self: Arc<Self>, mut hang_ups: HangUps, read_again: ReadAgain) {
+        while hang_ups.next().await {
+            let (daemon, read_again) = (Arc::clone(&self), Arc::clone(&read_again));
+            let reload = tokio::task::spawn_blocking(move || {
+                read_again().map_err(|error| error.to_string()).and_then(|new| daemon.take_over(&new))
+            });
+            match reload.await {
+                Ok(Ok(reloaded)) => {
+                    reloaded.log("ondeck serve");
+                    // Who waits may have what is waited for, and another time may be the next.
+                    let _ = self.event(Event::Tick).await;
+                    self.earlier.notify_one();
+                }
+                Ok(Err(why)) => reload::log_refused(&why),
+                Err(error) => reload::log_refused(&error.to_string()),
+            }
+        }
+    }
+
     /// The RSA nodes whose agents do not obey, and why.
     pub fn refusing(&self) -> MutexGuard<'_, BTreeMap<NodeName, String>> {
         self.refusing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -115,9 +157,23 @@ impl Daemon {
 
     /// The schedule and the journal. Held for moments only.
     pub fn brain(&self) -> MutexGuard<'_, Brain> {
+        let locked = match self.brain.try_lock() {
+            Err(TryLockError::WouldBlock) => aside(|| self.brain.lock()),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Ok(brain) => Ok(brain),
+        };
         // An event that panicked half-way must not be followed by others.
         #[allow(clippy::expect_used)]
-        self.brain.lock().expect("no event has panicked")
+        locked.expect("no event has panicked")
+    }
+
+    /// Why the journal can't be written, if it can't.
+    pub fn journal_fault(&self) -> Option<String> {
+        self.journal_fault.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn set_journal_fault(&self, fault: Option<String>) {
+        *self.journal_fault.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = fault;
     }
 
     /// A job as it is now.
@@ -140,6 +196,9 @@ impl Daemon {
             let at = now();
             let effects = brain.schedule.handle(at, event)?;
             let news = daemon.keep(&mut brain, at, &effects);
+            for unasked in &effects.unasked {
+                daemon.compute.unasked(unasked);
+            }
             // Begun in the order in which they were decided.
             let _runtime = handle.enter();
             for action in effects.actions {
@@ -175,9 +234,16 @@ impl Daemon {
             tracing::info!(job, states, "{}", plain(&change.text, MESSAGE));
         }
         let Brain { schedule, store } = brain;
+        let mut failed = false;
         while let Err(error) = store.keep(at, schedule, effects) {
             tracing::error!(%error, "the journal can't be written; nothing is done until it can");
+            self.set_journal_fault(Some(error.to_string()));
+            failed = true;
             std::thread::sleep(JOURNAL_PAUSE);
+        }
+        if failed {
+            self.set_journal_fault(None);
+            tracing::info!("the journal can be written again");
         }
         true
     }
@@ -251,7 +317,7 @@ impl Daemon {
     }
 
     /// The lock of whoever takes a job's RAM disk away.
-    pub fn unmounts_of(&self, id: Incarnation) -> Arc<RwLock<()>> {
+    pub fn unmounts_of(&self, id: Incarnation) -> Arc<tokio::sync::RwLock<()>> {
         let mut locks = self.unmounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         locks.retain(|known, lock| *known == id || Arc::strong_count(lock) > 1);
         Arc::clone(locks.entry(id).or_default())
@@ -292,7 +358,7 @@ impl Daemon {
     /// Forgets the logs of jobs that ended long ago.
     async fn forget(self: Arc<Self>) {
         loop {
-            let before = Time(now().0.saturating_sub(self.config.scheduler.keep.as_millis() as u64));
+            let before = Time(now().0.saturating_sub(self.config().scheduler.keep.as_millis() as u64));
             let daemon = Arc::clone(&self);
             let done = tokio::task::spawn_blocking(move || daemon.forget_before(before)).await;
             match done {
@@ -305,14 +371,30 @@ impl Daemon {
     }
 }
 
-/// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up.
+/// Waits for a lock without keeping the runtime's other tasks: while the journal can't be written it may take for ever.
+fn aside<T>(wait: impl FnOnce() -> T) -> T {
+    match tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(tokio::runtime::RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
+        _ => wait(),
+    }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT. What it has begun goes on; the next daemon takes it up. At SIGHUP it takes over
+/// what it can of the configuration that `read_again` gives.
 ///
 /// If the agents obey another journal's scheduler, or have seen a later state of this journal, `take_over` is asked whether
 /// that is replaced; if neither is so, the daemon does not run.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> Result<(), ServeError> {
+pub fn serve(
+    config: &Config,
+    read_again: ReadAgain,
+    take_over: Option<&dyn Fn(&Conflict) -> bool>,
+) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // From the beginning: a signal that comes while the agents are asked must not end it.
+    let hang_ups = runtime.block_on(async { HangUps::new() })?;
     let site = config.scheduler.site(&config.nodes).map_err(ServeError::Config)?;
     let name = host_name().map_err(StartError::from)?;
     let mut store = Store::open(&config.scheduler.state)?;
@@ -344,7 +426,6 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
             node.drained.clear();
         }
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut identity = store.identity()?;
     let workload_manager = Slurm::new(SlurmSettings {
         bin_dir: config.slurm.bin_dir.clone(),
@@ -357,7 +438,7 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
         let mut asked: BTreeSet<NodeName> = nodes.keys().cloned().collect();
         if take_over.is_some() {
             // One that has had no work for long may obey a journal of which no RSA node knows.
-            match runtime.block_on(workload_manager.nodes()) {
+            match runtime.block_on(workload_manager.all_nodes()) {
                 Ok(compute) => asked.extend(compute),
                 Err(error) => {
                     tracing::warn!(%error, "the agents of compute nodes are not asked whom they obey")
@@ -404,7 +485,7 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
         .with_authority(Arc::new(move || provider.authority()))
         .with_doubts(move |node| doubter.doubt(node));
     let daemon = Arc::new(Daemon {
-        config: config.clone(),
+        config: RwLock::new(Arc::new(config.clone())),
         name,
         fleet,
         charge,
@@ -415,8 +496,11 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
         transfers: Mutex::default(),
         orders: Mutex::default(),
         unmounts: Mutex::default(),
+        // What runs already may have started while no scheduler could be asked.
+        compute: ComputeNodes::new(now().plus(config.scheduler.limits.prolog)),
         brain: Mutex::new(Brain { schedule, store }),
         changed: watch::channel(0).0,
+        journal_fault: Mutex::default(),
         earlier: Notify::new(),
     });
     let listening = Listening {
@@ -426,6 +510,7 @@ pub fn serve(config: &Config, take_over: Option<&dyn Fn(&Conflict) -> bool>) -> 
         munge: Munge::new(config.munge_socket.clone()),
         administrators: Administrators::new(&config.scheduler.administrators),
     };
+    runtime.spawn(Arc::clone(&daemon).reload(hang_ups, read_again));
     let result = runtime.block_on(run(daemon, listening, resume, clock));
     runtime.shutdown_background();
     result
@@ -451,10 +536,11 @@ async fn run(
     tokio::spawn(clock::watch(Arc::clone(&daemon), clock));
     tokio::spawn(Arc::clone(&daemon).forget());
     tokio::spawn(queue::look(Arc::clone(&daemon)));
-    if daemon.config.scheduler.simulate.is_none() {
+    if daemon.config().scheduler.simulate.is_none() {
         tokio::spawn(Charge::watch(Arc::clone(&daemon)));
         tokio::spawn(fleet::look(Arc::clone(&daemon)));
         tokio::spawn(parts::look(Arc::clone(&daemon)));
+        tokio::spawn(compute::look(Arc::clone(&daemon)));
     }
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let stop = async move {

@@ -70,7 +70,7 @@ pub(crate) async fn work(daemon: &Arc<Daemon>, job: &Job, task: Task) -> Outcome
     let (Some(allocation), Some(id)) = (&job.allocation, job.ramdisk()) else {
         return failed("it has no RSA nodes", Fault::Again);
     };
-    if let Some(pretended) = daemon.config.scheduler.simulate {
+    if let Some(pretended) = daemon.config().scheduler.simulate {
         tokio::time::sleep(pretended).await;
         return Outcome::Done(format!("{} (simulated)", said(job, task.work)));
     }
@@ -147,7 +147,7 @@ pub(crate) fn resume(daemon: &Arc<Daemon>, id: Incarnation, task: Task) {
         let Some(job) = daemon.job(id) else { return };
         let outcome = match task.work {
             // How far it had come is not known; it is removed, and built anew under another epoch.
-            Work::Construct if daemon.config.scheduler.simulate.is_none() => {
+            Work::Construct if daemon.config().scheduler.simulate.is_none() => {
                 failed("the scheduler was started anew while it was being built", Fault::Again)
             }
             _ => match work(&daemon, &job, task).await {
@@ -212,7 +212,7 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
     if let Err(error) = keep_ramdisk(daemon, job.id, id, &secret, None).await {
         return failed(error, Fault::Again);
     }
-    let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
+    let pools = daemon.config().scheduler.pools(&daemon.config().nodes);
     let pool = pools.values().find(|pool| pool.nodes.contains(&allocation.nodes[0]));
     let plan = Plan {
         name: id.name.clone(),
@@ -287,7 +287,7 @@ async fn uses_no_other(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Resul
 }
 
 pub(crate) fn engine(daemon: &Daemon, job: &Job) -> EngineKind {
-    job.request.engine.unwrap_or(daemon.config.scheduler.engine)
+    job.request.engine.unwrap_or(daemon.config().scheduler.engine)
 }
 
 async fn keep_ramdisk(
@@ -377,7 +377,10 @@ async fn stage(
         return outcome;
     }
     match staging.task(&staging.nodes[0], name, work, rest).await {
-        Ok(last) => staging.done(&last),
+        Ok(last) => {
+            staging.tell_of_conflicts().await;
+            staging.done(&last)
+        }
         Err(outcome) => outcome,
     }
 }
@@ -406,6 +409,7 @@ async fn salvage(daemon: &Arc<Daemon>, job: &Job, task: Task, id: &RamDiskId, un
         }
     }
     let Some(last) = last else { return failed("nothing is left of it", Fault::Again) };
+    staging.tell_of_conflicts().await;
     match staging.done(&last) {
         Outcome::Done(text) => Outcome::Salvaged {
             text: format!("{} were saved; {text}", saved.join(", ")),
@@ -475,7 +479,8 @@ impl Staging {
     ) -> Result<TaskReport, Outcome> {
         let (daemon, id, until) = (&self.daemon, &self.id, self.until);
         let home = matches!(work, TaskWork::BringHome { .. });
-        let site = &daemon.config.scheduler;
+        let config = daemon.config();
+        let site = &config.scheduler;
         let bandwidth = site.bandwidth.zip(site.staging).map(|(Rate(Bytes(all)), jobs)| {
             let tasks = if share.as_ref().is_some_and(|share| !share.all_but) { self.tasks } else { 1 };
             Rate(Bytes((all / u64::from(jobs.max(1)) / tasks).max(1)))
@@ -551,6 +556,21 @@ impl Staging {
             seconds_left: (rate > 0.0).then(|| left / rate),
         };
         self.daemon.transfers().insert(self.job.id, transfer);
+    }
+
+    /// Tells the user which results stand beside the files of others: nobody would look for them.
+    async fn tell_of_conflicts(&self) {
+        let text = {
+            let seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let beside: Vec<&str> =
+                seen.values().flat_map(|report| report.beside.iter().map(String::as_str)).collect();
+            if beside.is_empty() {
+                return;
+            }
+            format!("files changed by somebody else were kept; the job's own are {}", beside.join(", "))
+        };
+        let told = Event::Noticed { job: self.job.id, text: plain(&text, MESSAGE) };
+        let _ = self.daemon.event(told).await;
     }
 
     /// What is said of a success.
@@ -673,7 +693,7 @@ fn neighbour(daemon: &Daemon, job: &Job) -> Option<(Incarnation, NodeName)> {
 }
 
 async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
-    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config.scheduler.shared_nodes) {
+    if let Some((other, node)) = neighbour(daemon, job).filter(|_| !daemon.config().scheduler.shared_nodes) {
         let why =
             format!("job {other} runs on {node}, too; ask for nodes of your own with #SBATCH --exclusive");
         return Outcome::Refused { why, fault: Fault::User };
@@ -699,15 +719,20 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
             return Outcome::Refused { why: words(&faults), fault: Fault::Again };
         }
     }
-    let waits = || daemon.job(job.id).is_some_and(|now| now.prolog == Prolog::Waiting);
+    let prolog = || daemon.job(job.id).map(|now| now.prolog);
+    let waits = || prolog() == Some(Prolog::Waiting);
+    let mut changed = daemon.watch();
+    // It waited for the former scheduler, and asks this one again, unless it has been given up.
+    while prolog() == Some(Prolog::Expected) {
+        if tokio::time::timeout_at(until.into(), changed.changed()).await.is_err() {
+            break;
+        }
+    }
     if !waits() {
         return crate::late::mount(daemon, job, id, &layout, &secret, until).await;
     }
-    match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until).await {
-        Ok(()) if !waits() => {
-            // The job may have started in between, and have written to disk and to RAM.
-            failed("its Prolog gave up waiting while it was mounted", Fault::Again)
-        }
+    match daemon.fleet.cover(&layout, &secret, &covers, &job.io_nodes, until, waits).await {
+        // Also if its Prologs give up now: a node that shows it, and knows that all do, lets the job keep it.
         Ok(()) => {
             let what = match job.purpose {
                 Purpose::Input => "input",
@@ -725,6 +750,9 @@ async fn mount(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) 
                 });
             }
             Outcome::Done(text)
+        }
+        Err(NotCovered { faults, .. }) if faults.is_empty() => {
+            failed("its Prolog gave up waiting while it was mounted", Fault::Again)
         }
         Err(NotCovered { faults, untouched }) => {
             // What the user has to change does not get better by itself.
@@ -868,7 +896,7 @@ async fn destroy(
 pub(crate) async fn tell_workload_manager(daemon: &Arc<Daemon>, id: Incarnation, action: Action) {
     let manager = &daemon.workload_manager;
     let job = id.job;
-    if daemon.config.scheduler.simulate.is_some() && !lets_go_in_earnest(daemon, id, &action) {
+    if daemon.config().scheduler.simulate.is_some() && !lets_go_in_earnest(daemon, id, &action) {
         return tracing::info!(%id, ?action, "would be ordered");
     }
     loop {
@@ -963,7 +991,8 @@ async fn hold_back(daemon: &Arc<Daemon>, id: Incarnation, text: &str) -> Result<
 }
 
 async fn lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmError> {
-    let site = &daemon.config.scheduler;
+    let config = daemon.config();
+    let site = &config.scheduler;
     // To a job that somebody holds, a new priority would be a release.
     let sight = seen(daemon).await?;
     let waits = |job: &&QueuedJob| job.id == id && job.standing.waits();
@@ -1010,7 +1039,7 @@ async fn undo_lock_in(daemon: &Arc<Daemon>, id: Incarnation) -> Result<(), WlmEr
         tokio::time::sleep(LOOK_PAUSE).await;
     }
     let Some(job) = job else { return Ok(()) };
-    match daemon.config.scheduler.lock_in {
+    match daemon.config().scheduler.lock_in {
         LockIn::Priority if job.standing == Standing::Held => Ok(()),
         LockIn::Priority => daemon.workload_manager.reset_priority(id.job).await,
         LockIn::Qos => {

@@ -92,7 +92,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     let mut removals = Removals::default();
     let mut looks: Looks<Answer> = Looks::new();
     let mut sweep = None;
-    let pools = daemon.config.scheduler.pools(&daemon.config.nodes);
+    let pools = daemon.config().scheduler.pools(&daemon.config().nodes);
     let devices: BTreeMap<&NodeName, &str> =
         pools.values().flat_map(|pool| pool.nodes.iter().map(|node| (node, &*pool.device))).collect();
     loop {
@@ -123,7 +123,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                 None => {
                     let since = heard.get(&node).unwrap_or(&began);
                     let up = daemon.brain().schedule.nodes().get(&node).is_some_and(|node| node.up);
-                    if up && since.elapsed() > daemon.config.scheduler.node_timeout {
+                    if up && since.elapsed() > daemon.config().scheduler.node_timeout {
                         let _ = daemon.event(Event::NodeLost(node)).await;
                     }
                 }

@@ -76,9 +76,7 @@ pub(crate) async fn mount(
     let late = Late { daemon, job, id, layout, secret, until };
     let later = |why: String| Outcome::Later { why: plain(&why, MESSAGE) };
     if job.purpose != Purpose::Output {
-        // Its Prolog has given up meanwhile.
-        let why = "the job has started before its RAM disk was mounted".to_owned();
-        return Outcome::Refused { why, fault: Fault::Again };
+        return late.begun().await;
     }
     match daemon.fleet.covered(id, &job.io_nodes, until).await {
         Ok(Covered::Nowhere) => {}
@@ -130,6 +128,39 @@ struct Late<'a> {
 impl Late<'_> {
     fn shown_on(&self) -> &[NodeName] {
         &self.job.io_nodes
+    }
+
+    /// The job's Prologs have given up, and its input can't be shown any more. But all of its nodes may show it since
+    /// before they did: then the job has worked in it from the beginning, and keeps it.
+    async fn begun(&self) -> Outcome {
+        let fleet = &self.daemon.fleet;
+        loop {
+            let shown = fleet.covered(self.id, self.shown_on(), self.until).await;
+            return match shown {
+                Ok(Covered::Nowhere) => {
+                    let why = "the job has started before its RAM disk was mounted".to_owned();
+                    Outcome::Refused { why, fault: Fault::Again }
+                }
+                Ok(Covered::Everywhere) => {
+                    // Where the job has begun on disk, this is refused.
+                    let faults =
+                        fleet.each_must(self.layout, self.shown_on(), &Step::Commit, self.until).await;
+                    if !faults.is_empty() {
+                        return execute::failed(words(&faults), Fault::Again);
+                    }
+                    Outcome::Done(execute::said(self.job, Work::Mount))
+                }
+                Ok(Covered::Partly) => {
+                    execute::failed("it was mounted on some of the job's nodes only", Fault::Again)
+                }
+                // What is taken away from a job that has it costs more than to wait.
+                Err(_) if Instant::now() + NEEDED < self.until => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Err(faults) => execute::failed(words(&faults), Fault::Again),
+            };
+        }
     }
 
     /// All that can be done before anything is copied.

@@ -8,6 +8,7 @@
 //! - [`daemon`]: the middle: one event after the other, kept before anything is done about it
 //! - [`store`]: the journal; `clock`: the time that the schedule goes by
 //! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
+//! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided
 //! - `late`: laying a RAM disk over the output of a job that runs
@@ -18,6 +19,7 @@
 mod adopt;
 pub mod charge;
 mod clock;
+mod compute;
 pub mod daemon;
 mod execute;
 mod fleet;

@@ -3,13 +3,22 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use ondeck_api::scheduler::WarningKind;
 use ondeck_core::schedule::{RsaState, Schedule};
 
+use crate::compute::ComputeNodes;
 use crate::queue::Sight;
 
+/// Whether the journal can be written. While it can't be, this is the only figure.
+pub(crate) fn journal(up: bool) -> String {
+    const NAME: &str = "ondeck_journal_up";
+    let up = u8::from(up);
+    format!("# HELP {NAME} Whether the journal can be written\n# TYPE {NAME} gauge\n{NAME} {up}\n")
+}
+
 /// All figures.
-pub(crate) fn text(schedule: &Schedule, sight: &Sight) -> String {
-    let mut out = String::new();
+pub(crate) fn text(schedule: &Schedule, sight: &Sight, compute: &ComputeNodes) -> String {
+    let mut out = journal(true);
     let mut head = |name: &str, help: &str| {
         // Writing to a String does not fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
@@ -51,5 +60,24 @@ pub(crate) fn text(schedule: &Schedule, sight: &Sight) -> String {
     for (name, help, value) in plain {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
     }
+    let name = "ondeck_compute_nodes";
+    let _ = writeln!(
+        out,
+        "# HELP {name} Compute nodes on which something is wrong, by what it is\n# TYPE {name} gauge"
+    );
+    let warnings = compute.warnings(schedule.strays());
+    let kinds = [
+        ("no_prolog", WarningKind::NoProlog),
+        ("silent_agent", WarningKind::SilentAgent),
+        ("left_over", WarningKind::LeftOver),
+    ];
+    for (word, kind) in kinds {
+        let nodes: usize =
+            warnings.iter().filter(|warning| warning.kind == kind).map(|warning| warning.nodes.len()).sum();
+        let _ = writeln!(out, "{name}{{trouble=\"{word}\"}} {nodes}");
+    }
+    let (name, jobs) = ("ondeck_jobs_without_prolog_total", compute.jobs_without_prolog());
+    let help = "Jobs that started without any Prolog that asked, since the scheduler began";
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {jobs}");
     out
 }

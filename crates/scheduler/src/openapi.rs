@@ -9,7 +9,7 @@ mod tests {
 
     use ondeck_api::scheduler::{
         Drain, Hook, HookAnswer, JobStatus, LogLine, LostPart, NodeStatus, OtherLife, Status, Transfer,
-        Usage, Waited,
+        Usage, Waited, Warning,
     };
     use ondeck_api::wire::Refusal;
     use ondeck_core::Owner;
@@ -97,6 +97,7 @@ mod tests {
         is::<LostPart>("LostPart");
         is::<OtherLife>("OtherLife");
         is::<Waited>("Waited");
+        is::<Warning>("Warning");
         is::<Usage>("Usage");
         is::<Drain>("Drain");
         is::<Hook>("Hook");

@@ -55,7 +55,7 @@ pub(crate) async fn count(daemon: &Arc<Daemon>, job: &Job) {
     let (Some(allocation), Some(id)) = (&job.allocation, job.ramdisk()) else { return };
     let engine = execute::engine(daemon, job);
     if !matches!(engine, EngineKind::Gluster | EngineKind::Tmpfs)
-        || daemon.config.scheduler.simulate.is_some()
+        || daemon.config().scheduler.simulate.is_some()
     {
         return;
     }

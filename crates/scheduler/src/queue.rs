@@ -173,13 +173,12 @@ impl Queue {
 
 /// Looks at the queue for as long as the daemon lives.
 pub(crate) async fn look(daemon: Arc<Daemon>) {
-    let interval = daemon.config.slurm.interval;
     loop {
         daemon.queue.begin_a_look().await;
         look_once(&daemon).await;
         let pause = tokio::time::Instant::now() + LOOK_PAUSE;
         tokio::select! {
-            () = tokio::time::sleep(interval) => {}
+            () = tokio::time::sleep(daemon.config().slurm.interval) => {}
             () = daemon.queue.wanted.notified() => {}
         }
         tokio::time::sleep_until(pause).await;
@@ -213,7 +212,7 @@ async fn look_once(daemon: &Arc<Daemon>) {
             Err(error) => tracing::warn!(%error, "can't tell what the cluster is called"),
         }
     }
-    let simulated = daemon.config.scheduler.simulate.is_some();
+    let simulated = daemon.config().scheduler.simulate.is_some();
     queue.jobs = identified(daemon, queue.jobs);
     if !simulated {
         bring_out(daemon, &queue).await;
@@ -288,7 +287,7 @@ async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
 
 /// The jobs that the schedule wants to know of, in the order of the queue.
 async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
-    let has_command = !daemon.config.scheduler.io_nodes.is_empty();
+    let has_command = !daemon.config().scheduler.io_nodes.is_empty();
     // One lock for all of them: most jobs of a queue of thousands only wait, or are known to ask for nothing. What runs
     // a program for a job is done for several at a time.
     let (known, new): (Vec<_>, Vec<_>) = {
@@ -398,7 +397,8 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
             asked
         }
     };
-    let io_nodes = match (&daemon.config.scheduler.io_nodes[..], asked.io_nodes.get(&job.nodes)) {
+    let config = daemon.config();
+    let io_nodes = match (&config.scheduler.io_nodes[..], asked.io_nodes.get(&job.nodes)) {
         ([], _) => job.nodes.clone(),
         (_, Some(known)) => known.clone(),
         (command, None) if asked.is_to_map(job) => {
@@ -454,7 +454,7 @@ async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
         }
     }
     let text = format!("no RAM disk: {wrong}; the job works on disk");
-    if daemon.config.scheduler.simulate.is_none()
+    if daemon.config().scheduler.simulate.is_none()
         && let Err(error) = manager.set_comment(job.id.job, &text).await
     {
         tracing::debug!(job = %job.id, %error, "can't tell its user");
@@ -468,7 +468,8 @@ async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError>
     if aside.map_err(|error| WlmError::Unavailable { message: error.to_string() })? {
         return Ok(Script::Wrong("what the scheduler's journal has of it is not understood".into()));
     }
-    let script = match daemon.workload_manager.script(job.id.job).await {
+    // Slurm keeps the script with the first component of a heterogeneous job; the others have the comments of their part.
+    let script = match daemon.workload_manager.script(job.component_of.unwrap_or(job.id.job)).await {
         Ok(script) => script,
         Err(WlmError::NoScript(_)) => return Ok(Script::AsksForNothing),
         Err(error) => return Err(error),
@@ -612,6 +613,7 @@ mod tests {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         }
     }
 

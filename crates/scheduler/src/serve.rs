@@ -26,6 +26,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How long a look at the queue is waited for.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How long a Prolog that has waited in vain waits for the end of a mount that is under way: it has some time more.
+const MOUNT_ENDS: Duration = Duration::from_secs(1);
+
 /// The most lines of a log that are given at once.
 const LOG_LINES: u32 = 10_000;
 
@@ -37,6 +40,9 @@ impl Service for Daemon {
     async fn route(self: Arc<Self>, request: Request) -> Result<Reply, Refusal> {
         let caller = request.caller;
         let segments = request.segments()?;
+        if let Some(fault) = self.journal_fault() {
+            return self.without_journal(request.method.as_str(), &segments, fault);
+        }
         match (request.method.as_str(), segments.as_slice()) {
             ("POST", ["hooks", "prolog"]) => {
                 let hook: Hook = request.json("the hook")?;
@@ -95,7 +101,7 @@ impl Service for Daemon {
                 Ok(Reply::Text(lines.iter().filter_map(thesis::line).map(|line| line + "\n").collect()))
             }
             ("GET", ["metrics"]) => {
-                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight())))
+                Ok(Reply::Text(metrics::text(&self.brain().schedule, &self.queue.sight(), &self.compute)))
             }
             ("GET", ["openapi.json"]) => {
                 let document: serde_json::Value = serde_json::from_str(openapi::DOCUMENT)
@@ -133,6 +139,30 @@ fn unknown(selector: JobSelector) -> Refusal {
 }
 
 impl Daemon {
+    /// What can be said while the journal can't be written: that it can't.
+    fn without_journal(&self, method: &str, segments: &[&str], fault: String) -> Result<Reply, Refusal> {
+        match segments {
+            ["jobs"] if method == "GET" => Reply::json(&Status {
+                jobs: Vec::new(),
+                nodes: Vec::new(),
+                workload_manager: self.queue.sight().fault,
+                simulated: self.config().scheduler.simulate.is_some(),
+                journal: Some(fault),
+                journal_name: self.charge.journal().journal.clone(),
+                replaced_journals: self.charge.journal().replaced.clone(),
+                warnings: Vec::new(),
+            }),
+            ["metrics"] => Ok(Reply::Text(metrics::journal(false))),
+            _ => Err(Refusal::new(
+                RefusalCode::Failed,
+                format!(
+                    "the scheduler's journal in {} can't be written ({fault}); nothing is decided until it can be",
+                    self.config().scheduler.state.display()
+                ),
+            )),
+        }
+    }
+
     /// The life that an order is about: the only one that is named and active, or the only one of them that waits for
     /// somebody to decide.
     fn meant(&self, selector: JobSelector, caller: Caller) -> Result<Incarnation, Refusal> {
@@ -217,9 +247,15 @@ impl Daemon {
             jobs: jobs.collect(),
             nodes: nodes.collect(),
             workload_manager: sight.fault,
-            simulated: self.config.scheduler.simulate.is_some(),
-            journal: self.charge.journal().journal.clone(),
-            replaced: self.charge.journal().replaced.clone(),
+            simulated: self.config().scheduler.simulate.is_some(),
+            journal: None,
+            journal_name: self.charge.journal().journal.clone(),
+            replaced_journals: self.charge.journal().replaced.clone(),
+            warnings: if caller.is_administrator() {
+                self.compute.warnings(brain.schedule.strays())
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -249,7 +285,8 @@ impl Daemon {
             .of_number(selector.job, caller)
             .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
         let newest = of_number.keys().rev().copied().find(|id| selector.takes(*id));
-        let id = newest.ok_or_else(|| unknown(selector))?;
+        let id =
+            newest.ok_or_else(|| self.held_back(selector, caller).unwrap_or_else(|| unknown(selector)))?;
         let others = of_number.iter().filter(|(other, _)| **other != id);
         let others: Vec<OtherLife> = others
             .map(|(other, (job, done))| OtherLife {
@@ -268,6 +305,19 @@ impl Daemon {
         let lost = tokio::task::spawn_blocking(move || parts::lost(&daemon, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         Ok(JobStory { job: clock::shown_job(job), done, transfer, log, phases, lost, others })
+    }
+
+    /// What to say of a job of which nothing is known yet, because it is held until another one has ended, or its time has
+    /// come.
+    fn held_back(&self, selector: JobSelector, caller: Caller) -> Option<Refusal> {
+        let queued = self.queue.of_number(selector.job)?;
+        let is_held = queued.held_for_input && queued.standing == Standing::Held;
+        let message = format!(
+            "job {selector} is held, and nothing is done for it yet: `squeue --jobs={} --Format=admin_comment:500` says why",
+            selector.job
+        );
+        (is_held && selector.takes(queued.id) && may_see(caller, queued.owner))
+            .then(|| Refusal::new(RefusalCode::NotFound, message))
     }
 
     /// Waits until nothing of a job is to be done any more, or somebody must decide, or the time is over.
@@ -432,9 +482,11 @@ impl Daemon {
 
     async fn prolog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.prolog;
+        self.compute.prolog_asked(&hook.node);
+        let longest = self.config().scheduler.limits.prolog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
-        let on_disk = |message: &str| HookAnswer { mounted: false, message: message.to_owned() };
+        let on_disk =
+            |message: &str| HookAnswer { mounted: false, message: message.to_owned(), undecided: true };
         if self.queue.asks_for_nothing(hook.job.job) {
             return Ok(on_disk(""));
         }
@@ -460,24 +512,33 @@ impl Daemon {
         };
         let mut changed = self.watch();
         self.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
+        let (mut until, mut waited) = (until, false);
         loop {
             let Some(job) = self.job(id) else { return Ok(on_disk("")) };
             if job.forgotten || job.job_state == JobState::Finished {
                 // A node does not start a job while an earlier run of it lives there. What that one saw must not be seen by
                 // this one.
                 self.leave(id, &hook.node, until).await?;
-                return Ok(on_disk(
-                    "what an earlier run of it wrote is brought home first; it works on disk",
-                ));
+                let message =
+                    "what an earlier run of it wrote is brought home first; it works on disk".into();
+                return Ok(HookAnswer { mounted: false, message, undecided: false });
             }
-            if job.prolog != Prolog::Waiting {
+            waited |= job.prolog == Prolog::Waiting;
+            let ends = waited && job.prolog == Prolog::Over && job.rsa_state == RsaState::Mounting;
+            if job.prolog != Prolog::Waiting && !(ends && Instant::now() < until) {
                 let mounted =
                     matches!(job.rsa_state, RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut);
-                return Ok(HookAnswer { mounted, message: job.message });
+                let undecided = job.rsa_state == RsaState::Mounting;
+                return Ok(HookAnswer { mounted, message: job.message, undecided });
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
-                self.event(Event::PrologOver(id)).await.map_err(refused)?;
+                if job.prolog == Prolog::Waiting {
+                    self.event(Event::PrologOver(id)).await.map_err(refused)?;
+                    // The mount is given up, or was complete.
+                    until = Instant::now() + MOUNT_ENDS;
+                    continue;
+                }
                 return Ok(on_disk(
                     "its RAM disk is not mounted yet; it will be on all of its nodes or on none",
                 ));
@@ -487,9 +548,9 @@ impl Daemon {
 
     async fn epilog(self: &Arc<Self>, hook: Hook, caller: Caller) -> Result<HookAnswer, Refusal> {
         self.believe(&hook, caller).await?;
-        let longest = self.config.scheduler.limits.epilog;
+        let longest = self.config().scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
-        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let unmounted = |message: String| HookAnswer { mounted: false, message, undecided: false };
         // An earlier job of the same number may have left results.
         let queued = self.queue.of_number(hook.job.job);
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.
@@ -515,7 +576,7 @@ impl Daemon {
         node: &NodeName,
         until: Instant,
     ) -> Result<HookAnswer, Refusal> {
-        let unmounted = |message: String| HookAnswer { mounted: false, message };
+        let unmounted = |message: String| HookAnswer { mounted: false, message, undecided: false };
         let mut changed = self.watch();
         self.event(Event::Ending { job: id, node: node.clone() }).await.map_err(refused)?;
         self.queue.hurry();
@@ -525,7 +586,8 @@ impl Daemon {
                 return Ok(unmounted(job.message));
             }
             let left = until.saturating_duration_since(Instant::now());
-            let still = HookAnswer { mounted: true, message: "it is still being unmounted".into() };
+            let still =
+                HookAnswer { mounted: true, message: "it is still being unmounted".into(), undecided: false };
             // The job goes on, or is ending, elsewhere; here the next job may come.
             if job.job_state == JobState::Running && job.rsa_state != RsaState::Mounting {
                 let lock = self.unmounts_of(id);

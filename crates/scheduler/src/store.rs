@@ -833,6 +833,7 @@ mod tests {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         };
         let data_in = vec![PathBuf::from(OsStr::from_bytes(path))];
         let request = Some(Request { data_in, ..Request::default() });

@@ -44,6 +44,16 @@ pub(crate) fn plain_bits(acl: &[u8]) -> u32 {
     bits_of(&entries, OWNER).unwrap_or(7) << 6 | group << 3 | bits_of(&entries, OTHER).unwrap_or(0)
 }
 
+/// The permission bits that stand for an ACL in the kernel's form where it is not kept: whom it names is one of the group or
+/// of all others then, and neither gets more than each of them had.
+pub(crate) fn bits_without(acl: &[u8]) -> u32 {
+    let Some(entries) = entries(acl) else { return 0o700 };
+    let mask = bits_of(&entries, MASK).unwrap_or(7);
+    let named = entries.iter().filter(|(tag, ..)| *tag == USER || *tag == GROUP);
+    let least = named.fold(7, |least, (_, bits, _)| least & u32::from(*bits) & mask);
+    plain_bits(acl) & (0o700 | least << 3 | least)
+}
+
 /// Whether an ACL in the kernel's form names somebody who can't read, or search, what it is on. One that is not understood
 /// does.
 pub(crate) fn shuts_out_somebody(acl: &[u8]) -> bool {
@@ -112,6 +122,11 @@ pub(crate) struct Parsed {
 /// # Errors
 /// What is wrong with it.
 pub(crate) fn from_text(text: &[u8]) -> Result<Parsed, String> {
+    /// Linux has no larger one than 64 KiB in its own form, which is at most some four times as many letters.
+    const MOST: usize = 512 << 10;
+    if text.len() > MOST {
+        return Err(format!("it has {} bytes, which no ACL of Linux has", text.len()));
+    }
     let text = String::from_utf8_lossy(text);
     let (mut entries, mut unknown) = (Vec::new(), Vec::new());
     for entry in text.split([',', '\n']) {

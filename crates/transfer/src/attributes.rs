@@ -6,7 +6,7 @@
 //! everything else changes them.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::Ownership;
 use crate::acl;
+use crate::dir::OPEN_DIRECTORY;
 use crate::error::{During, Fault};
 use crate::merge::{Changes, MergePolicy};
 
@@ -35,6 +36,11 @@ impl Xattr {
     /// the group itself need not have.
     fn mode_without(&self) -> u32 {
         if *self.name == *ACL_ACCESS { acl::plain_bits(&self.value) | 0o7700 } else { 0o7777 }
+    }
+
+    /// Whether whoever runs a file with it gets rights by it, as by a set-id bit: only as long as the file is its owner's.
+    fn lends_rights(&self) -> bool {
+        *self.name == *c"security.capability"
     }
 
     /// Attributes that only a privileged process or a security module may set; `cp -a` leaves them out silently
@@ -150,24 +156,29 @@ pub(crate) fn apply(
     privilege: &Privilege,
 ) -> Result<(), Fault> {
     let mut mode = want.st_mode & 0o7777;
-    let mut must_chmod = have.st_mode & 0o7777 != mode;
+    let mut must_chmod = false;
+    let mut is_theirs = have.st_uid == want.st_uid;
     match ownership {
         Ownership::Preserve => {
             if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
                 let kept = chown(want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid))?;
                 mode &= !kept.unsafe_bits();
                 must_chmod = true;
+                is_theirs = kept.user;
             }
         }
         // A directory made inside a set-gid directory is set-gid itself, whatever it was in RAM.
-        Ownership::Inherit if is_directory(want) => {
-            mode |= have.st_mode & 0o2000;
-            must_chmod = have.st_mode & 0o7777 != mode;
-        }
+        Ownership::Inherit if is_directory(want) => mode |= have.st_mode & 0o2000,
         Ownership::Inherit => {}
     }
+    if mode & SET_ID != 0 && !is_directory(want) {
+        // Its group may have been changed since it was made.
+        let now = fs::fstat(fd).during("reading its attributes")?;
+        mode &= !Kept::between(want, &now).unsafe_bits();
+    }
+    must_chmod |= have.st_mode & 0o7777 != mode;
     let mut lost = None;
-    for xattr in xattrs {
+    for xattr in xattrs.iter().filter(|xattr| is_theirs || !xattr.lends_rights()) {
         must_chmod |= xattr.is_acl();
         if let Err(error) = fs::fsetxattr(fd, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
@@ -192,12 +203,14 @@ pub(crate) fn apply_at(
 ) -> Result<(), Fault> {
     let have = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during("reading its attributes")?;
     let mut mode = want.st_mode & 0o7777;
-    if ownership == Ownership::Preserve && (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid) {
+    let mut kept = Kept::between(want, &have);
+    if ownership == Ownership::Preserve && !(kept.user && kept.group) {
         let set = |uid, gid| fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-        mode &= !chown(want, &have, privilege, set)?.unsafe_bits();
+        kept = chown(want, &have, privilege, set)?;
     }
+    mode &= !kept.unsafe_bits();
     let mut lost = None;
-    for xattr in xattrs {
+    for xattr in xattrs.iter().filter(|xattr| kept.user || !xattr.lends_rights()) {
         let path = proc_path(dir, name);
         if let Err(error) = fs::lsetxattr(&*path, &*xattr.name, &xattr.value, XattrFlags::empty()) {
             note_lost(xattr, error, privilege, &mut lost);
@@ -337,6 +350,9 @@ fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Opti
     });
 }
 
+/// The bits of a mode by which whoever runs a file becomes its owner, or of its group.
+const SET_ID: u32 = 0o6000;
+
 /// What of the ownership could be given to the copy.
 pub(crate) struct Kept {
     pub user: bool,
@@ -344,6 +360,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// What a copy has of its source's.
+    pub fn between(source: &Stat, copy: &Stat) -> Kept {
+        Kept { user: source.st_uid == copy.st_uid, group: source.st_gid == copy.st_gid }
+    }
+
     /// A set-id bit must not lend the copier's identity to whoever runs the copy.
     pub fn unsafe_bits(&self) -> u32 {
         (if self.user { 0 } else { 0o4000 }) | (if self.group { 0 } else { 0o2000 })
@@ -388,6 +409,30 @@ pub(crate) fn is_symlink(stat: &Stat) -> bool {
 
 pub(crate) fn is_regular(stat: &Stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// Who owns an entry that the caller can't read and that is not their own; `None` if it is, or can be read. Of an entry that
+/// can't even be looked at, this is who owns its directory. If that can't be told either it is nobody's, and stays an error.
+pub fn closed_by_another(dir: BorrowedFd<'_>, name: &CStr) -> Option<u32> {
+    let us = rustix::process::geteuid().as_raw();
+    let (owner, flags) = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if is_directory(&stat) => (stat.st_uid, OPEN_DIRECTORY),
+        Ok(stat) if is_regular(&stat) => {
+            (stat.st_uid, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC)
+        }
+        Err(Errno::ACCESS) => return Some(fs::fstat(dir).ok()?.st_uid).filter(|owner| *owner != us),
+        _ => return None,
+    };
+    let closed = match fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(opened) => flags == OPEN_DIRECTORY && !is_searchable(opened.as_fd()),
+        Err(error) => error == Errno::ACCESS,
+    };
+    (closed && owner != us).then_some(owner)
+}
+
+/// Whether the caller can reach what is in a directory, and not only read the names.
+pub(crate) fn is_searchable(dir: BorrowedFd<'_>) -> bool {
+    !matches!(fs::statat(dir, c".", AtFlags::empty()), Err(Errno::ACCESS))
 }
 
 /// Whether nothing that we copy has changed between two looks at the same file. The access time doesn't count:

@@ -329,7 +329,7 @@ impl<'a> Comparison<'a> {
             let number = |stat: &Stat| format!("{}:{}", fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
             differ("device number", number(target), number(source));
         }
-        let kept = Kept { user: source.st_uid == target.st_uid, group: source.st_gid == target.st_gid };
+        let kept = Kept::between(source, target);
         // Only root can give files away, and others only to their own groups.
         if !kept.user && (self.root || source.st_uid == self.user) {
             differ("owner", target.st_uid.to_string(), source.st_uid.to_string());

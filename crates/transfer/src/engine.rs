@@ -725,10 +725,7 @@ impl Engine<'_> {
             }
             Ok(None) => self.finished_one(parent),
             Err(fault) => {
-                if let Ok(fds) = parent.fds(&self.budget) {
-                    self.note_vanished(fds.source.as_fd(), name, &fault);
-                }
-                self.failed(dir::join(&parent.path(), name.to_bytes()), fault);
+                self.entry_failed(parent, name, fault);
                 self.finished_one(parent);
             }
         }
@@ -901,6 +898,9 @@ impl Engine<'_> {
             (opened, _) => return Ok((opened.during(ACTION)?, None)),
         };
         let stat = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during(ACTION)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(Fault::new(ACTION, Errno::ACCESS));
+        }
         policy.opening_up(Side::Source, &at.path(), &stat);
         attributes::chmod_at(dir, name, &stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
         let opened = fs::openat(dir, name, flags, Mode::empty()).during(ACTION).and_then(|file| {
@@ -944,6 +944,10 @@ impl Engine<'_> {
             }
         }
         let source = fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        if self.options.leave_others && !attributes::is_searchable(source.as_fd()) {
+            // Names alone are no results.
+            return Err(Fault::new(ACTION, Errno::ACCESS));
+        }
         let mut stat = fs::fstat(&source).during(ACTION)?;
         if let Some(mode) = closed {
             stat.st_mode = mode;
@@ -1247,14 +1251,30 @@ impl Engine<'_> {
             let Ok(name) = CStr::from_bytes_until_nul(&batch.names[*offset as usize..]) else { continue };
             let at = At { node, fds: &fds, parent: &parent, name };
             if let Err(fault) = self.entry(&at, *file_type, worker) {
-                self.note_vanished(fds.source.as_fd(), name, &fault);
-                self.failed(at.path(), fault);
+                self.entry_failed(node, name, fault);
                 if let Err(fault) = self.remove_leftover(&at) {
                     self.failed(at.path(), fault);
                 }
             }
         }
         self.finished_one(node);
+    }
+
+    /// Tells of an entry that failed, or is left behind.
+    pub fn entry_failed(&self, node: &Arc<DirNode>, name: &CStr, fault: Fault) {
+        let path = dir::join(&node.path(), name.to_bytes());
+        if let Ok(fds) = node.fds(&self.budget) {
+            if self.options.leave_others
+                && fault.source.kind() == std::io::ErrorKind::PermissionDenied
+                && let Some(owner) = attributes::closed_by_another(fds.source.as_fd(), name)
+            {
+                (self.monitor.event)(Event::LeftBehind { path: &path, owner });
+                let at = At { node, fds: &fds, parent: &node.path(), name };
+                return self.remove_leftover(&at).unwrap_or_else(|fault| self.failed(path, fault));
+            }
+            self.note_vanished(fds.source.as_fd(), name, &fault);
+        }
+        self.failed(path, fault);
     }
 
     /// Counts an entry that failed because it is not in the source any more.

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use ondeck_core::text::{MESSAGE, plain};
+
 use crate::whereabouts::Whereabouts;
 
 /// The copy as a whole could not begin or could not go on.
@@ -77,7 +79,7 @@ fn remedy(error: &io::Error) -> &'static str {
 
 /// One entry could not be copied; the others go on.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {action}: {source}", display_path(.path))]
+#[error("{}: {action}: {}", display_path(.path), plain(&.source.to_string(), MESSAGE))]
 pub struct EntryError {
     /// The path relative to the root of the copy; empty for the root itself. Bytes, because names need not be UTF-8.
     pub path: Vec<u8>,
@@ -87,8 +89,9 @@ pub struct EntryError {
     pub source: io::Error,
 }
 
+/// A path as a part of a line: names are somebody else's, and may be made to look like more lines.
 pub(crate) fn display_path(path: &[u8]) -> String {
-    if path.is_empty() { ".".into() } else { OsStr::from_bytes(path).display().to_string() }
+    if path.is_empty() { ".".into() } else { plain(&OsStr::from_bytes(path).to_string_lossy(), MESSAGE) }
 }
 
 /// An error before its path is known to whom it happened.

@@ -369,7 +369,7 @@ impl Engine<'_> {
             if file.copy.stat.st_nlink > 1 {
                 self.settle_links(&at, &file.copy.stat, None);
             }
-            self.failed(path(), fault);
+            self.entry_failed(&file.node, &file.name, fault);
         }
     }
 

@@ -49,7 +49,7 @@ mod throttle;
 pub mod verify;
 mod whereabouts;
 
-pub use attributes::{copy_directory_attributes, xattrs_at, xattrs_of};
+pub use attributes::{closed_by_another, copy_directory_attributes, xattrs_at, xattrs_of};
 pub use checksum::Checksum;
 pub use engine::{Roots, Summary, TargetRoot, stage, stage_roots};
 pub use error::{EntryError, StageError};

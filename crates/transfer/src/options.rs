@@ -16,7 +16,8 @@ pub enum Ownership {
     #[default]
     Preserve,
     /// What the target directory gives to new files: a set-gid directory hands down its group, a default ACL its
-    /// entries. A file that replaces another keeps that one's group where possible.
+    /// entries. A file that replaces another keeps that one's group where possible. What is thereby somebody else's, or of
+    /// another group, is not set-uid, or set-gid: else whoever runs the copy would be the one who copied it.
     Inherit,
 }
 
@@ -47,6 +48,9 @@ pub struct Options {
     /// Do not call it a failure if the target can't hold an attribute (an ACL of a user that a user namespace has no
     /// name for); count it.
     pub attributes_best_effort: bool,
+    /// Do not call it a failure if the caller can't read what belongs to another user: leave that behind, and tell of it
+    /// ([`crate::Event::LeftBehind`]).
+    pub leave_others: bool,
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.
     pub recheck: bool,
@@ -108,6 +112,7 @@ impl Default for Options {
             verify: false,
             ownership: Ownership::Preserve,
             attributes_best_effort: false,
+            leave_others: false,
             recheck: false,
             again_from: None,
             tag: None,

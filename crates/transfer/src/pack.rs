@@ -98,7 +98,7 @@ pub use self::index::Member;
 
 use self::index::Found;
 use self::place::Places;
-use self::restore::Restorer;
+use self::restore::{Restorer, Trust};
 use self::stream::{Source, Stream};
 use self::unpack::{Selection, Unpacker};
 use crate::Options;
@@ -116,6 +116,9 @@ pub struct PackOptions {
     pub level: i32,
     /// Flush the archive to stable storage before it gets its name.
     pub sync: bool,
+    /// Do not call it a failure if the caller can't read what belongs to another user, nor if an archive can't hold it:
+    /// leave that behind, and tell of it ([`crate::Event::LeftBehind`]).
+    pub leave_others: bool,
     /// By inode, the modes of entries that have others for the time of the packing, so that they can be read.
     pub modes: HashMap<u64, u32>,
     /// The name under which an extended attribute is packed, if it is; all of them under their own names without this.
@@ -136,6 +139,7 @@ impl Default for PackOptions {
             threads: 0,
             level: 3,
             sync: true,
+            leave_others: false,
             modes: HashMap::new(),
             xattr_name: None,
             umask: PRIVATE,
@@ -167,13 +171,17 @@ pub struct UnpackOptions {
     pub only: Option<Vec<PathBuf>>,
     /// Flush the target filesystem before success is claimed.
     pub sync: bool,
-    /// What the modes of directories that the archive says nothing of lack of 0777. The process's umask does not count.
+    /// What the modes lack of 0777: those of directories that the archive says nothing of, and without `same_permissions`
+    /// all. The process's umask does not count.
     pub umask: Mode,
+    /// Whether entries get the owners, modes with set-id bits, ACLs and privileged attributes that the archive says, and
+    /// its devices are made. Without it they are the caller's, and get the permissions that the umask leaves.
+    pub same_permissions: bool,
 }
 
 impl Default for UnpackOptions {
     fn default() -> Self {
-        UnpackOptions { threads: 0, only: None, sync: true, umask: PRIVATE }
+        UnpackOptions { threads: 0, only: None, sync: true, umask: PRIVATE, same_permissions: false }
     }
 }
 
@@ -200,6 +208,8 @@ pub struct PackSummary {
     pub archive_bytes: u64,
     /// Entries that failed or changed meanwhile; each was reported as an event.
     pub errors: u64,
+    /// Those of them that were removed before they could be packed.
+    pub vanished: u64,
     /// Time spent packing.
     pub packing: Duration,
     /// Time the filesystem took to confirm that it holds the archive.
@@ -383,7 +393,7 @@ pub fn list(archive: BorrowedFd<'_>) -> Result<Listing, PackError> {
     let members = match &opened.found {
         Found::Index(index) => Members::Indexed(index.members(&opened.source).map_err(read_error)?),
         _ => {
-            let reader = sequential::Reader::new(&opened.source, path.clone())?;
+            let reader = sequential::Reader::new(&opened.source, path.clone(), None)?;
             Members::Sequential(sequential::Members::new(reader)?)
         }
     };
@@ -432,7 +442,8 @@ impl Iterator for Listing {
 }
 
 /// Unpacks an archive into the directory `target`, which may hold something: directories are merged, everything else
-/// is replaced. The target itself gets the attributes of the root that was packed.
+/// is replaced. What is made gets the permissions that the umask leaves, unless the caller trusts the archive
+/// ([`UnpackOptions::same_permissions`]); of directories that were there, the target too, only the time is set.
 ///
 /// Entries that fail are events and are counted, the rest goes on.
 ///
@@ -465,15 +476,16 @@ fn unpack_into(
     let opened = open_archive(archive, &path)?;
     let state = opened.state();
     let _lock = Lock::on(target)?;
-    let restorer = Restorer::new(target, state != IndexState::Used, monitor);
-    let mut places = Places::new(target, made, options.umask);
+    let trust = if options.same_permissions { Trust::Full } else { Trust::Umask(options.umask) };
+    let restorer = Restorer::new(target, state != IndexState::Used, trust, monitor);
+    let mut places = Places::new(target, made, options.umask, trust);
     let read = match opened.found {
         Found::Index(mut index) => {
             let stream = Stream { source: opened.source.clone(), frames: index.frames.take() };
             let unpacker = Unpacker { restorer: &restorer, stream, threads: workers(options.threads) };
             unpacker.run(&index, &opened.source, &mut selection, &mut places, &read_error)
         }
-        _ => sequential::Reader::new(&opened.source, path.clone())
+        _ => sequential::Reader::new(&opened.source, path.clone(), Some(monitor.progress))
             .and_then(|reader| sequential::unpack(reader, &restorer, &mut selection, &mut places)),
     };
     if monitor.progress.is_cancelled() {
@@ -528,7 +540,13 @@ pub fn unpack_path(
     let opened = open_directory(target).map_err(target_error)?;
     let made =
         is_new.then(|| place::plain_mode(opened.as_fd(), options.umask)).transpose().map_err(target_error)?;
-    unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor)
+    let unpacked = unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor);
+    let failed = unpacked.as_ref().map_or(true, |summary| summary.errors > 0);
+    if is_new && failed {
+        // A directory that nothing came into is not left behind: the next run makes it, and gives it its attributes.
+        let _ = fs::rmdir(target);
+    }
+    unpacked
 }
 
 /// An archive and what is known of its index.

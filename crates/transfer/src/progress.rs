@@ -79,6 +79,14 @@ pub enum Event<'a> {
     },
     /// A caller's policy kept an entry of the target that was to be deleted, because it had changed.
     Kept(&'a [u8]),
+    /// An entry of the source was left behind: another user owns it, and the caller can't read it
+    /// ([`crate::Options::leave_others`]).
+    LeftBehind {
+        /// Its path.
+        path: &'a [u8],
+        /// The uid of its owner.
+        owner: u32,
+    },
 }
 
 /// How a copy is watched.

@@ -442,7 +442,7 @@ fn delete_exclude_and_update_do_what_they_say() {
         fs::write(target.join(name), "target").unwrap();
     }
     fs::write(target.join("newer-here"), "target").unwrap();
-    let exclude = Exclude::new(["*.tmp"]);
+    let exclude = Exclude::new(["*.tmp"]).unwrap();
     let dry =
         Options { dry_run: true, delete: true, update: true, exclude: exclude.clone(), ..Options::default() };
     let before = trees::look(&target);
@@ -503,7 +503,7 @@ fn a_pattern_with_a_slash_at_its_end_leaves_out_directories_only() {
         fs::write(source.join(name), "source").unwrap();
     }
     fs::write(target.join("c/cache/theirs"), "target").unwrap();
-    let options = Options { delete: true, exclude: Exclude::new(["cache/"]), ..Options::default() };
+    let options = Options { delete: true, exclude: Exclude::new(["cache/"]).unwrap(), ..Options::default() };
     let (summary, failures) = stage_with(&source, &target, &options);
     assert_eq!(summary.unwrap().files, 2);
     assert_eq!(
@@ -636,7 +636,7 @@ fn verify_finds_every_attribute_that_is_not_the_sources_and_the_next_copy_mends_
     xattr(&source.join("xattr"), b"value");
     setfacl(&["-m", "u:12345:rw,m::rw"], &source.join("acl"));
     fs::set_permissions(source.join("acl"), fs::Permissions::from_mode(0o660)).unwrap();
-    let exclude = Exclude::new(["*.tmp"]);
+    let exclude = Exclude::new(["*.tmp"]).unwrap();
     let verify = Options { verify: true, exclude, ..options(&manifest) };
     let first = stage(&source, &target, &verify);
     assert_eq!(first.verified.unwrap().compared, 13);
@@ -727,18 +727,8 @@ fn a_verification_that_is_interrupted_is_no_success() {
     assert!(matches!(result, Err(StageError::Interrupted)), "{result:?}");
 }
 
-#[test]
-fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
-    if !trees::is_root() {
-        return eprintln!("not run: becoming another user needs root");
-    }
-    // In a child process, because a user is become for good.
-    let shared = ram();
-    fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let (source, target) = (shared.path().join("s"), shared.path().join("t"));
-    fs::create_dir(&source).unwrap();
-    fs::write(source.join("theirs"), "x").unwrap();
-    fs::set_permissions(source.join("theirs"), fs::Permissions::from_mode(0o6755)).unwrap();
+/// Asks something in a process of the user 20001, who is become for good.
+fn as_somebody(question: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child calls only this test's code and leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -750,25 +740,189 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
             home: "/".into(),
         };
         user.become_for_good().unwrap();
-        // What only root could keep is no difference.
-        let verify = Options { verify: true, ..options(&shared.path().join("m")) };
-        let (summary, failures) = stage_with(&source, &target, &verify);
-        let good = failures.is_empty()
-            && summary
-                .is_ok_and(|summary| (summary.ownership_kept, summary.verified.unwrap().compared) == (2, 2));
+        let answer = question();
         // SAFETY: ends the child without running the test harness's exit handlers.
-        unsafe { libc::_exit(i32::from(!good)) };
+        unsafe { libc::_exit(i32::from(!answer)) };
     }
     let mut status = 0;
     // SAFETY: waits for the child made above.
     unsafe { libc::waitpid(child, &mut status, 0) };
-    assert_eq!(status, 0);
+    status == 0
+}
+
+#[test]
+fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
+    if !trees::is_root() {
+        return eprintln!("not run: becoming another user needs root");
+    }
+    let shared = ram();
+    fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (source, target) = (shared.path().join("s"), shared.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("theirs"), "x").unwrap();
+    fs::set_permissions(source.join("theirs"), fs::Permissions::from_mode(0o6755)).unwrap();
+    let is_good = as_somebody(|| {
+        // What only root could keep is no difference.
+        let verify = Options { verify: true, ..options(&shared.path().join("m")) };
+        let (summary, failures) = stage_with(&source, &target, &verify);
+        failures.is_empty()
+            && summary
+                .is_ok_and(|summary| (summary.ownership_kept, summary.verified.unwrap().compared) == (2, 2))
+    });
+    assert!(is_good);
     let copy = fs::metadata(target.join("theirs")).unwrap();
     assert_eq!(
         (copy.uid(), copy.mode() & 0o7777),
         (20_001, 0o755),
         "a set-id bit is not passed to another owner"
     );
+}
+
+#[test]
+fn a_copy_that_is_somebody_elses_lends_nobody_its_owner_or_group() {
+    if !trees::is_root() {
+        return eprintln!("not run: files of other owners need root");
+    }
+    const THEIRS: u32 = 20_002;
+    const TEAM: u32 = 4711;
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    fs::create_dir(&target).unwrap();
+    let chown = |path: &Path, uid, gid| std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
+    let chmod = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    for (name, size, owner) in [
+        ("theirs", 5, (THEIRS, THEIRS)),
+        ("theirs-large", 70 << 20, (THEIRS, THEIRS)),
+        ("of-our-group", 5, (THEIRS, 0)),
+        ("ours", 5, (0, 0)),
+        ("of-the-team", 5, (THEIRS, THEIRS)),
+    ] {
+        fs::File::create(source.join(name)).unwrap().set_len(size).unwrap();
+        chown(&source.join(name), owner.0, owner.1);
+        chmod(&source.join(name), 0o6755);
+    }
+    for (name, owner) in [("pipe", THEIRS), ("our-pipe", 0)] {
+        assert!(std::process::Command::new("mkfifo").arg(source.join(name)).status().unwrap().success());
+        chown(&source.join(name), owner, owner);
+        chmod(&source.join(name), 0o6700);
+    }
+    // CAP_SETUID, permitted and effective.
+    let capability = [1, 0, 0, 2, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let attribute = "security.capability";
+    let flags = rustix::fs::XattrFlags::empty();
+    for name in ["theirs", "ours"] {
+        rustix::fs::setxattr(source.join(name), attribute, &capability, flags).unwrap();
+    }
+    // A new version stays with the group that shares it.
+    fs::write(target.join("of-the-team"), "old").unwrap();
+    chown(&target.join("of-the-team"), 0, TEAM);
+
+    let inherit = Options { ownership: ondeck_transfer::Ownership::Inherit, ..Options::default() };
+    stage(&source, &target, &inherit);
+    for (name, wanted) in [
+        ("theirs", 0o755),
+        ("theirs-large", 0o755),
+        ("of-our-group", 0o2755),
+        ("ours", 0o6755),
+        ("of-the-team", 0o755),
+        ("pipe", 0o700),
+        ("our-pipe", 0o6700),
+    ] {
+        assert_eq!(mode(&target.join(name)), wanted, "{name}");
+    }
+    assert_eq!(fs::metadata(target.join("of-the-team")).unwrap().gid(), TEAM);
+    let has = |name: &str| rustix::fs::getxattr(target.join(name), attribute, &mut [0_u8; 64]).is_ok();
+    assert!(has("ours") && !has("theirs"));
+
+    // What is ours, in a directory that gives it to another group. And directories are set-gid as before.
+    let shared = ram.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, 0, TEAM);
+    chmod(&shared, 0o2770);
+    fs::create_dir(source.join("dir")).unwrap();
+    fs::rename(source.join("theirs"), source.join("dir/theirs")).unwrap();
+    stage(&source, &shared.join("new"), &inherit);
+    assert_eq!((mode(&shared.join("new/ours")), mode(&shared.join("new/dir/theirs"))), (0o4755, 0o755));
+    assert_eq!(mode(&shared.join("new/dir")), 0o2755);
+    // Who keeps the owner keeps all of it.
+    stage(&source, &ram.path().join("preserved"), &Options::default());
+    assert_eq!(mode(&ram.path().join("preserved/dir/theirs")), 0o6755);
+}
+
+#[test]
+fn what_others_have_closed_is_left_behind_and_named() {
+    if !trees::is_root() {
+        return eprintln!("not run: becoming another user needs root");
+    }
+    const OURS: u32 = 20_001;
+    const THEIRS: u32 = 20_002;
+    let shared = ram();
+    fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (source, target) = (shared.path().join("s"), shared.path().join("t"));
+    for dir in ["s", "s/closed", "s/names-only", "s/open", "s/ours", "t"] {
+        fs::create_dir(shared.path().join(dir)).unwrap();
+    }
+    for file in ["closed/x", "names-only/x", "open/x", "open/closed", "closed-file", "ours/none", "link-1"] {
+        fs::write(source.join(file), file).unwrap();
+    }
+    fs::hard_link(source.join("link-1"), source.join("link-2")).unwrap();
+    let give = |path: &str, owner, mode| {
+        std::os::unix::fs::chown(shared.path().join(path), Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(shared.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    give("s", OURS, 0o755);
+    give("t", OURS, 0o755);
+    give("s/ours", OURS, 0o755);
+    give("s/ours/none", OURS, 0o400);
+    give("s/open", THEIRS, 0o755);
+    give("s/open/x", THEIRS, 0o644);
+    for (name, mode) in [
+        ("closed", 0o700),
+        ("names-only", 0o744),
+        ("open/closed", 0o600),
+        ("closed-file", 0),
+        ("link-1", 0o600),
+    ] {
+        give(&format!("s/{name}"), THEIRS, mode);
+    }
+    let wanted = ["closed", "closed-file", "link-1", "link-2", "names-only", "open/closed"];
+    let told = |run: &dyn Fn(&Monitor<'_>) -> u64| {
+        let (left, progress) = (Mutex::new(Vec::new()), Progress::new());
+        let event = |event: Event<'_>| match event {
+            Event::LeftBehind { path, owner } => {
+                left.lock().unwrap().push((String::from_utf8(path.to_vec()).unwrap(), owner));
+            }
+            Event::Failed(error) => left.lock().unwrap().push((error.to_string(), 0)),
+            _ => {}
+        };
+        let errors = run(&Monitor { progress: &progress, event: &event });
+        let mut left = left.into_inner().unwrap();
+        left.sort();
+        if errors != 0 || left != wanted.map(|path| (path.to_owned(), THEIRS)) {
+            eprintln!("{errors} errors: {left:?}");
+            return false;
+        }
+        true
+    };
+    let leaving = Options { leave_others: true, ..Options::default() };
+    let copied =
+        || told(&|monitor| ondeck_transfer::stage(&source, &target, &leaving, monitor).unwrap().errors);
+    let packed = || {
+        let options = ondeck_transfer::pack::PackOptions { leave_others: true, ..Default::default() };
+        let (archive, format) = (shared.path().join("a.tar"), ondeck_core::PackFormat::Tar);
+        told(&|monitor| {
+            ondeck_transfer::pack::pack_path(&source, &archive, format, &options, monitor).unwrap().errors
+        })
+    };
+    assert!(as_somebody(|| copied() && packed()));
+    assert_eq!(fs::read_to_string(target.join("open/x")).unwrap(), "open/x");
+    assert_eq!(fs::read_to_string(target.join("ours/none")).unwrap(), "ours/none");
+    assert!(wanted.iter().all(|name| !target.join(name).exists()));
+    // Without being asked for it is a failure.
+    let plain = || stage_with(&source, &target, &Options::default()).1.len() >= wanted.len();
+    assert!(as_somebody(plain));
 }
 
 /// Waits for a state, with a deadline.

@@ -59,7 +59,7 @@ fn pack(source: &Path, archive: &Path, format: PackFormat) -> PackSummary {
 
 fn only(paths: &[&str]) -> UnpackOptions {
     let only = (!paths.is_empty()).then(|| paths.iter().map(PathBuf::from).collect());
-    UnpackOptions { threads: 2, only, sync: false, ..UnpackOptions::default() }
+    UnpackOptions { threads: 2, only, sync: false, same_permissions: true, ..UnpackOptions::default() }
 }
 
 fn unpack_with(
@@ -773,7 +773,10 @@ fn a_cancelled_pack_leaves_nothing_and_a_cancelled_unpack_no_half_files() {
             unpacking.join().unwrap()
         });
         assert!(matches!(outcome, Err(PackError::Interrupted)), "{outcome:?}");
-        assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "no directory has its name yet");
+        assert!(
+            !target.exists(),
+            "no directory has its name yet, and the target is not there for the next run"
+        );
         // What a killed run left is in nobody's way.
         fs::create_dir_all(target.join(".dir.ondeck-partial/junk")).unwrap();
         unpack(&archive, &target);
@@ -938,6 +941,14 @@ fn in_a_process_of_its_own() {
     let before = memory("VmRSS");
     if arguments[0] == "pack" {
         pack(from, to, PackFormat::from_word(arguments[3]).unwrap());
+    } else if arguments[0] == "bomb" {
+        let (summary, failures) = unpack_with(from, to, &cautious(0o022));
+        assert!(
+            failures.len() >= 900 && failures.iter().all(|failure| failure.len() < 5_000),
+            "{}",
+            failures.len()
+        );
+        assert_eq!(summary.unwrap().others, 0);
     } else {
         unpack(from, to);
     }
@@ -988,7 +999,8 @@ fn open_descriptors_serve_as_well_as_paths() {
         .unwrap();
     fs::create_dir(&target).unwrap();
     let (archive, to) = (open(&ram.path().join("a.tar")), open(&target));
-    ondeck_transfer::pack::unpack(archive.as_fd(), to.as_fd(), &UnpackOptions::default(), &monitor).unwrap();
+    let trusting = UnpackOptions { same_permissions: true, ..UnpackOptions::default() };
+    ondeck_transfer::pack::unpack(archive.as_fd(), to.as_fd(), &trusting, &monitor).unwrap();
     trees::assert_same(&source, &target);
     let listed = ondeck_transfer::pack::list(archive.as_fd()).unwrap();
     assert_eq!((listed.index(), listed.count()), (IndexState::Used, 2));
@@ -1316,4 +1328,290 @@ fn an_acl_that_can_not_be_had_here_leaves_the_group_no_more_than_it_had() {
         acl("named")
     );
     assert!(acl("broken").contains("group::---") && !acl("broken").contains("mask"), "{}", acl("broken"));
+}
+
+/// The header of a member that a stranger made, with records before it, and its content.
+fn stranger(
+    archive: &mut Vec<u8>,
+    name: &str,
+    kind: u8,
+    mode: u32,
+    records: &[(&str, &[u8])],
+    content: &[u8],
+) {
+    let mut extension = Vec::new();
+    for (key, value) in records {
+        let rest = key.len() + value.len() + 3;
+        let length = (rest..).find(|length| rest + length.to_string().len() == *length).unwrap();
+        extension.extend_from_slice(format!("{length} {key}=").as_bytes());
+        extension.extend_from_slice(value);
+        extension.push(b'\n');
+    }
+    let mut member = |name: &str, kind: u8, content: &[u8]| {
+        let at = archive.len();
+        forge(archive, name.as_bytes(), kind, b"", content);
+        let header = &mut archive[at..at + 512];
+        header[100..107].copy_from_slice(format!("{mode:07o}").as_bytes());
+        for (field, id) in
+            [(108, rustix::process::getuid().as_raw()), (116, rustix::process::getgid().as_raw())]
+        {
+            header[field..field + 7].copy_from_slice(format!("{id:07o}").as_bytes());
+        }
+        header[329..336].copy_from_slice(b"0000001");
+        header[337..344].copy_from_slice(b"0000003");
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    };
+    if !extension.is_empty() {
+        member("extension", b'x', &extension);
+    }
+    member(name, kind, content);
+}
+
+/// As somebody unpacks who asks for nothing.
+fn cautious(mask: u32) -> UnpackOptions {
+    UnpackOptions { threads: 2, sync: false, umask: umask(mask), ..UnpackOptions::default() }
+}
+
+#[test]
+fn a_strangers_archive_opens_no_more_than_the_umask_does() {
+    let ram = ram();
+    let acl: (&str, &[u8]) =
+        ("SCHILY.acl.access", b"user::rw-,user:12345:rwx,group::---,mask::rwx,other::---");
+    let handed_down: (&str, &[u8]) =
+        ("SCHILY.acl.default", b"user::rwx,user:12345:rwx,group::rwx,mask::rwx,other::rwx");
+    let denied: (&str, &[u8]) =
+        ("SCHILY.acl.access", b"user::rw-,user:12345:---,group::r--,mask::r--,other::r--");
+    let mut data = Vec::new();
+    stranger(&mut data, "./", b'5', 0o7777, &[acl, handed_down], b"");
+    let note: (&str, &[u8]) = ("SCHILY.xattr.user.note", b"kept");
+    let privileged = [("SCHILY.xattr.trusted.evil", &b"x"[..]), note, ("SCHILY.xattr.security.evil", b"x")];
+    stranger(&mut data, "sh", b'0', 0o6755, &privileged, b"#!/bin/sh\n");
+    stranger(&mut data, "theirs", b'0', 0o6755, &[("uid", b"12345"), ("gid", b"12345")], b"x");
+    stranger(&mut data, "existing/", b'5', 0o7777, &[acl, handed_down, note], b"");
+    stranger(&mut data, "existing/x", b'0', 0o666, &[], b"x");
+    stranger(&mut data, "new/", b'5', 0o7777, &[handed_down], b"");
+    stranger(&mut data, "new/named", b'0', 0o660, &[acl], b"x");
+    stranger(&mut data, "new/denied", b'0', 0o644, &[denied], b"x");
+    stranger(&mut data, "fifo", b'6', 0o7666, &[], b"");
+    stranger(&mut data, "device", b'3', 0o666, &[], b"");
+    data.resize(data.len() + 1024, 0);
+    let archive = ram.path().join("stranger.tar");
+    fs::write(&archive, &data).unwrap();
+    let paths = [".", "existing", "existing/x", "sh", "theirs", "new", "new/named", "new/denied", "fifo"];
+    for (mask, expected) in [
+        (0o022, ["700", "700", "644", "755", "755", "755", "600", "600", "644"]),
+        (0o077, ["700", "700", "600", "700", "700", "700", "600", "600", "600"]),
+        (0o000, ["700", "700", "666", "755", "755", "777", "600", "600", "666"]),
+    ] {
+        let target = ram.path().join(format!("t{mask:o}"));
+        fs::create_dir_all(target.join("existing")).unwrap();
+        chmod(&target, 0o700);
+        chmod(&target.join("existing"), 0o700);
+        let (summary, failures) = unpack_with(&archive, &target, &cautious(mask));
+        assert_eq!(summary.unwrap().files, 5, "{failures:?}");
+        assert_eq!(paths.map(|path| mode(&target.join(path))), expected, "{mask:o}");
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert!(failures[0].starts_with("device: ") && failures[0].contains("a device"), "{failures:?}");
+        assert!(!acls(&target).contains("12345"), "{}", acls(&target));
+        for path in paths {
+            let metadata = fs::metadata(target.join(path)).unwrap();
+            assert_eq!(
+                (metadata.uid(), metadata.gid()),
+                (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+            );
+        }
+        let xattrs = |path| String::from_utf8(tool("getfattr", &[&"-m-", &target.join(path)])).unwrap();
+        assert!(xattrs("sh").contains("user.note") && !xattrs("sh").contains("evil"), "{}", xattrs("sh"));
+        assert_eq!(xattrs("existing"), "", "a directory that was there stays as it was");
+    }
+    // A target that is made follows the umask, too.
+    unpack_with(&archive, &ram.path().join("made"), &cautious(0o027)).0.unwrap();
+    // Its ACL gives the owner alone something, and not the right to search.
+    assert_eq!(mode(&ram.path().join("made")), "600");
+    // A default ACL shuts out more than the umask does.
+    let shared = ram.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    chmod(&shared, 0o2770);
+    tool("setfacl", &[&"-d", &"-m", &"u::rwx,g::r-x,u:12345:rwx,m::rwx,o::---", &shared]);
+    let before = acls(&shared);
+    unpack_with(&archive, &shared, &cautious(0)).0.unwrap();
+    assert_eq!(
+        ["existing/x", "sh", "new", "existing"].map(|path| mode(&shared.join(path))),
+        ["666", "750", "2750", "2600"]
+    );
+    fs::read_dir(&shared).unwrap().map(|entry| entry.unwrap().path()).for_each(|path| {
+        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+    });
+    assert_eq!(acls(&shared), before);
+}
+
+#[test]
+fn an_archive_with_an_index_opens_no_more_than_the_umask_does() {
+    let ram = ram();
+    let source = ram.path().join("s");
+    tree_with_acls(&source);
+    fs::write(source.join("tool"), "x").unwrap();
+    // One that several threads make.
+    fs::write(source.join("large"), noise((64 << 20) + 1)).unwrap();
+    for (path, mode) in [("tool", 0o6755), ("large", 0o6777), ("shared/plain", 0o666), ("", 0o3777)] {
+        chmod(&source.join(path), mode);
+    }
+    for format in FORMATS {
+        let (archive, target) = (ram.path().join("a"), ram.path().join(format!("t.{format}")));
+        pack(&source, &archive, format);
+        let (summary, failures) = unpack_with(&archive, &target, &cautious(0o027));
+        assert_eq!((summary.unwrap().index, failures), (IndexState::Used, Vec::new()));
+        let found = ["", "tool", "large", "shared/plain", "shared", "shared/file"]
+            .map(|path| mode(&target.join(path)));
+        assert_eq!(found, ["750", "750", "750", "640", "700", "600"]);
+        assert!(!acls(&target).contains("12345"), "{}", acls(&target));
+    }
+}
+
+#[test]
+fn a_directory_that_was_there_keeps_its_owner_mode_and_acls() {
+    let ram = ram();
+    let (source, archive) = (ram.path().join("s"), ram.path().join("a.tar"));
+    tree_with_acls(&source);
+    fs::write(source.join("tool"), "x").unwrap();
+    for (path, mode) in [("tool", 0o6755), ("shared/inner", 0o3777), ("", 0o2777)] {
+        chmod(&source.join(path), mode);
+    }
+    pack(&source, &archive, PackFormat::Tar);
+    let target = ram.path().join("t");
+    fs::create_dir_all(target.join("shared/inner")).unwrap();
+    for path in ["", "shared", "shared/inner"] {
+        chmod(&target.join(path), 0o700);
+    }
+    let shared = acls(&target);
+    let trusting = UnpackOptions { same_permissions: true, ..cautious(0o022) };
+    let (summary, failures) = unpack_with(&archive, &target, &trusting);
+    assert_eq!((summary.unwrap().files, failures), (3, Vec::new()));
+    assert!(!shared.contains("12345") && acls(&target).contains("user:12345:rw-"));
+    assert_eq!(
+        ["", "shared", "shared/inner", "tool"].map(|path| mode(&target.join(path))),
+        ["700", "700", "700", "6755"]
+    );
+    assert!(!acls(&target).contains("default:"), "{}", acls(&target));
+    assert_eq!(fs::metadata(&target).unwrap().mtime_nsec(), fs::metadata(&source).unwrap().mtime_nsec());
+    // What is made is as it was packed.
+    let fresh = ram.path().join("fresh");
+    unpack_with(&archive, &fresh, &trusting).0.unwrap();
+    trees::assert_same(&source, &fresh);
+    // One that its owner may not write to is opened for the time, also if it is not to be completed.
+    if !trees::is_root() {
+        chmod(&target.join("shared"), 0o500);
+        unpack_with(&archive, &target, &trusting).0.unwrap();
+        assert_eq!(mode(&target.join("shared")), "500");
+    }
+}
+
+#[test]
+fn headers_full_of_records_are_refused_at_once() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let refused = |records: &[(&str, &[u8])], kind: u8| {
+        let mut data = Vec::new();
+        if kind == b'g' {
+            let mut global = Vec::new();
+            stranger(&mut global, "a", b'0', 0o644, records, b"");
+            global[156] = b'g';
+            let sum: u32 =
+                (0..512).map(|at| if (148..156).contains(&at) { 32 } else { u32::from(global[at]) }).sum();
+            global[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            data = global;
+        } else {
+            stranger(&mut data, "bomb", b'0', 0o644, records, b"");
+        }
+        data.resize(data.len() + 1024, 0);
+        fs::write(&archive, &data).unwrap();
+        let began = std::time::Instant::now();
+        let why = match list_path(&archive) {
+            Ok(mut listing) => listing.find_map(Result::err).unwrap().to_string(),
+            Err(error) => error.to_string(),
+        };
+        // It took minutes.
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+        why
+    };
+    let named = |what: &str, number: usize| -> Vec<String> {
+        (0..number).map(|at| format!("{what}{at:x}")).collect()
+    };
+    let records = |names: &[String]| -> Vec<(String, Vec<u8>)> {
+        names.iter().map(|name| (name.clone(), b"1".to_vec())).collect()
+    };
+    let borrowed = |records: &[(String, Vec<u8>)], kind| {
+        let records: Vec<(&str, &[u8])> = records.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        refused(&records, kind)
+    };
+    let why = borrowed(&records(&named("SCHILY.xattr.user.", 100_000)), b'x');
+    assert!(why.contains("bomb has more than 10000 extended attributes"), "{why}");
+    let why = borrowed(&records(&named("SCHILY.xattr.user.", 400_000)), b'x');
+    assert!(why.contains("extension has more than 131072 records"), "{why}");
+    let why = borrowed(&records(&named("k", 130_000)), b'g');
+    assert!(why.contains("its global records are too many"), "{why}");
+    // As many attributes as Linux could hold are no bomb.
+    let many = records(&named("SCHILY.xattr.user.", 9_000));
+    let many: Vec<(&str, &[u8])> = many.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let mut data = Vec::new();
+    stranger(&mut data, "honest", b'0', 0o644, &many, b"");
+    data.resize(data.len() + 1024, 0);
+    fs::write(&archive, &data).unwrap();
+    assert_eq!(list_path(&archive).unwrap().map(Result::unwrap).count(), 1);
+}
+
+#[test]
+fn paths_that_no_system_has_are_refused_and_not_kept() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let mut stream = zstd::Encoder::new(fs::File::create(&archive).unwrap(), 1).unwrap();
+    let long = "a".repeat((1 << 20) - 8);
+    let deep = format!("{}/", "a".repeat(250)).repeat(64);
+    for number in 0..600 {
+        let mut member = Vec::new();
+        stranger(
+            &mut member,
+            "l",
+            b'2',
+            0o777,
+            &[("path", format!("{long}{number:06}").as_bytes()), ("linkpath", b"x")],
+            b"",
+        );
+        // Each is 64 directories, and half a megabyte of their paths.
+        stranger(&mut member, "d", b'5', 0o777, &[("path", format!("{number}/{deep}").as_bytes())], b"");
+        std::io::Write::write_all(&mut stream, &member).unwrap();
+    }
+    std::io::Write::write_all(&mut stream, &[0; 1024]).unwrap();
+    stream.finish().unwrap();
+    let target = ram.path().join("t");
+    let peak = peak_of(&["bomb", &archive.to_string_lossy(), &target.to_string_lossy(), ""]);
+    // It was a megabyte for each symlink, and one and a half for each of the others.
+    assert!(peak < 350 << 20, "{} KiB", peak >> 10);
+}
+
+#[test]
+fn unpacking_is_interrupted_in_the_middle_of_what_has_no_end() {
+    let ram = ram();
+    let archive = ram.path().join("a.tar");
+    let mut stream = zstd::Encoder::new(fs::File::create(&archive).unwrap(), 1).unwrap();
+    // Extended headers without a member: one call reads them all.
+    let mut header = Vec::new();
+    stranger(&mut header, "m", b'0', 0o644, &[("comment", &[b'x'; 100_000])], b"");
+    header.truncate(header.len() - 512);
+    for _ in 0..20_000 {
+        std::io::Write::write_all(&mut stream, &header).unwrap();
+    }
+    stream.finish().unwrap();
+    let progress = Progress::new();
+    let monitor = Monitor { progress: &progress, event: &|_| {} };
+    let outcome = std::thread::scope(|scope| {
+        let unpacking =
+            scope.spawn(|| unpack_path(&archive, &ram.path().join("t"), &cautious(0o022), &monitor));
+        while !ram.path().join("t").exists() && !unpacking.is_finished() {}
+        progress.cancel.store(true, Ordering::Relaxed);
+        unpacking.join().unwrap()
+    });
+    assert!(matches!(outcome, Err(PackError::Interrupted)), "{outcome:?}");
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
 
-use ondeck_core::{JobId, QueuedJob};
+use ondeck_core::{JobId, NodeName, QueuedJob};
 
 mod error;
 pub mod hostlist;
@@ -82,6 +82,9 @@ pub struct HeldArray {
 /// it is not known, and those that change it with [`WlmError::Refused`] if that can't be done, for instance because
 /// the job has ended.
 pub trait WorkloadManager: Send + Sync {
+    /// The nodes that jobs can run on, but those that the workload manager itself takes for down or switched off.
+    fn nodes(&self) -> impl Future<Output = Result<Vec<NodeName>, WlmError>> + Send;
+
     /// Every job of every user: pending, running, ending, and those that ended a short while ago.
     ///
     /// Elements of an array that share one record are not among its jobs.

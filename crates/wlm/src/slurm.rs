@@ -58,7 +58,7 @@ impl Slurm {
     ///
     /// # Errors
     /// [`WlmError`].
-    pub async fn nodes(&self) -> Result<BTreeSet<NodeName>, WlmError> {
+    pub async fn all_nodes(&self) -> Result<BTreeSet<NodeName>, WlmError> {
         let output = self.run("sinfo", &["--all", "--noheader", "--Node", "--format=%N"]).await?;
         if !output.success {
             return Err(output.failure(None));
@@ -104,13 +104,16 @@ impl WorkloadManager for Slurm {
     ///
     /// - Pending elements of an array that were not started yet share one record, whose number will be that of the
     ///   element that starts last. Such a record is left out; each element appears when it gets a record of its own: when
-    ///   it starts, when it alone is changed, or when it is the last one. Without `--array` squeue would show pending
-    ///   elements in one line whether they have records of their own or not; with it every element has a line.
+    ///   it starts, when it alone is changed, or when it is the last one. Without `--array-unique` squeue would show pending
+    ///   elements in one line whether they have records of their own or not; with it every record has a line. (With
+    ///   `--array` every element has one, and what a user has written once is repeated a thousand times.)
     /// - A requeue counts at once: while the old life still ends (COMPLETING, epilogs run) Slurm shows the count of the
     ///   new one. It is told apart here, and is shown as the end of the old life.
+    /// - Each component of a heterogeneous job has a record and a number. What is ordered for the first one, whose number is
+    ///   that of the job, Slurm does to all of them, AdminComment included; for another one, to that one alone.
     async fn queue(&self) -> Result<Queue, WlmError> {
-        let format = record::format(queue::FIELDS, &self.separator);
-        let output = self.squeue(&["--noheader", "--all", "--states=all", "--array"], &format).await?;
+        let arguments = ["--noheader", "--all", "--states=all", "--array-unique"];
+        let output = self.squeue(&arguments, queue::FIELDS).await?;
         if !output.success {
             return Err(output.failure(None));
         }
@@ -146,10 +149,9 @@ impl WorkloadManager for Slurm {
     }
 
     async fn details(&self, job: JobId) -> Result<JobDetails, WlmError> {
-        let format = record::format(details::FIELDS, &self.separator);
         let id = job.to_string();
-        let arguments = ["--noheader", "--all", "--states=all", "--array", "-j", &id];
-        let output = self.squeue(&arguments, &format).await?;
+        let arguments = ["--noheader", "--all", "--states=all", "--array-unique", "-j", &id];
+        let output = self.squeue(&arguments, details::FIELDS).await?;
         if !output.success {
             return Err(output.failure(Some(job)));
         }
@@ -207,6 +209,15 @@ impl WorkloadManager for Slurm {
         self.update(job, &format!("QOS={qos}")).await
     }
 
+    /// `sinfo`, one line a node and partition: its name and its state in short, with a sign behind it for what is not there.
+    async fn nodes(&self) -> Result<Vec<NodeName>, WlmError> {
+        let output = self.run("sinfo", &["--noheader", "--Node", "--format=%N %t"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        Ok(there(&String::from_utf8_lossy(&output.stdout)))
+    }
+
     /// `scontrol show config`, whose lines are `Key = value`.
     async fn cluster(&self) -> Result<String, WlmError> {
         let output = self.run("scontrol", &["show", "config"]).await?;
@@ -233,7 +244,32 @@ impl WorkloadManager for Slurm {
     }
 }
 
+/// The nodes in the lines of sinfo that are there. A name that no host can have is passed over: no agent answers to it.
+fn there(lines: &str) -> Vec<NodeName> {
+    let gone = |state: &str| {
+        ["down", "unk", "pow", "boot", "fut"].iter().any(|gone| state.starts_with(gone))
+            || state.ends_with(['*', '~', '#', '%', '!', '^'])
+    };
+    let nodes = lines.lines().filter_map(|line| line.trim().split_once(' '));
+    let nodes: BTreeSet<NodeName> =
+        nodes.filter(|(_, state)| !gone(state)).filter_map(|(node, _)| node.parse().ok()).collect();
+    nodes.into_iter().collect()
+}
+
 /// Bytes as a path.
 fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::there;
+
+    #[test]
+    fn nodes_that_slurm_takes_for_gone_are_not_there() {
+        let lines =
+            "c1 idle\nc1 idle\nc2 down*\nc3 mix\nc4 idle~\nc5 drain\nc6 alloc*\nc7 down\nc8 unk*\nc9 comp\n";
+        let nodes: Vec<String> = there(lines).iter().map(ToString::to_string).collect();
+        assert_eq!(nodes, ["c1", "c3", "c5", "c9"]);
+    }
 }

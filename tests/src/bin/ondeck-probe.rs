@@ -296,7 +296,8 @@ fn cover(
     let (fleet, layout, secret) = (fleet(config, authority)?, read_layout(layout)?, read_secret(secret)?);
     let covers: Vec<Cover> = serde_json::from_str(covers)?;
     let began = Instant::now();
-    let done = runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE));
+    let done =
+        runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE, || true));
     Ok(tell(began, &done.err().map(|not| not.faults).unwrap_or_default()))
 }
 

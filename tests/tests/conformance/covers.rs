@@ -1080,3 +1080,50 @@ fn a_prolog_believes_no_process_of_another_user_and_is_held_up_by_none() {
     site.destroy("dead");
     cluster.end();
 }
+
+#[test]
+fn a_job_that_begins_without_having_been_told_keeps_what_all_nodes_show_and_has_nothing_appear_later() {
+    const USER: u32 = 20_779;
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let cluster = Cluster::new(&GLUSTER);
+    let site = &cluster.site;
+    cluster.build(&GLUSTER, "untold", &format!("{USER}:{USER}"));
+    let mut layout: Value =
+        serde_json::from_str(&fs::read_to_string(cluster.file("untold", "layout")).unwrap()).unwrap();
+    layout["job"] = json!({
+        "cluster": "", "job": "4244", "purpose": "both", "account": "", "request": {}, "work_dir": "/",
+    });
+    fs::write(cluster.file("untold", "layout"), layout.to_string()).unwrap();
+    let path = cluster.home.join("untold");
+    directory(&path, USER, 0o755);
+    cluster.stage("untold", "0", USER, "ram");
+    let shown = || site.host("n3").new_mounts().iter().any(|mount| mount.target == path);
+    // No scheduler answers.
+    let hook = |name: &str| {
+        let config = site.bed.dir().join("n3.toml").display().to_string();
+        let ondeck = site.ondeck.display();
+        let line = format!(
+            "SLURM_JOB_ID=4244 SLURM_JOB_UID={USER} timeout -k 1 25 {ondeck} {name} --config {config}; code=$?; \
+             cat /run/ondeck/notes/4244 2> /dev/null; exit $code"
+        );
+        site.host("n3").shell(&line).assert_code(0).stdout.clone()
+    };
+    cluster.cover("untold", &[over(&path, "0", false)], &["n3"]).assert_success();
+    let told = hook("prolog");
+    assert!(shown() && told.contains("its data is in a RAM disk"), "{told}");
+    hook("epilog");
+    assert!(!shown());
+    let told = hook("prolog");
+    assert!(told.contains("works on disk"), "{told}");
+    let late = cluster.cover("untold", &[over(&path, "0", false)], &["n3"]);
+    late.assert_code(1).assert_says("job 4244 has begun on this node without its RAM disk");
+    assert!(!shown());
+    // It has ended there, and another run of it may have one.
+    hook("epilog");
+    cluster.cover("untold", &[over(&path, "0", false)], &["n3"]).assert_success();
+    assert!(shown());
+    hook("epilog");
+    assert!(!shown());
+}

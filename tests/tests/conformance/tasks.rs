@@ -1,6 +1,7 @@
 //! Staging and users' scripts on an RSA node: done as the user, seen by nobody else, and nothing is left of them.
 
 mod limits;
+mod others;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -391,7 +392,7 @@ fn a_running_job_sees_what_it_wrote_before_and_keeps_it(case: &Case) {
     let before = tree(&job.shown("0"), true);
     let report = job.succeeds("n1", &catch_up);
     let message = report["state"]["done"]["message"].as_str().unwrap();
-    assert!(message.starts_with("0 entries") && message.contains("2 entries changed"), "{message}");
+    assert!(message.starts_with("2 entries changed"), "{message}");
     assert_eq!(tree(&job.shown("0"), true), before);
 
     job.works("0", "echo and more >> log; rm removed; chmod 600 old/more; rm link; ln -s kept link");

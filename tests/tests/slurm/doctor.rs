@@ -59,6 +59,7 @@ fn a_cluster_that_works_has_no_complaint_and_each_thing_that_is_wrong_has_its_ow
 
     of_slurm(&cluster, &good);
     of_the_configuration(&cluster, &good);
+    of_what_nodes_have(&cluster, &good);
     of_the_daemons(&cluster, &good);
 }
 
@@ -150,6 +151,42 @@ fn of_the_configuration(cluster: &Cluster, good: &Path) {
     with("debounce", "debouncce");
     only(cluster, &changed, "configuration:", "ondeck.toml.example", 1);
     assert!(complaints(&doctor(cluster, &changed).1)[0].contains("Did you mean `debounce`?"));
+}
+
+/// A node with another configuration than the scheduler's machine.
+fn of_what_nodes_have(cluster: &Cluster, good: &Path) {
+    let own = cluster.bed.dir().join("c2.toml");
+    let text = fs::read_to_string(&own).unwrap();
+    let reread = |text: &str| {
+        fs::write(&own, text).unwrap();
+        let before = cluster.log_text("agent-c2").len();
+        cluster.signal("c2", ondeck_testbed::Signal::HUP);
+        wait_until(DEADLINE, "c2 has read it", || {
+            cluster.log_text("agent-c2")[before..].contains("read the conf")
+        });
+    };
+    let prefixes = text.lines().find(|line| line.starts_with("mount_prefixes")).unwrap();
+    reread(&text.replace(prefixes, "mount_prefixes = [\"/elsewhere\"]"));
+    only(
+        cluster,
+        good,
+        "nodes' mount_prefixes: 1 have another than /",
+        "copy this machine's ondeck.toml there",
+        1,
+    );
+    assert!(complaints(&doctor(cluster, good).1)[0].contains(": c2, like /elsewhere"));
+    reread(&text.replace("host = \"ctl\"", "host = \"c1\""));
+    only(
+        cluster,
+        good,
+        "nodes' scheduler: 1 have another than ctl port 7273: c2, like c1 port 7273",
+        "kill -HUP",
+        1,
+    );
+    reread(&text.replace("host = \"ctl\"\n", ""));
+    only(cluster, good, "nodes' scheduler: 1 have another than ctl port 7273: c2, like none", "kill -HUP", 1);
+    reread(&text);
+    assert_eq!(complaints(&doctor(cluster, good).1), [""; 0]);
 }
 
 fn of_the_daemons(cluster: &Cluster, good: &Path) {

@@ -181,6 +181,10 @@ fn a_job_that_depends_on_one_with_results_starts_when_they_are_on_disk() {
     for job in [elsewhere, plain] {
         assert_ne!(cluster.slurm.job(job)["Priority"], "0");
     }
+    wait_until(DEADLINE, "whoever asks is told that it is held", || {
+        let shown = cluster.ondeck(&["job", "show", &reader.to_string()]);
+        shown.code() == Some(2) && shown.stderr.contains("is held, and nothing is done for it yet")
+    });
     give(alice, "go");
     cluster.wait_rsa(producer, "STAGING_OUT");
     for job in [elsewhere, plain] {
@@ -265,6 +269,7 @@ fn a_job_that_depends_on_results_is_not_held_for_longer_than_the_limit() {
         cluster.start_staged(&script(alice, &lines, &format!("await go\n: > {}/a", output.display())), 1);
     let reader = dependant(&cluster, "afterok", producer, &script(alice, &[from], "true"));
     wait_held_for(&cluster, reader, producer);
+    cluster.wait_rsa(producer, "INUSE_OUT");
     // The mark outlives the daemon, which asks for it no second time.
     cluster.kill("scheduler");
     cluster.start_scheduler();

@@ -518,3 +518,110 @@ fn a_client_that_is_killed_leaves_nothing_for_later_jobs_though_no_scheduler_ans
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }
+
+/// What the scheduler says of compute nodes: of each kind the nodes.
+fn warnings(cluster: &Cluster) -> BTreeMap<String, Vec<String>> {
+    let status = cluster.status();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let of = |warning: &serde_json::Value| {
+        (text(&warning["kind"]), warning["nodes"].as_array().unwrap().iter().map(text).collect())
+    };
+    status["warnings"].as_array().unwrap().iter().map(of).collect()
+}
+
+fn has_figure(cluster: &Cluster, line: &str) -> bool {
+    cluster.ondeck(&["status", "--metrics"]).stdout.lines().any(|found| found == line)
+}
+
+#[test]
+fn a_job_whose_prolog_never_asks_is_told_and_so_is_the_administrator() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup {
+        rsa_nodes: 1,
+        compute_nodes: 1,
+        limits: "prolog = \"3s\"".into(),
+        slurm: "BatchStartTimeout=40\nPrologEpilogTimeout=60\n".into(),
+        ..Setup::default()
+    });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 1000));
+    let text = |name: &str| {
+        let body = format!(
+            "findmnt -n -o SOURCE -T {} > {}/{name}\ntell {name}-runs\nawait {name}-go",
+            input.display(),
+            alice.scratch.display()
+        );
+        script(alice, &[format!("DATA_IN={}", input.display())], &body)
+    };
+    let conf = cluster.slurm.conf().to_owned();
+    let good = fs::read_to_string(&conf).unwrap();
+    let line = good.lines().find(|line| line.starts_with("Prolog=")).unwrap();
+    // A site's own that has forgotten ours.
+    fs::write(&conf, good.replace(line, "Prolog=/bin/true")).unwrap();
+    cluster.slurm.scontrol(&["reconfigure"]).assert_success();
+    let job = cluster.start_staged(&text("first"), 1);
+    await_file(alice, "first-runs");
+    cluster
+        .wait_note(job, "its RAM disk was ready, and is not used: no Prolog of it has asked the scheduler");
+    assert_eq!(warnings(&cluster), BTreeMap::from([("no_prolog".into(), vec!["c1".into()])]));
+    let shown = cluster.ondeck(&["status"]).stdout;
+    assert!(shown.contains("! no Prolog has asked for the last 1 jobs on c1 (job "), "{shown}");
+    assert!(has_figure(&cluster, "ondeck_compute_nodes{trouble=\"no_prolog\"} 1"));
+    assert!(has_figure(&cluster, "ondeck_jobs_without_prolog_total 1"));
+    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
+    assert!(doctor.stdout.contains("Prologs that ask") && doctor.code() == Some(1), "{doctor:#?}");
+    // Users see nothing of it.
+    let status = cluster.ondeck_on(&cluster.host("ctl").log_in(alice), &["status"]);
+    assert!(status.success() && !status.stdout.contains("! "), "{status:#?}");
+    give(alice, "first-go");
+    cluster.wait_done(job);
+    assert!(cluster.note(job).contains("no Prolog of it has asked"), "{}", cluster.show(job));
+
+    // It goes away with the next Prolog that asks.
+    fs::write(&conf, &good).unwrap();
+    cluster.slurm.scontrol(&["reconfigure"]).assert_success();
+    let next = cluster.start_staged(&text("next"), 1);
+    await_file(alice, "next-runs");
+    assert_eq!(warnings(&cluster), BTreeMap::new());
+    assert!(has_figure(&cluster, "ondeck_compute_nodes{trouble=\"no_prolog\"} 0"));
+    give(alice, "next-go");
+    cluster.wait_done(next);
+    let place = |name: &str| fs::read_to_string(alice.scratch.join(name)).unwrap();
+    assert!(!place("first").contains("ondeck") && place("next").contains("ondeck"), "{}", place("next"));
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_compute_node_without_its_agent_and_what_is_left_there_are_told_of() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { rsa_nodes: 1, compute_nodes: 1, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 1000));
+    let text = script(alice, &[format!("DATA_IN={}", input.display())], "tell runs\nawait go");
+    let job = cluster.start_staged(&text, 1);
+    await_file(alice, "runs");
+    assert_eq!(warnings(&cluster), BTreeMap::new());
+    cluster.kill("c1");
+    give(alice, "go");
+    let of = |kind: &str| warnings(&cluster).get(kind).cloned().unwrap_or_default();
+    wait_until(LONG, "what is left is told of", || of("left_over") == ["c1"]);
+    wait_until(LONG, "the silent agent is told of", || of("silent_agent") == ["c1"]);
+    assert!(has_figure(&cluster, "ondeck_compute_nodes{trouble=\"silent_agent\"} 1"));
+    assert!(has_figure(&cluster, "ondeck_compute_nodes{trouble=\"left_over\"} 1"));
+    let shown = cluster.ondeck(&["status"]).stdout;
+    assert!(
+        shown.contains("! the agent of c1 does not answer (") && shown.contains("is left on c1"),
+        "{shown}"
+    );
+    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
+    assert!(doctor.stdout.contains("left-over RAM disks"), "{doctor:#?}");
+    cluster.start_agent("c1");
+    wait_until(LONG, "all is right again", || warnings(&cluster).is_empty());
+    cluster.wait_done(job);
+    cluster.assert_clean();
+}

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ondeck_testbed::{Signal, available, wait_until};
 
@@ -478,4 +479,69 @@ fn agents_that_lost_what_they_kept_are_claimed_again_and_their_scheduler_goes_on
     assert_eq!(tree(&output)["result"], b"last\n");
     assert!(cluster.is_running("scheduler"), "{}", cluster.log_text("scheduler"));
     cluster.assert_clean();
+}
+
+/// The scheduler waits until the journal can be written, and whoever asks is told of that, in time.
+#[test]
+fn a_journal_that_can_not_be_written_is_told_and_nothing_is_lost() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    // Its directory on a small disk of its own.
+    let state = cluster.bed.dir().join("scheduler");
+    let path = state.display().to_string();
+    let ctl = cluster.host("ctl");
+    cluster.signal("scheduler", Signal::TERM);
+    cluster.wait_ended("scheduler");
+    let copy = format!("{path}.kept");
+    ctl.run(&["cp", "-a", &path, &copy]).assert_success();
+    ctl.run(&["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", &path]).assert_success();
+    ctl.run(&["cp", "-a", &format!("{copy}/."), &path]).assert_success();
+    cluster.start_scheduler();
+    let writer = Writer::start(&cluster, "writer");
+
+    // As much as there is, and a little less for the file that takes it.
+    let _ = ctl.run(&["dd", "if=/dev/zero", &format!("of={path}/filler"), "bs=4k"]);
+    give(alice, "writer-go");
+    cluster.slurm.wait_state(writer.job, "COMPLETED", DEADLINE);
+    wait_until(DEADLINE, "the journal can't be written", || {
+        cluster.log_text("scheduler").contains("the journal can't be written")
+    });
+    // Again and again: nobody who asks may keep the next one waiting.
+    for _ in 0..10 {
+        let began = std::time::Instant::now();
+        let ran = cluster.ondeck(&["status"]);
+        assert!(
+            ran.success() && ran.stdout.contains("! the scheduler's journal can't be written"),
+            "{ran:#?}"
+        );
+        assert!(cluster.ondeck(&["status", "--metrics"]).stdout.contains("ondeck_journal_up 0"));
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    }
+    let ran = cluster.ondeck(&["job", "show", &writer.job.to_string()]);
+    assert!(
+        !ran.success() && ran.stderr.contains(&format!("journal in {path} can't be written")),
+        "{ran:#?}"
+    );
+    let ran = cluster.ondeck(&["doctor", "--slurm"]);
+    let line = ran.stdout.lines().find(|line| line.contains("scheduler ")).unwrap_or_default();
+    assert!(line.contains("MISSING") && line.contains("can't write its journal"), "{ran:#?}");
+    // A job starts meanwhile, on disk, and its hooks don't take their whole time.
+    let other = cluster.submit(&script(alice, &[], "tell started"), 1);
+    cluster.slurm.wait_state(other, "COMPLETED", DEADLINE);
+
+    ctl.run(&["rm", &format!("{path}/filler")]).assert_success();
+    wait_until(DEADLINE, "it can be written again", || {
+        cluster.log_text("scheduler").contains("the journal can be written again")
+    });
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    assert!(cluster.ondeck(&["status", "--metrics"]).stdout.contains("ondeck_journal_up 1"));
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+    cluster.signal("scheduler", Signal::TERM);
+    cluster.wait_ended("scheduler");
+    ctl.run(&["umount", &path]).assert_success();
 }

@@ -60,6 +60,10 @@ fn what_others_changed_on_disk_is_kept_and_the_job_is_told() {
         let beside = output.join(format!("{name}.ondeck-{label}"));
         assert!(shown.stdout.contains(beside.to_str().unwrap()), "{}", shown.stdout);
     }
+    // It is the last word, which Slurm's accounting has, too.
+    let note = shown.stdout.lines().find(|line| line.contains("the job's own are")).unwrap_or_default();
+    assert!(note.contains(&format!("shared.ondeck-{label}")), "{}", shown.stdout);
+    assert!(cluster.note(job).contains("the job's own are"), "{}", cluster.note(job));
     assert!(shown.stdout.contains("deleted"), "what the job had deleted and is kept: {}", shown.stdout);
     cluster.assert_quiet();
     cluster.assert_clean();

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use ondeck_testbed::{User, available};
 
+use crate::aids::LONG;
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
-use crate::jobs::{Gate, directives, says, wait_file};
+use crate::jobs::{Gate, assert_passed, directives, says, wait_file};
 use crate::life::directory;
 
 #[test]
@@ -20,6 +21,68 @@ fn jobs_without_directives_or_with_wrong_ones() {
     a_malformed_directive_is_refused(&cluster);
     cluster.assert_quiet();
     cluster.assert_clean();
+}
+
+#[test]
+fn what_one_user_writes_into_the_queue_costs_no_other_and_no_nodes_for_what_can_not_start() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "sharing = \"any\"\n".into(), ..Setup::default() });
+    a_singleton_waits_for_its_namesake(&cluster);
+    thousands_of_elements_with_thousands_of_dependencies(&cluster);
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+fn waits_for_its_input(user: &User, name: &str) -> String {
+    let input = directory(user, name, &[("a", "alpha")]);
+    format!("#!/bin/sh\n#RSA_WAIT=hold\n{}cat {}/a\n", directives(&[&input], &[]), input.display())
+}
+
+fn a_singleton_waits_for_its_namesake(cluster: &Cluster) {
+    let alice = cluster.user("alice");
+    let gate = Gate::of(alice, "namesake");
+    let options = ["--nodes=1", "--output=/dev/null", "--job-name=one"];
+    let first = cluster.slurm.submit(alice, &format!("#!/bin/sh\n{}", gate.line()), &options);
+    cluster.slurm.wait_state(first, "RUNNING", DEADLINE);
+    let script = waits_for_its_input(alice, "namesake-in");
+    let singleton =
+        cluster.slurm.submit(alice, &script, &[&options[..], &["--dependency=singleton"]].concat());
+    let other = cluster.slurm.submit(alice, &waits_for_its_input(alice, "other-in"), &options[..2]);
+    cluster.slurm.wait_state(other, "COMPLETED", LONG);
+    cluster.wait_done(other);
+    assert!(cluster.job(singleton).is_none(), "it can't start");
+    gate.open();
+    cluster.slurm.wait_state(singleton, "COMPLETED", LONG);
+    assert_passed(&cluster.states(singleton), &["READY"]);
+    cluster.wait_done(singleton);
+}
+
+fn thousands_of_elements_with_thousands_of_dependencies(cluster: &Cluster) {
+    let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
+    let array = |dependency: Option<&str>| {
+        let options = ["--hold", "--array=0-999", "--output=/dev/null"];
+        let all: Vec<&str> = options.into_iter().chain(dependency).collect();
+        cluster.slurm.submit(bob, "#!/bin/sh\ntrue\n", &all)
+    };
+    let elements: Vec<String> = [array(None), array(None)]
+        .iter()
+        .flat_map(|id| (0..1000).map(move |task| format!("{id}_{task}")))
+        .collect();
+    let kinds = ["afterany", "afterok", "afternotok", "afterburstbuffer"];
+    let clauses = kinds.map(|kind| format!("{kind}:{}", elements.join(":")));
+    let dependency = format!("--dependency={}", clauses.join(","));
+    for _ in 0..3 {
+        array(Some(&dependency));
+    }
+    let job = cluster.slurm.submit(alice, &waits_for_its_input(alice, "seen-in"), &["--output=/dev/null"]);
+    cluster.slurm.wait_state(job, "COMPLETED", LONG);
+    assert_passed(&cluster.states(job), &["READY"]);
+    let log = cluster.log_text("scheduler");
+    assert!(!log.contains("the queue can't be seen"), "{log}");
+    cluster.slurm.client(&["scancel", "--user", &bob.name]).assert_success();
+    cluster.wait_done(job);
 }
 
 fn nothing_changes_for_a_job_that_asks_for_nothing(cluster: &Cluster) {

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ondeck_testbed::{available, wait_until};
+use ondeck_testbed::{Signal, available, wait_until};
 
 use crate::aids::{LONG, SLOW, await_file, files, folder, give, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
@@ -427,6 +428,119 @@ fn a_ram_disk_that_one_of_the_nodes_can_not_show_is_shown_on_none() {
     cluster.start_agent("c2");
     wait_until(LONG, "nothing of it is left", || cluster.job(job).is_none());
     // The Epilog of c2 may say that it has not reached the agent; it does not fail.
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}
+
+/// A job that looks all the time at a file in its output directory, and was told where it works. The scheduler is
+/// killed, and the agent of its node stopped, while its Prolog waits and the RAM disk is being shown.
+struct Watcher<'a> {
+    cluster: &'a Cluster,
+    job: u32,
+    output: PathBuf,
+}
+
+impl Watcher<'_> {
+    fn caught_while_it_is_mounted(cluster: &Cluster) -> Watcher<'_> {
+        const ATTEMPTS: u32 = 8;
+        let alice = cluster.user("alice");
+        let input = folder(alice, "in", &files(2, 1000));
+        for attempt in 0..ATTEMPTS {
+            let output = folder(alice, &format!("out-{attempt}"), &BTreeMap::new());
+            let directives = [
+                format!("DATA_IN={}", input.display()),
+                format!("DATA_OUT={}", output.display()),
+                "OUT_SIZE=1MiB".into(),
+            ];
+            let body = format!(
+                "place() {{ findmnt -n -o SOURCE -T {out} > {scratch}/$1; }}\n\
+                 place first; echo one > {out}/one; tell began\n\
+                 until [ -e {scratch}/go-{attempt} ]; do grep -q one {out}/one || tell lost; sleep 0.02; done\n\
+                 place last; echo two > {out}/two",
+                out = output.display(),
+                scratch = alice.scratch.display()
+            );
+            let blocker = cluster.block(cluster.slurm.compute().len());
+            let told = format!("--output={}/told", alice.scratch.display());
+            let options = ["--nodelist=c1", "--exclusive", "--no-requeue", &told];
+            let job = cluster.slurm.submit(alice, &script(alice, &directives, &body), &options);
+            cluster.wait_rsa(job, "READY");
+            cluster.slurm.cancel(blocker);
+            let node = cluster.host("c1");
+            let covered = || node.new_mounts().iter().any(|mount| mount.target == output);
+            let began = Instant::now();
+            while !covered() {
+                assert!(began.elapsed() < LONG, "nothing is mounted: {}", cluster.show(job));
+            }
+            cluster.signal("c1", Signal::STOP);
+            if cluster.job(job).is_some_and(|job| job["rsa_state"] == "MOUNTING") {
+                cluster.kill("scheduler");
+                cluster.signal("c1", Signal::CONT);
+                return Watcher { cluster, job, output };
+            }
+            // The agent was stopped too late.
+            cluster.signal("c1", Signal::CONT);
+            give(alice, &format!("go-{attempt}"));
+            cluster.wait_done(job);
+            for name in ["first", "last", "began", "told"] {
+                fs::remove_file(alice.scratch.join(name)).unwrap();
+            }
+        }
+        panic!("in {ATTEMPTS} attempts no agent could be stopped between the mount and its last answer")
+    }
+
+    /// Lets it end; what it saw was the same from its first to its last instruction, and is what it was told. Tells
+    /// whether that was the RAM disk.
+    #[track_caller]
+    fn saw_what_it_was_told(&self) -> bool {
+        let (cluster, alice) = (self.cluster, self.cluster.user("alice"));
+        let name = self.output.file_name().unwrap().to_str().unwrap();
+        give(alice, &name.replace("out", "go"));
+        cluster.slurm.wait_state(self.job, "COMPLETED", LONG);
+        let read = |name: &str| fs::read_to_string(alice.scratch.join(name)).unwrap();
+        let (first, last, told) = (read("first"), read("last"), read("told"));
+        let what = format!("it was told `{told}`; first {first}, at last {last}{}", cluster.log_of(self.job));
+        assert_eq!(first, last, "{what}");
+        assert!(!alice.scratch.join("lost").exists(), "it lost its own file: {what}");
+        let in_ram = first.contains("job-");
+        assert_eq!(told.contains("its data is in a RAM disk"), in_ram, "{what}");
+        assert_eq!(told.contains("works on disk"), !in_ram, "{what}");
+        cluster.wait_done(self.job);
+        let text = |text: &str| format!("{text}\n").into_bytes();
+        let expected = [("one".to_owned(), text("one")), ("two".to_owned(), text("two"))];
+        assert_eq!(tree(&self.output), expected.into(), "{what}");
+        in_ram
+    }
+}
+
+#[test]
+fn a_scheduler_that_is_killed_while_a_prolog_waits_is_asked_again() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let job = Watcher::caught_while_it_is_mounted(&cluster);
+    cluster.start_scheduler();
+    await_file(cluster.user("alice"), "began");
+    cluster.wait_rsa(job.job, "INUSE_BOTH");
+    assert!(job.saw_what_it_was_told(), "it worked on disk: {}", cluster.log_of(job.job));
+    cluster.assert_no_hook_failed();
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_prolog_that_no_scheduler_answers_any_more_settles_with_its_node_what_the_job_sees() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { limits: "prolog = \"8s\"".into(), ..Setup::default() });
+    let job = Watcher::caught_while_it_is_mounted(&cluster);
+    await_file(cluster.user("alice"), "began");
+    cluster.start_scheduler();
+    wait_until(LONG, "the scheduler knows what became of the mount", || {
+        cluster.job(job.job).is_none_or(|job| job["rsa_state"] != "MOUNTING")
+    });
+    job.saw_what_it_was_told();
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
 }

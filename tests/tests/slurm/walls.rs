@@ -207,7 +207,8 @@ fn orders_are_obeyed_from_those_alone_whose_they_are() {
     assert_ne!(node, "c4");
     let other = cluster.host("c4");
     for hook in ["prolog", "epilog"] {
-        let line = format!("SLURM_JOB_ID={job} exec {ondeck} {hook} --config {config}");
+        let line =
+            format!("SLURM_JOB_ID={job} SLURM_JOB_UID={} exec {ondeck} {hook} --config {config}", alice.uid);
         let as_user = cluster.host(&node).log_in(alice).shell(&line);
         as_user.assert_code(0).assert_says("only root of");
         runs();

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use ondeck_api::config::AgentConfig;
 use ondeck_api::wire::Cover;
-use ondeck_core::{Owner, RamDiskId};
+use ondeck_core::{Layout, Owner, RamDiskId};
 use ondeck_ramdisk::mounts::{self, Above, Mount, TakenAway, Tree};
 use ondeck_ramdisk::{Build, EngineError, holders::holders};
 use ondeck_transfer::credentials::{self, User};
@@ -35,6 +35,7 @@ use super::{
 };
 use crate::fleet::late::NOT_MOUNTED;
 use crate::record::Covered;
+use crate::started;
 
 /// How many of those who hold files are named.
 const NAMED_HOLDERS: usize = 10;
@@ -48,6 +49,8 @@ pub struct CoverPolicy {
     prefixes: Vec<PathBuf>,
     writable: bool,
     readable: bool,
+    /// Where it is noted which jobs have begun on disk.
+    started: PathBuf,
 }
 
 impl CoverPolicy {
@@ -57,6 +60,17 @@ impl CoverPolicy {
             prefixes: config.mount_prefixes.clone(),
             writable: config.cover_writable,
             readable: config.cover_readable,
+            started: started::directory(config),
+        }
+    }
+
+    /// Refuses to cover anything for a job that has begun on disk on this node.
+    pub(super) fn allows_job(&self, layout: &Layout) -> Result<(), EngineError> {
+        match started::job_of(layout) {
+            Some(job) if started::is_noted(&self.started, job) => Err(EngineError::Refused(format!(
+                "job {job} has begun on this node without its RAM disk, and must not see it come"
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -413,7 +427,7 @@ impl RamDisk {
                 return Err(EngineError::Refused(text));
             }
             // The simulated engine shows nothing.
-            return self.note(|record| record.covered = covered);
+            return self.note(|record| (record.covered, record.whole) = (covered, false));
         }
         self.is_whole(build)?;
         for one in &aimed {
@@ -428,7 +442,7 @@ impl RamDisk {
             trees.push((Arc::clone(one), self.tree(build, &one.cover, Some(&one.directory))?));
         }
         // Noted before the mounts: who comes after a crash must know what to take away.
-        self.note(|record| record.covered = covered)?;
+        self.note(|record| (record.covered, record.whole) = (covered, false))?;
         let mut own = Vec::new();
         for (index, (one, tree)) in trees.iter().enumerate() {
             let number = tree.id().map_err(|error| EngineError::io("mount on", &one.real, error));
@@ -770,7 +784,7 @@ impl RamDisk {
 
     /// Refuses if a cover that was noted is not there: the agent was killed while it mounted them, or somebody took one
     /// away.
-    fn must_cover_all(&self) -> Result<(), EngineError> {
+    pub(super) fn must_cover_all(&self) -> Result<(), EngineError> {
         match self.cover_faults().first() {
             Some(fault) if needs_mount(&self.record().layout) => {
                 Err(EngineError::Refused(format!("{}: {fault}; uncover it first", self.id())))

@@ -111,6 +111,9 @@ impl RamDisk {
         let frozen = lock(&self.frozen).take().ok_or_else(gone)?;
         let stopped = frozen.holder.go_on().map_err(failed)?;
         self.hold_covers();
+        // Whether it was to be kept is seen by what is mounted.
+        self.note(|record| record.whole = !record.covered.is_empty())
+            .unwrap_or_else(|error| tracing::warn!(ramdisk = %self.id(), %error, "can't note that it stays"));
         Ok(stopped)
     }
 }

@@ -8,21 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
+use ondeck_agent::started::{self, job_of};
 use ondeck_api::Config;
 use ondeck_api::wire::LocalReport;
-use ondeck_core::{Incarnation, JobId, Layout};
+use ondeck_core::JobId;
 
 /// How long it may take to see whether a job still has a process here.
 const LOOKING: Duration = Duration::from_secs(1);
-
-/// The number of the job that a RAM disk is of; nothing for one that was built by hand.
-fn job_of(layout: &Layout) -> Option<JobId> {
-    match &layout.job {
-        Some(tag) => Some(tag.job.job),
-        // The former version wrote it into the name only.
-        None => Incarnation::of_ramdisk(&layout.id.name).map(|life| life.job),
-    }
-}
 
 /// Takes away what this node still shows of a job's RAM disks. The job has ended here: its Epilog runs. `uid` is its
 /// user. Servers and their data stay.
@@ -36,6 +28,53 @@ pub fn take_away(config: &Config, job: JobId, uid: u32, limit: Duration) -> Resu
         (shows || !local.server) && local.layout.owner.uid == uid && job_of(&local.layout) == Some(job)
     };
     hide(config, limit, "epilog", is_its)
+}
+
+/// What a job sees from now on, which nobody has told: all or nothing. What all of its nodes show, it keeps if it may,
+/// and that is told; anything else is taken away here, and nothing is shown to it later. `uid` is its user.
+///
+/// # Errors
+/// If it can't be noted, or this node's agent does not do it in time; what was noted it sees when it does again.
+pub fn settle(config: &Config, job: JobId, uid: u32, may_keep: bool, limit: Duration) -> Result<bool> {
+    let notes = started::directory(&config.agent);
+    // First: what the agent does at this moment, it looks at after it.
+    started::note(&notes, job).with_context(|| format!("can't note it in {}", notes.display()))?;
+    if !config.agent.socket.exists() {
+        return Ok(false);
+    }
+    let (fleet, node, until) = (Fleet::new(config), host_name()?, Instant::now() + limit);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let work = async {
+        let found = fleet.ramdisks_of(&node).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        let mut keeps = false;
+        let its = |local: &&LocalReport| local.layout.owner.uid == uid && job_of(&local.layout) == Some(job);
+        for local in found.iter().filter(its) {
+            let left = until.saturating_duration_since(Instant::now());
+            let id = &local.layout.id;
+            let mut shown = fleet.begins_here(id, left).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+            if shown && !may_keep {
+                fleet.hide_here(id, left).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+                shown = false;
+            }
+            keeps |= shown;
+        }
+        Ok::<bool, anyhow::Error>(keeps)
+    };
+    let keeps = runtime.block_on(async {
+        tokio::time::timeout(limit, work).await.context("this node's agent does not answer")?
+    })?;
+    if keeps {
+        forget(config, job)?;
+    }
+    Ok(keeps)
+}
+
+/// Forgets what [`settle`] has noted of a job: it has ended here, or begins anew.
+///
+/// # Errors
+/// The kernel's.
+pub fn forget(config: &Config, job: JobId) -> Result<()> {
+    started::forget(&started::directory(&config.agent), job).context("can't forget that it had started here")
 }
 
 /// Takes away mounts whose client has ended and whose jobs are not on this node any more: every access to them fails, for

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use ondeck_agent::node::host_name;
-use ondeck_api::Config;
 use ondeck_api::scheduler::{Hook, HookAnswer};
+use ondeck_api::wire::RefusalCode;
+use ondeck_api::{CallError, Config};
 use ondeck_core::{Incarnation, JobId, NodeName, exit};
 
 use super::{Scheduler, explain, here};
@@ -20,14 +21,22 @@ const NOTES: &str = "/run/ondeck/notes";
 /// How long a Prolog may take to remove dead mounts of jobs that have ended.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
+/// How long a Prolog that was told nothing may take to settle with its node's agent what the job sees.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// How long a Prolog waits before it asks again.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// What a hook's own work takes beside the waiting.
 const MARGIN: Duration = Duration::from_secs(2);
 
 /// What Slurm's Prolog calls on each node of a job: returns when the job's RAM disk is mounted, or will not be
 ///
 /// It reads the job from Slurm's environment (SLURM_JOB_ID, SLURM_RESTART_COUNT). Before that it has this node's agent take
-/// away dead mounts: those of jobs that have left this node, whose RAM disk or client is lost. It ends within the
-/// configuration's limits.prolog and always with 0: whatever goes wrong, the job starts, on disk.
+/// away dead mounts: those of jobs that have left this node, whose RAM disk or client is lost. A scheduler that is lost
+/// while it waits is asked again within the limit. A job that is told that it works on disk has no RAM disk appear later:
+/// what not all of its nodes show is taken away before it starts. It ends within the configuration's limits.prolog and always
+/// with 0: whatever goes wrong, the job starts, on disk.
 #[derive(Args)]
 pub struct PrologArgs {
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
@@ -91,7 +100,57 @@ fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
     if let Err(error) = here::remove_dead_mounts(&config, job()?.job, HOUSEKEEPING.min(limit / 4)) {
         eprintln!("ondeck prolog: {error:#}");
     }
-    ask(&config, "prolog", limit.saturating_sub(began.elapsed()))
+    let id = job()?.job;
+    if let Err(error) = here::forget(&config, id) {
+        eprintln!("ondeck prolog: {error:#}");
+    }
+    let settling = SETTLING.min(limit / 4);
+    let asked = ask_again(&config, limit.saturating_sub(began.elapsed()).saturating_sub(settling));
+    // Nothing is ever mounted for a job of which the scheduler has nothing to say.
+    if asked.as_ref().is_ok_and(|answer| answer.mounted || answer.message.is_empty()) {
+        return asked;
+    }
+    let uid: u32 = std::env::var("SLURM_JOB_UID").context("there is no SLURM_JOB_UID")?.parse()?;
+    let left = limit.saturating_sub(began.elapsed()).max(settling);
+    let may_keep = asked.as_ref().map_or(true, |answer| answer.undecided);
+    match here::settle(&config, id, uid, may_keep, left) {
+        Ok(true) => Ok(HookAnswer { mounted: true, message: String::new(), undecided: false }),
+        Ok(false) => asked,
+        Err(error) => {
+            eprintln!("ondeck prolog: {error:#}");
+            asked
+        }
+    }
+}
+
+/// Asks the scheduler; one that is lost while it is waited for is asked again, as the next one may have mounted the RAM
+/// disk. One that is not there at all is not waited for.
+fn ask_again(config: &Config, limit: Duration) -> Result<HookAnswer> {
+    let until = Instant::now() + limit;
+    let mut lost = false;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let asked = ask(config, "prolog", left);
+        let call = asked.as_ref().err().and_then(|error| error.downcast_ref::<CallError>());
+        lost |= matches!(call, Some(CallError::Unreachable { cut_off: true, .. }));
+        let again = match call {
+            Some(CallError::Refused { refusal, .. }) => lost && refusal.code == RefusalCode::Failed,
+            Some(_) => lost,
+            None => false,
+        };
+        if !again || left <= MARGIN {
+            return asked.map_err(said);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The error of a question, for people.
+fn said(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<CallError>() {
+        Some(call) => anyhow::anyhow!("{}", explain(call)),
+        None => error,
+    }
 }
 
 pub fn epilog(args: &EpilogArgs) -> ExitCode {
@@ -109,7 +168,7 @@ fn try_epilog(args: &EpilogArgs) -> Result<()> {
     let config = Config::load(args.config.as_deref())?;
     let limit = config.scheduler.limits.epilog;
     let began = Instant::now();
-    let asked = ask(&config, "epilog", limit / 2);
+    let asked = ask(&config, "epilog", limit / 2).map_err(said);
     match &asked {
         Ok(answer) if !answer.mounted => {}
         Ok(answer) => eprintln!("ondeck epilog: {}", answer.message),
@@ -118,7 +177,9 @@ fn try_epilog(args: &EpilogArgs) -> Result<()> {
     // Whatever was answered: a scheduler that has lost its journal does not know what is here.
     let left = limit.saturating_sub(began.elapsed()).max(MARGIN);
     let uid: u32 = std::env::var("SLURM_JOB_UID").context("there is no SLURM_JOB_UID")?.parse()?;
-    here::take_away(&config, job()?.job, uid, left)
+    let taken_away = here::take_away(&config, job()?.job, uid, left);
+    here::forget(&config, job()?.job)?;
+    taken_away
 }
 
 fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
@@ -126,8 +187,7 @@ fn ask(config: &Config, hook: &str, limit: Duration) -> Result<HookAnswer> {
     let question =
         Hook { job: job()?, node: node()?, nodes: String::new(), patience_ms: waits.as_millis() as u64 };
     let scheduler = Scheduler::find(config)?;
-    let answer = scheduler.ask("POST", &format!("hooks/{hook}"), Some(&question), Some(limit));
-    answer.map_err(|error| anyhow::anyhow!("{}", explain(&error)))
+    Ok(scheduler.ask("POST", &format!("hooks/{hook}"), Some(&question), Some(limit))?)
 }
 
 /// The job, as Slurm names it to Prolog and Epilog.

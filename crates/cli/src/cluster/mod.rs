@@ -81,12 +81,12 @@ pub fn shown(text: &str) -> String {
 /// What is said when a call failed, for people.
 pub fn explain(error: &CallError) -> String {
     match error {
-        CallError::Unreachable { endpoint: Endpoint::Socket(path), why } => format!(
+        CallError::Unreachable { endpoint: Endpoint::Socket(path), why, .. } => format!(
             "no scheduler at {} ({why}); is `ondeck serve` running here, or should `host` in the part [scheduler] of the \
              configuration name another machine?",
             path.display()
         ),
-        CallError::Unreachable { endpoint: Endpoint::Node { name, port }, why } => {
+        CallError::Unreachable { endpoint: Endpoint::Node { name, port }, why, .. } => {
             format!("no scheduler at {name} port {port} ({why}); is `ondeck serve` running there?")
         }
         CallError::Refused { refusal, .. } => shown(&refusal.message),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use ondeck_api::Config;
@@ -14,7 +15,8 @@ use crate::agent::{LogFormat, log_to_stderr};
 /// Run the scheduler: it watches the workload manager's queue and lends RSA nodes to jobs
 ///
 /// It runs as root beside the workload manager's controller, on one machine of the cluster. Everything it decides is kept
-/// in its journal first: one that is started again goes on where the former one ended, however that was.
+/// in its journal first: one that is started again goes on where the former one ended, however that was. At SIGHUP it reads
+/// its configuration again; the log says what is taken over, and what needs a new start.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
@@ -58,6 +60,7 @@ impl ServeArgs {
 const EXAMPLES: &str = "Examples:
   ondeck serve                     with /etc/ondeck/ondeck.toml
   ondeck serve --check             is the configuration right?
+  kill -HUP PID                    read it again
   ondeck serve --openapi           what programs can ask it
   ondeck serve --take-over         the journal is lost, or an older copy of it was put back
 
@@ -129,7 +132,9 @@ pub fn serve(args: &ServeArgs) -> ExitCode {
     share_memory();
     let confirm = |conflict: &Conflict| args.yes || confirmed(conflict);
     let take_over: Option<&dyn Fn(&Conflict) -> bool> = if args.take_over { Some(&confirm) } else { None };
-    match ondeck_scheduler::serve(&config, take_over) {
+    let file = args.config.clone();
+    let read_again = Arc::new(move || Config::read_again(file.as_deref()));
+    match ondeck_scheduler::serve(&config, read_again, take_over) {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             eprintln!("ondeck serve: {error}");

@@ -103,6 +103,17 @@ pub fn jobs(status: &Status) -> String {
     if let Some(fault) = &status.workload_manager {
         let _ = writeln!(out, "! {}", shown(fault));
     }
+    if let Some(fault) = &status.journal {
+        let _ = writeln!(
+            out,
+            "! the scheduler's journal can't be written ({}): nothing is decided, and nothing of jobs is told, until it can be",
+            shown(fault)
+        );
+        return out;
+    }
+    for warning in &status.warnings {
+        let _ = writeln!(out, "! {}", shown(&warning.text));
+    }
     let _ = writeln!(
         out,
         "{:>9} {:>10} {:>20} {:>9}  {:<20} MESSAGE",
@@ -135,6 +146,9 @@ pub fn jobs(status: &Status) -> String {
 /// One line a node.
 pub fn nodes(status: &Status) -> String {
     let mut out = String::new();
+    if status.journal.is_some() {
+        return out;
+    }
     let width = status.nodes.iter().map(|node| node.node.as_str().len()).max().unwrap_or(4).max(8);
     let _ = writeln!(
         out,

@@ -1,6 +1,6 @@
 //! `ondeck doctor --slurm`: what the scheduler needs from Slurm, its own configuration and the agents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ondeck_agent::fleet::Fleet;
 use ondeck_agent::node::host_name;
-use ondeck_api::scheduler::Status;
-use ondeck_api::wire::{NodeReport, RefusalCode};
+use ondeck_api::scheduler::{Status, WarningKind};
+use ondeck_api::wire::{NodeReport, NodeSettings, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::schedule::LockIn;
 use ondeck_core::{Bytes, EngineKind, Epoch, NodeName, RamDiskId};
@@ -56,7 +56,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     findings.push(super::privileged_ports());
     let status = ask_scheduler(&config);
     findings.extend(runtime.block_on(of_slurm(&config, status.as_ref().ok())));
-    findings.push(status.map_or_else(|why| why, |status| scheduler(&status)));
+    findings.extend(scheduler(&config, status));
     findings
 }
 
@@ -118,7 +118,36 @@ fn ask_scheduler(config: &Config) -> Result<Status, Finding> {
     })
 }
 
-fn scheduler(status: &Status) -> Finding {
+/// The scheduler, and what it knows of compute nodes.
+fn scheduler(config: &Config, status: Result<Status, Finding>) -> Vec<Finding> {
+    let status = match status {
+        Ok(status) => status,
+        Err(finding) => return vec![finding],
+    };
+    let mut findings = vec![of_the_scheduler(config, &status)];
+    for warning in status.warnings {
+        let (what, remedy) = match warning.kind {
+            WarningKind::NoProlog => {
+                ("Prologs that ask", "its log in slurmd's, or `ondeck prolog` by hand, says why not")
+            }
+            WarningKind::LeftOver => {
+                ("left-over RAM disks", "start `ondeck agent` there; if nothing helps, reboot the node")
+            }
+            // The agents were asked just now.
+            WarningKind::SilentAgent => continue,
+        };
+        findings.push(finding(what, State::Missing, one_line(&warning.text), Some(remedy)));
+    }
+    findings
+}
+
+fn of_the_scheduler(config: &Config, status: &Status) -> Finding {
+    if let Some(fault) = &status.journal {
+        let state = config.scheduler.state.display();
+        let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
+        let remedy = "make room there, or mend the disk; it goes on by itself";
+        return finding("scheduler", State::Missing, detail, Some(remedy));
+    }
     if let Some(fault) = &status.workload_manager {
         let remedy = "it goes on with what it knew; its log says more";
         return finding(
@@ -470,6 +499,7 @@ async fn of_the_agents(config: &Config, compute: &[NodeName], status: Option<&St
         findings.push(agents("agents of Slurm's nodes", &among(compute)));
     }
     findings.extend(what_is_lent(config, &answers));
+    findings.extend(what_differs(config, &among(compute)));
     findings.extend(what_is_dead(&answers));
     findings.extend(status.and_then(|status| who_is_obeyed(status, &answers)));
     let versions: Vec<&str> =
@@ -525,6 +555,55 @@ async fn dead_mounts(fleet: &Fleet, node: &NodeName) -> Result<Vec<PathBuf>, Cal
     Ok(found.into_iter().flat_map(|local| local.dead_mounts).collect())
 }
 
+/// Whether compute nodes have another configuration than this machine where it must be the same.
+fn what_differs(config: &Config, answers: &[&Answer]) -> Vec<Finding> {
+    let ours = NodeSettings::new(config);
+    let theirs = || {
+        answers
+            .iter()
+            .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.settings.as_ref()?)))
+    };
+    let mut findings = Vec::new();
+    let mut compare = |what, here: String, told: &dyn Fn(&NodeSettings) -> String, then: &str| {
+        let other: Vec<(&NodeName, String)> = theirs()
+            .map(|(node, settings)| (node, told(settings)))
+            .filter(|(_, told)| *told != here)
+            .collect();
+        let Some((_, told)) = other.first() else { return };
+        let nodes: Vec<&NodeName> = other.iter().map(|(node, _)| *node).collect();
+        let detail = format!("{} have another than {here}: {}, like {told}", other.len(), list(&nodes));
+        let remedy =
+            format!("{then}; copy this machine's ondeck.toml there, and have the agents read it: kill -HUP");
+        findings.push(finding(what, State::Missing, one_line(&detail), Some(&remedy)));
+    };
+    let prefixes = |settings: &NodeSettings| {
+        let paths: BTreeSet<String> = settings
+            .mount_prefixes
+            .iter()
+            .map(|path| path.components().collect::<PathBuf>().display().to_string())
+            .collect();
+        let paths: Vec<String> = paths.into_iter().collect();
+        if paths.is_empty() { "none".to_owned() } else { paths.join(" and ") }
+    };
+    let host = |settings: &NodeSettings| match &settings.scheduler {
+        Some(host) => format!("{host} port {}", settings.scheduler_port),
+        None => "none, which is the node itself".to_owned(),
+    };
+    // That there are none here is told already.
+    if !ours.mount_prefixes.is_empty() {
+        compare(
+            "nodes' mount_prefixes",
+            prefixes(&ours),
+            &prefixes,
+            "jobs' directories are not covered there",
+        );
+    }
+    if ours.scheduler.is_some() {
+        compare("nodes' scheduler", host(&ours), &host, "their hooks ask elsewhere, and jobs work on disk");
+    }
+    findings
+}
+
 /// Whether nodes show RAM disks that are lost: every job that looks there gets errors.
 fn what_is_dead(answers: &[Answer]) -> Option<Finding> {
     let mut nodes: Vec<&NodeName> = Vec::new();
@@ -564,12 +643,12 @@ fn who_is_obeyed(status: &Status, answers: &[Answer]) -> Option<Finding> {
     let is_foreign = |answer: &&Answer| {
         let obeyed = answer.report.as_ref().ok().and_then(|report| report.authority.as_ref());
         obeyed.is_some_and(|obeyed| {
-            obeyed.journal != status.journal && !status.replaced.contains(&obeyed.journal)
+            obeyed.journal != status.journal_name && !status.replaced_journals.contains(&obeyed.journal)
         })
     };
     let others: Vec<&NodeName> = answers.iter().filter(is_foreign).map(|answer| &answer.node).collect();
     // One that pretends commands nobody, and one of a former version does not say which journal it has.
-    if others.is_empty() || status.simulated || status.journal.is_empty() {
+    if others.is_empty() || status.simulated || status.journal_name.is_empty() {
         return None;
     }
     let detail = format!("{} obey another journal: {}", others.len(), list(&others));

@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -20,7 +20,7 @@ use super::keeper::Keeper;
 use super::message::{Line, Message, Order};
 use super::plan::{Job, Plan};
 use super::program::{Surroundings, adopt_orphans, run_on_disk};
-use super::{Fallback, RunArgs, held, slurm};
+use super::{Fallback, RunArgs, held, slurm, without_disk};
 use crate::display;
 use crate::state;
 
@@ -65,6 +65,7 @@ pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result
                     Some(Outcome::NotStarted(code, text))
                         if code == exit::NOT_STARTED && fallback == Fallback::Disk =>
                     {
+                        let text = without_disk(&text);
                         eprintln!("ondeck: running on disk: {text}");
                         front.signals.unblock();
                         adopt_orphans(false);
@@ -80,15 +81,21 @@ pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result
     }
 }
 
-/// Attaches to a run whose keeper is alive, with an order.
-pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
-    if id.contains('/') || id.starts_with('.') {
+/// The directory of a run of this user.
+pub fn directory_of(id: &str) -> Result<PathBuf> {
+    if id.is_empty() || id.contains('/') || id.starts_with('.') {
         bail!("`{id}` is not the name of a run; `ondeck run --list` shows them");
     }
     let mut dirs = state::all_runs()?.into_iter().map(|base| base.join(id));
-    let Some(dir) = dirs.find(|dir| dir.is_dir()) else {
-        bail!("there is no run {id} of yours on this machine; `ondeck run --list` shows them");
-    };
+    match dirs.find(|dir| dir.is_dir()) {
+        Some(dir) => Ok(dir),
+        None => bail!("there is no run {id} of yours on this machine; `ondeck run --list` shows them"),
+    }
+}
+
+/// Attaches to a run whose keeper is alive, with an order.
+pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
+    let dir = directory_of(id)?;
     let socket = dir.join("control");
     let line = match connect(&socket, order) {
         // A new keeper is on its way.

@@ -138,6 +138,8 @@ fn remove_dead(dir: &Path) {
 
 /// `ondeck run --abandon ID`.
 pub fn abandon(id: &str, yes: bool, json: bool, quiet: bool) -> Result<u8> {
+    // Nobody is asked about what is not there.
+    front::directory_of(id)?;
     if !yes {
         if !std::io::stdin().is_terminal() {
             bail!("giving up the results of run {id} must be confirmed; add --yes");

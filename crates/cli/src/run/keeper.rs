@@ -1483,7 +1483,8 @@ impl Shared {
             Event::Kept(path) if output.is_some_and(|output| output.homecoming.was_there(path)) => {
                 findings.kept.push(full(path));
             }
-            Event::Kept(_) | Event::Deleted(_) | Event::Would(..) => {}
+            // Nothing is left behind here: what others own comes home as well, or the run says that it can't.
+            Event::Kept(_) | Event::Deleted(_) | Event::Would(..) | Event::LeftBehind { .. } => {}
         }
     }
 

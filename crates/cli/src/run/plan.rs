@@ -214,8 +214,8 @@ impl Plan {
         }
         if !root && let Some(program) = set_uid_program(&job.command[0]) {
             notes.push(format!(
-                "{} is a set-uid program: it does not get its privileges inside a user namespace; run as root, or with \
-                 --fallback disk",
+                "{} is a set-uid program: it does not get its privileges inside a user namespace; run as root, or \
+                 without `ondeck run`",
                 program.display()
             ));
         }
@@ -335,6 +335,7 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         let what = if input { "input" } else { "output" };
         let real = path.canonicalize().map_err(|error| {
             let remedy = match error.kind() {
+                std::io::ErrorKind::NotFound if input => "; name the directory that has the input".to_owned(),
                 std::io::ErrorKind::NotFound => format!("; make it with: mkdir -p {}", path.display()),
                 _ => String::new(),
             };

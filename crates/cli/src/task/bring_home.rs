@@ -15,9 +15,11 @@ use ondeck_core::PackFormat;
 use ondeck_transfer::pack::{self, PackError, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
-    Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, Whereabouts, stage_roots, whereabouts,
+    Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, Whereabouts, closed_by_another,
+    stage_roots, whereabouts,
 };
 use rustix::fs::{FileType, Mode};
+use rustix::io::Errno;
 
 use super::fill::entries;
 use super::work::{Opened, Worker, failed_for_room, is_no_room};
@@ -93,6 +95,16 @@ impl Worker<'_> {
         let gone = self.findings.gone.load(Relaxed);
         if gone > 0 {
             notes.push(format!("{} can't be read any more", entries(gone)));
+        }
+        let (left, first) = self.left_behind();
+        if left > 0 {
+            let more = if left > first.len() as u64 { ", ..." } else { "" };
+            notes.push(format!(
+                "{} of other users, which {} can't read, left behind: {}{more}",
+                entries(left),
+                self.user.name,
+                first.join(", ")
+            ));
         }
         (!notes.is_empty()).then(|| notes.join("; "))
     }
@@ -174,6 +186,8 @@ impl Worker<'_> {
             // What the policy allows is removed, and nothing else.
             delete: true,
             recheck: true,
+            // Nobody but root could bring it, and no results are brought by root.
+            leave_others: true,
             ownership: if rustix::process::geteuid().is_root() {
                 Ownership::Preserve
             } else {
@@ -243,11 +257,20 @@ impl Worker<'_> {
             return Ok(());
         }
         // An archive can't hold sockets, and nobody listens on them any more.
+        let us = rustix::process::geteuid().as_raw();
         let cleared = survey(slot.as_fd(), &mut |visit| {
             if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
-                rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty())?;
+                match rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty()) {
+                    // The packer leaves it behind.
+                    Err(Errno::ACCESS | Errno::PERM) if visit.stat.st_uid != us => {}
+                    removed => removed?,
+                }
             }
-            Ok(Descend::Yes)
+            // And what others have closed.
+            let is_theirs = FileType::from_raw_mode(visit.stat.st_mode) == FileType::Directory
+                && visit.stat.st_uid != us
+                && closed_by_another(visit.dir, visit.name).is_some();
+            Ok(if is_theirs { Descend::No } else { Descend::Yes })
         });
         cleared.map_err(|(_, error)| Failure::passing(format!("the results of {path}: {error}")))?;
         let name = CString::new(format!("results-{}.{format}", self.order.request.label()));
@@ -255,7 +278,7 @@ impl Worker<'_> {
         let failed_before = self.failures().0;
         let event = |event: Event<'_>| self.note(&directory.path, &event);
         let monitor = Monitor { progress: &self.shared.progress, event: &event };
-        let options = PackOptions { umask: ARCHIVE_UMASK, ..PackOptions::default() };
+        let options = PackOptions { umask: ARCHIVE_UMASK, leave_others: true, ..PackOptions::default() };
         let packed = pack::pack(slot.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor);
         let failed = self.failures().0 - failed_before;
         match packed {

@@ -49,7 +49,10 @@ impl Worker<'_> {
             }
         }
         self.check_gate()?;
-        let mut notes = vec![format!("{} that the job had written to disk brought", entries(told.brought))];
+        let mut notes = Vec::new();
+        if told.brought > 0 {
+            notes.push(format!("{} that the job had written to disk brought", entries(told.brought)));
+        }
         if told.changed > 0 {
             notes.push(format!(
                 "{} changed on disk since they were copied into RAM, and are seen by the job as they were: {}",
@@ -64,7 +67,7 @@ impl Worker<'_> {
         if failed > 0 {
             notes.push(format!("{} could not be brought, and stay on disk alone: {first}", entries(failed)));
         }
-        Ok(Some(notes.join("; ")))
+        Ok((!notes.is_empty()).then(|| notes.join("; ")))
     }
 
     /// Counts what is newer on disk than the copy that the job reads, or is not there. Input is not written to once the

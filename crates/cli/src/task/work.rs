@@ -25,6 +25,9 @@ use crate::run::homecoming::Loosened;
 /// Names in a report.
 const MOST: u64 = MOST_NAMED as u64;
 
+/// Entries left behind that are named: they are for the job's note, which is short.
+const MOST_LEFT: usize = 5;
+
 /// The worker.
 pub struct Worker<'a> {
     /// What is to be done.
@@ -57,6 +60,8 @@ pub struct Findings {
     pub kept: AtomicU64,
     /// Entries that could not be read while what is left was salvaged.
     pub gone: AtomicU64,
+    /// Entries of other users that can't be read, and whose the first ones are.
+    left_behind: Mutex<(u64, Vec<String>)>,
     /// Whether a target had no room.
     pub full: AtomicBool,
     first: Mutex<Option<String>>,
@@ -234,6 +239,13 @@ impl Worker<'_> {
                     send(&self.lines, &Line::Error(text));
                 }
             }
+            Event::LeftBehind { path, owner } => {
+                let mut left = lock(&self.findings.left_behind);
+                left.0 += 1;
+                if left.1.len() < MOST_LEFT {
+                    left.1.push(format!("{} (of uid {owner})", within(path)));
+                }
+            }
             Event::PutBeside { path, name } => {
                 let number = self.findings.beside.fetch_add(1, Relaxed);
                 let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &path[..=at]);
@@ -253,6 +265,11 @@ impl Worker<'_> {
     /// The first entry that failed, and how many did.
     pub fn failures(&self) -> (u64, String) {
         (self.findings.failed.load(Relaxed), lock(&self.findings.first).clone().unwrap_or_default())
+    }
+
+    /// How many entries of other users were left behind, and the first of them.
+    pub fn left_behind(&self) -> (u64, Vec<String>) {
+        lock(&self.findings.left_behind).clone()
     }
 
     /// How many files were put beside others.

@@ -112,6 +112,7 @@ mod tests {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         }
     }
 

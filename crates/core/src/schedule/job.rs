@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{JobState, RsaState, Time};
-use crate::{Bytes, Epoch, Incarnation, NodeName, Owner, RamDiskId, Request};
+use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, RamDiskId, Request};
 
 /// What a RAM disk is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -121,6 +121,9 @@ pub struct Job {
     pub request: Request,
     /// The directory it was submitted from.
     pub work_dir: PathBuf,
+    /// The heterogeneous job that it is a component of: it gets nothing.
+    #[serde(default)]
+    pub component_of: Option<JobId>,
     /// How many compute nodes it has or wants.
     pub compute_nodes: u32,
     /// Its compute nodes, since it runs.
@@ -276,7 +279,7 @@ impl Job {
 
     /// Whether another attempt is allowed.
     pub fn may_try(&self) -> bool {
-        !self.hopeless
+        !self.hopeless && self.component_of.is_none()
     }
 
     /// Whether a time to wait has not passed.

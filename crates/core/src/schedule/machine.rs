@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::{Identities, Identity};
 use super::job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, has_a_directory_for_both};
 use super::nodes::Nodes;
-use super::policy::{self, Line, LockIn, Placement, Site, Taken, Use};
+use super::policy::{self, Line, LockIn, Placement, Served, Site, Taken, Use};
 use super::states::{Move, decide};
 use super::{JobState, RsaState, Time};
 use crate::{
@@ -283,6 +283,19 @@ pub struct Effects {
     pub nodes: Vec<NodeName>,
     /// What was given back, to be accounted for.
     pub used: Vec<Used>,
+    /// Jobs that have started without any Prolog that asked.
+    pub unasked: Vec<Unasked>,
+}
+
+/// A job that has started without any Prolog that asked: its RAM disk could not be shown in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unasked {
+    /// Which.
+    pub job: Incarnation,
+    /// Where it runs, or ran.
+    pub nodes: Vec<NodeName>,
+    /// Since when it is known to run.
+    pub started: Time,
 }
 
 /// What a user had of the RSA.
@@ -330,6 +343,8 @@ pub struct Schedule {
     ordered: BTreeMap<Incarnation, Time>,
     /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
     held_back: BTreeMap<Incarnation, Time>,
+    /// When users were last given nodes; what ended before a restart is not known any more.
+    pub(super) served: Served,
     last_task: u64,
     last_epoch: Epoch,
     /// When the journal began.
@@ -345,10 +360,23 @@ impl Schedule {
             identities.note(job.id, &Identity::of(job));
         }
         for job in jobs.values_mut().filter(|job| job.prolog == Prolog::Waiting) {
-            // It waited for an answer of the former scheduler.
-            job.prolog = Prolog::Over;
+            // It waited for an answer of the former scheduler, and asks again; what is mounted meanwhile, it may keep.
+            let until = job.started.unwrap_or_default().plus(site.prolog);
+            (job.prolog, job.prolog_until) = (Prolog::Expected, Some(until));
+            if let Some(task) = job.task.as_mut().filter(|task| task.work == Work::Mount) {
+                task.until = task.until.max(until.plus(site.limits.mount));
+            }
+        }
+        let mut served = Served::new();
+        for job in jobs.values() {
+            if let Some(allocation) = &job.allocation {
+                let whose = (policy::pool_of(&site, job).to_owned(), job.owner.uid);
+                let last = served.entry(whose).or_default();
+                *last = allocation.since.max(*last);
+            }
         }
         Schedule {
+            served,
             site,
             jobs,
             nodes,
@@ -367,6 +395,11 @@ impl Schedule {
     /// What the site decides.
     pub fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// Decides by other rules from the next event on. A tick has those who wait judged by them.
+    pub fn set_site(&mut self, site: Site) {
+        self.site = site;
     }
 
     /// The same with the time when the journal began: of what was there before, it may not know.
@@ -503,6 +536,9 @@ const LATE_PAUSES: [Duration; 3] =
     [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(300)];
 
 /// What its user is told of a job that may start.
+/// A job that has ended so soon after its start may have been cancelled before its Prolog could ask.
+const PROLOG_GRACE: Duration = Duration::from_secs(5);
+
 const IS_READY: &str = "its RAM disk is ready";
 
 /// A job that was next counts as next for so long without a judgement. Slurm's scheduler looks at the whole queue once
@@ -695,6 +731,12 @@ impl Step<'_> {
                     (RsaState::Held | RsaState::Lost, _) => {
                         (job.retry_now, job.stage_outs, job.not_before) = (true, 0, None);
                     }
+                    (RsaState::Ineligible, _) if job.component_of.is_some() => {
+                        return Err(Refused::NotNow(format!(
+                            "job {id} is a component of a heterogeneous job, which can't have a RAM disk: there is nothing to \
+                             try again"
+                        )));
+                    }
                     // What kept it from getting a RAM disk may have been mended, and it has not started.
                     (RsaState::Ineligible, JobState::Ondeck) => {
                         (job.hopeless, job.failures, job.not_before) = (false, 0, None);
@@ -791,6 +833,7 @@ impl Step<'_> {
                     // With the mark, but not held, it was released by hand.
                     standing
                         if standing.waits()
+                            && seen.job.component_of.is_none()
                             && !seen.job.held_for_input
                             && !seen.job.depends_on.is_empty() =>
                     {
@@ -802,6 +845,7 @@ impl Step<'_> {
                     Standing::Running => self.begin(&seen, request, JobState::Running),
                     standing
                         if standing.waits()
+                            && seen.job.component_of.is_none()
                             && !seen.job.held_for_input
                             && id.restarts > 0
                             && wait_policy(&request) == WaitPolicy::Hold
@@ -979,6 +1023,14 @@ impl Step<'_> {
         if job.priority != seen.job.priority {
             self.job(id).priority = seen.job.priority;
         }
+        if self.schedule.jobs[&id].component_of != seen.job.component_of {
+            // A former version kept it without, and may have it held until somebody mends its stage-in script.
+            self.job(id).component_of = seen.job.component_of;
+            if self.schedule.jobs[&id].rsa_state == RsaState::Ineligible && self.schedule.jobs[&id].held {
+                self.tell_component(id);
+                self.let_go_if_hopeless(id);
+            }
+        }
         if !self.schedule.jobs[&id].noted.contains(&seen.job.submitted) {
             self.job(id).noted.insert(seen.job.submitted);
             let identity = Identity::of(&self.schedule.jobs[&id]);
@@ -1139,6 +1191,7 @@ impl Step<'_> {
             account: seen.job.account.clone(),
             request,
             work_dir: seen.work_dir.clone(),
+            component_of: seen.job.component_of,
             compute_nodes: seen.job.node_count,
             nodes: Vec::new(),
             ended_on: BTreeSet::new(),
@@ -1201,7 +1254,7 @@ impl Step<'_> {
         let mut job = self.new_job(seen, request);
         let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
         job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
-        let hold = wait_policy(&job.request) == WaitPolicy::Hold;
+        let hold = wait_policy(&job.request) == WaitPolicy::Hold && job.component_of.is_none();
         // It was held before it was known here, and somebody does not want to wait for its input.
         job.released = seen.job.held_for_input && seen.job.standing.waits();
         let hold_now = hold && !job.released && seen.job.standing.waits() && state == JobState::Ondeck;
@@ -1213,6 +1266,8 @@ impl Step<'_> {
             self.job(id).held = true;
             self.order(Action::Hold(id), id);
         }
+        // Before it runs: it did not start too early for anything.
+        self.tell_component(id);
         if state == JobState::Running {
             self.runs(seen, Prolog::Expected);
         }
@@ -1257,6 +1312,7 @@ impl Step<'_> {
                 held_for_input: false,
                 dependent: false,
                 depends_on: Vec::new(),
+                component_of: None,
             };
             let seen = Seen { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };
             let job = self.new_job(&seen, found.request.clone());
@@ -1349,6 +1405,22 @@ impl Step<'_> {
         }
     }
 
+    /// A job runs, or has run, and none of its Prologs has asked. It goes on without what was made ready for it.
+    fn no_prolog_asked(&mut self, id: Incarnation) {
+        const NO_PROLOG: &str = "no Prolog of it has asked the scheduler";
+        let job = &self.schedule.jobs[&id];
+        let (Some(started), nodes) = (job.started, job.nodes.clone()) else { return };
+        let is_ready = job.rsa_state == RsaState::Ready;
+        self.effects.unasked.push(Unasked { job: id, nodes, started });
+        if is_ready && job.purpose == Purpose::Output {
+            self.tell(id, format!("its output was not in RAM from its start: {NO_PROLOG}"));
+        } else if is_ready {
+            self.tell(id, format!("its RAM disk was ready, and is not used: {NO_PROLOG}; it works on disk"));
+        } else {
+            self.note(Some(id), NO_PROLOG.into());
+        }
+    }
+
     fn starting(&mut self, seen: &Seen) {
         let id = seen.job.id;
         if !self.schedule.jobs.contains_key(&id) {
@@ -1375,6 +1447,11 @@ impl Step<'_> {
         let known = self.schedule.jobs.get(&id).map(|job| job.job_state);
         if known.is_none_or(|known| known == state || known == JobState::Finished) {
             return;
+        }
+        let job = &self.schedule.jobs[&id];
+        let has_run = job.started.is_some_and(|started| self.now.since(started) >= PROLOG_GRACE);
+        if state == JobState::Finished && job.prolog == Prolog::Expected && has_run && !job.forgotten {
+            self.no_prolog_asked(id);
         }
         let job = self.job(id);
         job.job_state = state;
@@ -1889,13 +1966,15 @@ impl Step<'_> {
                 // Whatever is left of it there can't be waited for.
                 self.set_job_state(id, JobState::Finished, "has not ended on all of its nodes in time");
             }
-            let job = self.job(id);
-            if due(job.prolog_until) {
+            if due(self.job(id).prolog_until) {
+                let job = self.job(id);
                 job.prolog_until = None;
                 if job.prolog == Prolog::Expected {
                     job.prolog = Prolog::Over;
+                    self.no_prolog_asked(id);
                 }
             }
+            let job = self.job(id);
             if due(job.switch_at) {
                 job.delay_over = true;
             }
@@ -1933,7 +2012,7 @@ impl Step<'_> {
             .jobs
             .values()
             .map(|job| {
-                let first = policy::first_since(&self.schedule.site, self.now, job);
+                let first = policy::turn(&self.schedule.site, &self.schedule.served, self.now, job);
                 (first.is_none(), first, std::cmp::Reverse(job.priority), job.submitted, job.id)
             })
             .collect();
@@ -1995,6 +2074,7 @@ impl Step<'_> {
             Move::Wait => false,
             Move::Assign(purpose) => self.assign(id, purpose, usage, line),
             Move::GiveUp => {
+                self.tell_component(id);
                 self.let_go_if_hopeless(id);
                 // While it runs, nothing can be undone; when it has ended, it is.
                 if self.schedule.jobs[&id].job_state != JobState::Running {
@@ -2213,6 +2293,7 @@ impl Step<'_> {
                 true
             }
             Placement::Nodes(nodes, promise) => {
+                let whose = (policy::pool_of(&self.schedule.site, job).to_owned(), job.owner.uid);
                 let (epoch, now) = (self.next_epoch(), self.now);
                 for name in &nodes {
                     if let Some(node) = self.schedule.nodes.get_mut(name) {
@@ -2222,6 +2303,7 @@ impl Step<'_> {
                 }
                 let text = format!("assigning {} rsa-nodes to job {id}", nodes.len());
                 line.leaves(id);
+                self.schedule.served.insert(whose, now);
                 let job = self.job(id);
                 (job.purpose, job.lacking) = (purpose, None);
                 job.allocation = Some(Allocation { nodes, promise, epoch, since: now });
@@ -2307,6 +2389,22 @@ impl Step<'_> {
         true
     }
 
+    /// Tells the user of a component of a heterogeneous job why it has no RAM disk. Ranks on all components run as one
+    /// program: in RAM disks of their own they would not see each other's files, and a file that they share would come
+    /// home as one component's part of it.
+    fn tell_component(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        let Some(whole) = job.component_of else { return };
+        let script = if job.request.stage_in.is_some() { ", and its stage-in script is not run" } else { "" };
+        self.tell(
+            id,
+            format!(
+                "no RAM disk: it is a component of the heterogeneous job {whole}, whose components can't share one yet; all \
+                 of them work on disk{script}. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+            ),
+        );
+    }
+
     /// A job that was held for its input and will not get it: it may start on disk, unless it needs what its own script
     /// would have made.
     fn let_go_if_hopeless(&mut self, id: Incarnation) {
@@ -2314,7 +2412,9 @@ impl Step<'_> {
         if !job.held {
             return;
         }
-        if job.request.stage_in.is_none() || wait_policy(&job.request) != WaitPolicy::Hold {
+        // Nobody else would release a component, and without a release it would be held for ever.
+        let may_start = wait_policy(&job.request) != WaitPolicy::Hold || job.component_of.is_some();
+        if job.request.stage_in.is_none() || may_start {
             (job.held, job.let_go) = (false, true);
             self.order(Action::LetGo(id), id);
         } else {

@@ -27,7 +27,9 @@ use serde::{Deserialize, Serialize};
 
 pub use identity::{Identities, Identity};
 pub use job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, real_path};
-pub use machine::{Action, Change, Effects, Event, Fault, Found, Outcome, Refused, Schedule, Seen, Used};
+pub use machine::{
+    Action, Change, Effects, Event, Fault, Found, Outcome, Refused, Schedule, Seen, Unasked, Used,
+};
 pub use nodes::{Node, NodeState, Nodes};
 pub use policy::{Limits, LockIn, Sharing, Site};
 pub use states::{JobState, RsaState};

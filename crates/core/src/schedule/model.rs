@@ -253,6 +253,7 @@ impl World {
             held_for_input: self.held && index == 0,
             dependent: self.is_dependent(index),
             depends_on: self.is_dependent(index).then(|| self.id(1).job).into_iter().collect(),
+            component_of: None,
         };
         let request = Some(requests[index].clone());
         Seen { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }
@@ -325,7 +326,9 @@ impl World {
                     if self.older_states > 0 && self.left[index] == 0 {
                         all.push(Happening::OlderState(index));
                     }
-                    if !prolog_ran {
+                    // One that had waited for the former scheduler asks again.
+                    let asks_again = |job: &Job| job.prolog == Prolog::Expected;
+                    if !prolog_ran || self.schedule.jobs().get(&self.id(index)).is_some_and(asks_again) {
                         all.push(Happening::Prolog(index));
                     }
                     all.push(Happening::Epilog(index));
@@ -1091,6 +1094,78 @@ fn an_order_names_a_job_by_as_much_as_tells_it_from_others() {
     assert_eq!(queue(&first, 5, 0), ["1"]);
     assert_eq!(queue(&first, 6, 1), ["1.0", "1.1"]);
     assert_eq!(queue(&first, 9, 0), ["1@5.0", "1@5.1", "1@9"]);
+}
+
+/// Whatever a former version did for it: one of several on the same directories must not be mounted, and a hold must end.
+#[test]
+fn a_component_of_a_heterogeneous_job_gets_nothing_and_is_let_go() {
+    let stage_in = Some(PathBuf::from("/script"));
+    for (held_for_input, standing) in
+        [(true, Standing::Held), (false, Standing::Next), (false, Standing::Running)]
+    {
+        for stage_in in [None, stage_in.clone()] {
+            let both = request(Some("/a"), Some("/b"), false);
+            let requests = [Request { stage_in, wait: Some(WaitPolicy::Hold), ..both }];
+            let mut world = World::new(1, 1, 2, site(), 0);
+            let mut seen = world.seen(0, &requests);
+            (seen.job.standing, seen.job.held_for_input) = (standing, held_for_input);
+            (seen.job.component_of, seen.job.nodes) = (Some(JobId(7)), vec![node(9)]);
+            let id = world.schedule.identify(&seen.job);
+            let effects =
+                world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen.clone()] }).unwrap();
+            let told = |action: &&Action| matches!(action, Action::Tell(_, text) if text.contains("heterogeneous job 7"));
+            let let_go = |action: &&Action| matches!(action, Action::LetGo(_));
+            assert_eq!(effects.actions.iter().filter(told).count(), 1, "{:?}", effects.actions);
+            assert_eq!(effects.actions.iter().any(|action| let_go(&action)), held_for_input);
+            assert_eq!(effects.actions.len(), 1 + usize::from(held_for_input), "{:?}", effects.actions);
+            let job = &world.schedule.jobs()[&id];
+            assert_eq!((job.rsa_state, job.held), (RsaState::Ineligible, false));
+            let retry = Event::Retry { job: id, salvage: false };
+            let refused = world.schedule.handle(NOW, retry).unwrap_err().to_string();
+            assert!(refused.contains("heterogeneous"), "{refused}");
+        }
+    }
+    // A former version has it held, because its script has failed.
+    let requests = [Request { stage_in, ..request(Some("/a"), None, false) }];
+    let mut world = World::new(1, 1, 2, site(), 0);
+    let mut seen = world.seen(0, &requests);
+    (seen.job.standing, seen.job.held_for_input) = (Standing::Held, true);
+    let id = world.schedule.identify(&seen.job);
+    world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen.clone()] }).unwrap();
+    while let Some(number) = world.schedule.jobs()[&id].task.map(|task| task.number) {
+        let fills = world.schedule.jobs()[&id].rsa_state == RsaState::StagingIn;
+        let failed = Outcome::Failed { why: "exit code 3".into(), blame: Vec::new(), fault: Fault::User };
+        let outcome = if fills { failed } else { Outcome::Done(String::new()) };
+        world.schedule.handle(NOW, Event::Ended { job: id, number, outcome }).unwrap();
+    }
+    let job = &world.schedule.jobs()[&id];
+    assert_eq!((job.rsa_state, job.held), (RsaState::Ineligible, true), "{}", job.message);
+    seen.job.component_of = Some(JobId(7));
+    let effects = world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen] }).unwrap();
+    assert!(effects.actions.contains(&Action::LetGo(id)), "{:?}", effects.actions);
+    assert!(world.schedule.jobs()[&id].message.contains("heterogeneous job 7"));
+    // A former version has prepared one for it.
+    let requests = [request(Some("/a"), Some("/b"), true)];
+    let mut world = World::new(1, 1, 2, site(), 0);
+    let mut seen = world.seen(0, &requests);
+    (seen.job.standing, seen.job.nodes) = (Standing::Next, vec![node(9)]);
+    let id = world.schedule.identify(&seen.job);
+    world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen.clone()] }).unwrap();
+    let done = |schedule: &mut Schedule| {
+        while let Some(number) = schedule.jobs().get(&id).and_then(|job| Some(job.task?.number)) {
+            let outcome = Outcome::Done(String::new());
+            schedule.handle(NOW, Event::Ended { job: id, number, outcome }).unwrap();
+        }
+    };
+    done(&mut world.schedule);
+    assert_eq!(world.schedule.jobs()[&id].rsa_state, RsaState::Ready);
+    (seen.job.standing, seen.job.component_of) = (Standing::Running, Some(JobId(7)));
+    world.schedule.handle(NOW, Event::Queue { taken: NOW, jobs: vec![seen.clone()] }).unwrap();
+    world.schedule.handle(NOW, Event::Starting(Box::new(seen))).unwrap();
+    done(&mut world.schedule);
+    let job = &world.schedule.jobs()[&id];
+    assert!(job.message.contains("heterogeneous job 7"), "{}", job.message);
+    assert_eq!((job.rsa_state, job.allocation.is_none()), (RsaState::Ineligible, true));
 }
 
 #[test]

@@ -482,6 +482,18 @@ pub fn first_since(site: &Site, now: Time, job: &Job) -> Option<Time> {
     job.lacking.filter(|since| now.since(*since) >= site.patience)
 }
 
+/// When a user was last given nodes of a pool.
+pub type Served = BTreeMap<(String, u32), Time>;
+
+/// The turn of a job that has waited for so long that it comes before all who have not, the least first: since when its user
+/// has had to wait, then since when it has. Nobody's second job comes before the first of another user who came before it
+/// was the second's turn: who has many jobs that wait, and never start, would have the pool for as long as all of them.
+pub fn turn(site: &Site, served: &Served, now: Time, job: &Job) -> Option<(Time, Time)> {
+    let since = first_since(site, now, job)?;
+    let served = served.get(&(pool_of(site, job).to_owned(), job.owner.uid));
+    Some((served.map_or(since, |at| since.max(*at)), since))
+}
+
 /// The pool that a job takes nodes of.
 pub fn pool_of<'a>(site: &'a Site, job: &'a Job) -> &'a str {
     job.request.pool.as_deref().unwrap_or(&site.pool)
@@ -508,7 +520,7 @@ impl Line {
             let Some(pool) = usage.pools.get(name) else { continue };
             let Ok(wanted) = wanted(site, pool, job) else { continue };
             let waits_for_long = first_since(site, now, job).is_some();
-            if !waits_for_long && wanted.nodes * 2 <= pool.nodes && beyond(site, usage, job, wanted).is_none()
+            if !waits_for_long && wanted.nodes <= pool.nodes / 2 && beyond(site, usage, job, wanted).is_none()
             {
                 line.kept.insert(name.to_owned(), (job.id, wanted));
             }
@@ -556,7 +568,7 @@ impl Line {
                 (pool.partly.number_of_at_least(share), nodes.iter().filter(of_use).count())
             }
         };
-        (taken > 0 && there < wanted.nodes + taken as u32).then_some(*waits)
+        (taken > 0 && there < wanted.nodes.saturating_add(taken as u32)).then_some(*waits)
     }
 }
 
@@ -570,7 +582,7 @@ fn beyond(site: &Site, usage: &Use, job: &Job, wanted: Wanted) -> Option<Placeme
         Some(limit) if count > limit => {
             Some(Placement::Never(format!("it needs {count} RSA nodes, and its {whose} may have {limit}")))
         }
-        Some(limit) if has + count > limit => {
+        Some(limit) if has.saturating_add(count) > limit => {
             Some(Placement::Later(format!("its {whose} has {has} of at most {limit} RSA nodes")))
         }
         _ => None,

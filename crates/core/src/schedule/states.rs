@@ -149,6 +149,8 @@ pub enum Move {
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
 ///
+/// A component of a heterogeneous job gets nothing: what a former version has built for it is not mounted.
+///
 /// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
 /// and is STAGING_IN or READY is staged again, and held again, if another job begins to write results where its input is
 /// ([`Move::StageAgain`]): no job's own state says that. Nor does it say when one that may start without its RAM disk, and is
@@ -188,6 +190,8 @@ pub fn decide(job: &Job) -> Move {
         (S::Aborted, _) => Move::Destroy,
 
         (S::Ready, Ondeck) => Move::Wait,
+        // A former version has built it.
+        (S::Ready, Running) if job.component_of.is_some() => Move::Destroy,
         (S::Ready, Running) if job.purpose == Purpose::Output && !job.may_try() => Move::Destroy,
         (S::Ready, Running) if job.purpose == Purpose::Output => match job.prolog {
             Prolog::Waiting => Move::Mount,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::*;
-use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
+use crate::{Bytes, EngineKind, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
 
 const BEGIN: Time = Time(1_000_000);
 
@@ -26,6 +26,10 @@ struct Line {
     now: Time,
     /// How many RSA nodes each wants, its priority, and what the workload manager does with it.
     jobs: Vec<(u32, u64, Standing)>,
+    /// How many users there are, who submit in turn.
+    users: usize,
+    /// What those ask for that say no number of nodes.
+    capacity: Option<Bytes>,
 }
 
 impl Line {
@@ -35,7 +39,7 @@ impl Line {
         for index in 0..nodes {
             schedule.handle(BEGIN, Event::NodeUp { node: node(index), capacity: Bytes(1 << 40) }).unwrap();
         }
-        Line { schedule, now: BEGIN, jobs: Vec::new() }
+        Line { schedule, now: BEGIN, jobs: Vec::new(), users: 1, capacity: None }
     }
 
     fn submit(&mut self, nodes: u32, priority: u64, does: Standing) -> usize {
@@ -59,7 +63,7 @@ impl Line {
         let (nodes, priority, standing) = self.jobs[index];
         let job = QueuedJob {
             id: id(index),
-            owner: Owner { uid: 1000, gid: 1000 },
+            owner: Owner { uid: 1000 + (index % self.users) as u32, gid: 1000 },
             account: String::new(),
             standing,
             reason: String::new(),
@@ -72,9 +76,12 @@ impl Line {
             held_for_input: false,
             dependent: false,
             depends_on: Vec::new(),
+            component_of: None,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
-        let request = Some(Request { nodes: Some(nodes), data_out, ..Request::default() });
+        let nodes = Some(nodes).filter(|nodes| *nodes > 0);
+        let capacity = self.capacity.filter(|_| nodes.is_none());
+        let request = Some(Request { nodes, capacity, data_out, ..Request::default() });
         let io_nodes = vec!["c0".parse().unwrap()];
         (standing != Standing::Ended).then_some(Seen { job, request, work_dir: "/".into(), io_nodes })
     }
@@ -96,8 +103,7 @@ impl Line {
 
 /// Whoever has got nodes has not overtaken anybody of his pool who has waited beyond patience for nodes that will come.
 pub(super) fn nobody_overtakes(before: &Schedule, after: &Schedule, now: Time) {
-    let patience = after.site().patience;
-    let waited = |job: &Job| job.lacking.filter(|since| now.since(*since) >= patience);
+    let waited = |job: &Job| policy::turn(after.site(), &before.served, now, job);
     let got = after.jobs().values().filter(|job| {
         let before = before.jobs().get(&job.id);
         job.rsa_state == RsaState::Booting && before.is_none_or(|before| before.allocation.is_none())
@@ -213,18 +219,79 @@ fn a_job_that_is_ready_and_does_not_start_yields_to_one_that_has_waited_for_long
     assert!(!line.has(ready) && line.has(waits));
 }
 
+#[test]
+fn who_has_many_jobs_that_do_not_start_does_not_keep_the_nodes_from_others() {
+    let mut line = Line::new(1, site());
+    line.users = 2;
+    // Of the first user five, the first of which gets the node and keeps it for as long as it may; of the other one the last.
+    let theirs: Vec<usize> = (0..5)
+        .map(|_| {
+            let job = line.submit(1, 9, Standing::Next);
+            line.submit(1, 0, Standing::Ended);
+            job
+        })
+        .collect();
+    line.look(0);
+    assert!(line.has(theirs[0]));
+    line.submit(1, 0, Standing::Ended);
+    line.look(60);
+    let mine = line.submit(1, 1, Standing::Next);
+    // The next of theirs has waited for longer; after that it is somebody else's turn.
+    for (has, other) in [(theirs[1], mine), (mine, theirs[2])] {
+        line.look(0);
+        line.look(3600);
+        line.look(0);
+        assert!(line.has(has) && !line.has(other));
+    }
+    // And then theirs again, who have waited for longer than what came since.
+    line.submit(1, 0, Standing::Ended);
+    let new = line.submit(1, 9, Standing::Next);
+    line.jobs[mine].2 = Standing::Ended;
+    line.look(700);
+    assert!(theirs.iter().any(|job| line.has(*job)) && !line.has(new));
+}
+
+#[test]
+fn what_nobody_has_is_refused_whatever_is_asked_for() {
+    for nodes in [2, 5, 1 << 31, u32::MAX] {
+        for standing in [Standing::Running, Standing::Next] {
+            let mut line = Line::new(1, Site { user_nodes: Some(1), ..site() });
+            let has = line.submit(1, 1, Standing::Next);
+            line.look(0);
+            let job = line.submit(nodes, 9, standing);
+            line.look(1);
+            line.look(3600);
+            assert!(line.has(has) && !line.has(job), "{nodes}");
+        }
+    }
+    for capacity in [1 << 50, u64::MAX - 1, u64::MAX] {
+        for engine in [EngineKind::Gluster, EngineKind::Ceph, EngineKind::Simulated] {
+            let site = Site { fractions: true, engine, ..site() };
+            let mut line = Line::new(2, site);
+            let job = line.submit(0, 9, Standing::Running);
+            line.capacity = Some(Bytes(capacity));
+            line.look(0);
+            line.look(3600);
+            assert!(!line.has(job), "{capacity} {engine}");
+        }
+    }
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(128))]
 
     /// New jobs of every priority come for ever; a job runs for at most an hour. Each gets its nodes within the time that
-    /// those need who were there before it, and never after somebody who came when it had waited beyond patience.
+    /// those need who were there before it; of those who came when it had waited beyond patience, each other user has one
+    /// before it, and one more for each job that its own user has before it.
     #[test]
     fn nobody_waits_for_ever(
         choices in proptest::collection::vec((1_u32..5, 0_u64..50, proptest::bool::ANY, 0_u64..40), 20..80),
         any in proptest::bool::ANY,
+        users in 1_usize..4,
     ) {
         let sharing = if any { Sharing::Any } else { Sharing::Half };
         let mut line = Line::new(4, Site { sharing, ..site() });
+        line.users = users;
         let mut since: Vec<Time> = Vec::new();
         let mut has_since: Vec<Option<Time>> = Vec::new();
         let (hour, mut longest) = (Duration::from_secs(3600), Duration::ZERO);
@@ -245,6 +312,8 @@ proptest::proptest! {
                         longest = longest.max(line.now.since(since[index]));
                         // Who came while it had not waited beyond patience may come first; those are few.
                         let before = since.iter().filter(|at| **at <= since[index].plus(site().patience)).count();
+                        let own = (0..index).filter(|other| other % users == index % users).count();
+                        let before = before + (own + 1) * (users - 1);
                         let most = site().patience + (hour + Duration::from_secs(120)) * before as u32;
                         proptest::prop_assert!(line.now.since(since[index]) <= most, "job {} of {:?}", index + 1, line.jobs);
                     }

@@ -534,8 +534,9 @@ fn set_up(build: &Build) -> Result<(), EngineError> {
     if layout.metadata_device.is_some() {
         command.arg("--metadata-stores");
     }
+    // It is told to end a little before it would be ended, so that it can say what it has waited for.
     let left = build.until.saturating_duration_since(std::time::Instant::now());
-    command.args(["--seconds", &left.as_secs().max(1).to_string()]);
+    command.args(["--seconds", &left.as_secs().saturating_sub(2).max(1).to_string()]);
     build.place.run("set-up", command, build.until)?;
     Ok(())
 }

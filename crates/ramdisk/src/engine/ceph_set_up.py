@@ -5,6 +5,7 @@ CRUSH rule. Speaks to the monitor through librados, over one connection.
 """
 
 import argparse
+import faulthandler
 import json
 import sys
 import time
@@ -23,6 +24,8 @@ parser.add_argument("--files", required=True)
 parser.add_argument("--seconds", type=float, required=True)
 options = parser.parse_args()
 deadline = time.monotonic() + options.seconds
+# Calls of librados and libcephfs may wait for ever: then it is told which one did.
+faulthandler.dump_traceback_later(options.seconds + 1, exit=True)
 
 cluster = rados.Rados(conffile=options.conf, name="client.admin")
 cluster.connect(timeout=max(1, int(options.seconds)))

@@ -12,21 +12,29 @@
 //! form (`SCHILY.xattr.system.posix_acl_*`).
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io::{self, Read, Write};
 
+use rustix::fs::Mode;
 use tar::EntryType;
 
 use super::sparse::Segment;
 use crate::acl;
 use crate::attributes::{ACL_ACCESS, ACL_DEFAULT, Xattr};
-use crate::error::Fault;
+use crate::error::{Fault, display_path};
 
 /// Tar's unit: headers and data begin at multiples of it.
 pub(super) const BLOCK: u64 = 512;
 /// The most bytes of pax records of one member. Linux allows 64 KiB for an attribute and a path is much shorter; more
 /// is damage, or an attack on our memory.
 pub(super) const MOST_RECORDS: u64 = 16 << 20;
+/// The most records of one member: an attacker's are short. Only GNU's oldest map of holes has more than a few.
+const MOST_LINES: usize = 1 << 17;
+/// The most extended attributes of one member: on Linux the names of all of them are at most 64 KiB.
+const MOST_XATTRS: usize = 10_000;
+/// What a record takes of our memory beside its text.
+const RECORD: u64 = 128;
 /// The most segments of a sparse file that are read: 64 MiB of memory.
 const MOST_SEGMENTS: usize = 4 << 20;
 /// Numbers that fit into the 11 octal digits of a size or time, and into the 7 of an id.
@@ -54,6 +62,18 @@ pub(super) struct Attributes {
     /// Seconds and nanoseconds.
     pub mtime: (i64, u32),
     pub xattrs: Vec<Xattr>,
+}
+
+impl Attributes {
+    /// Leaves what a stranger may give: permissions that the umask leaves, without set-id bits, ACLs, and attributes that
+    /// are not the user's own.
+    pub fn narrow(&mut self, umask: Mode) {
+        self.mode &= 0o777 & !umask.as_raw_mode();
+        for acl in self.xattrs.iter().filter(|xattr| *xattr.name == *ACL_ACCESS) {
+            self.mode &= acl::bits_without(&acl.value);
+        }
+        self.xattrs.retain(|xattr| xattr.name.to_bytes().starts_with(b"user."));
+    }
 }
 
 /// Where a member keeps the map of its holes.
@@ -181,11 +201,11 @@ impl Header {
 
     /// Reads the next header from a stream that stands at one. `None` is the end of the archive.
     ///
-    /// `globals` are the records that hold for all members to come; empty at the beginning.
+    /// `globals` are empty at the beginning.
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] if the stream ends, [`io::ErrorKind::InvalidData`] if this is no header.
-    pub fn read(stream: &mut dyn Read, globals: &mut Vec<Record>) -> io::Result<Option<Header>> {
+    pub fn read(stream: &mut dyn Read, globals: &mut Globals) -> io::Result<Option<Header>> {
         let mut records = Vec::new();
         let (mut long_path, mut long_link) = (None, None);
         loop {
@@ -197,15 +217,12 @@ impl Header {
             let block = tar::Header::from_byte_slice(&block);
             check_sum(block)?;
             match block.entry_type().as_byte() {
-                b'x' => records = parse_records(&read_extension(stream, block)?)?,
+                b'x' => records = read_records(stream, block)?,
                 b'g' => {
-                    for new in parse_records(&read_extension(stream, block)?)? {
-                        globals.retain(|old| old.key != new.key);
-                        globals.push(new);
-                    }
-                    // Each is bounded; so that many of them are, too:
-                    if globals.iter().map(|record| record.value.len() as u64).sum::<u64>() > MOST_RECORDS {
-                        return Err(damaged("its global records are too large"));
+                    read_records(stream, block)?.into_iter().for_each(|record| globals.put(record));
+                    // Each header is bounded; so that many of them are, too:
+                    if globals.bytes > MOST_RECORDS {
+                        return Err(damaged("its global records are too many or too large"));
                     }
                 }
                 b'L' => long_path = Some(until_nul(read_extension(stream, block)?)),
@@ -221,8 +238,26 @@ impl Header {
     }
 }
 
+/// The records that hold for all members to come.
+#[derive(Default)]
+pub(super) struct Globals {
+    records: HashMap<Vec<u8>, Vec<u8>>,
+    /// What they take of our memory, about.
+    bytes: u64,
+}
+
+impl Globals {
+    fn put(&mut self, Record { key, value }: Record) {
+        let name = key.len() as u64;
+        self.bytes += name + value.len() as u64 + RECORD;
+        if let Some(old) = self.records.insert(key, value) {
+            self.bytes -= name + old.len() as u64 + RECORD;
+        }
+    }
+}
+
 /// One `KEY=VALUE`.
-pub(super) struct Record {
+struct Record {
     key: Vec<u8>,
     value: Vec<u8>,
 }
@@ -230,15 +265,14 @@ pub(super) struct Record {
 /// The records that hold for a member: its own before the global ones, the last of a key before earlier ones.
 struct Records<'a> {
     own: &'a [Record],
-    globals: &'a [Record],
+    globals: &'a Globals,
 }
 
 impl Records<'_> {
     fn get(&self, key: &[u8]) -> Option<&[u8]> {
-        let find = |records: &'_ [Record]| records.iter().rposition(|record| record.key == key);
-        match find(self.own) {
-            Some(at) => Some(&self.own[at].value[..]),
-            None => find(self.globals).map(|at| &self.globals[at].value[..]),
+        match self.own.iter().rfind(|record| record.key == key) {
+            Some(record) => Some(&record.value[..]),
+            None => self.globals.records.get(key).map(|value| &value[..]),
         }
         // An empty value takes a record back.
         .filter(|value| !value.is_empty())
@@ -290,7 +324,7 @@ fn build(
         None => (block.mtime().unwrap_or(0) as i64, 0),
     };
     let mut mode = block.mode().unwrap_or(0o600) & 0o7777;
-    let (xattrs, lost) = read_xattrs(records, &mut mode);
+    let (xattrs, lost) = read_xattrs(records, &path, &mut mode)?;
     let mut header = Header {
         kind,
         path,
@@ -335,14 +369,27 @@ fn build(
 }
 
 /// Extended attributes and ACLs, and what of them can't be restored. An ACL decides on the permissions of `mode`.
-fn read_xattrs(records: &Records<'_>, mode: &mut u32) -> (Vec<Xattr>, Option<String>) {
+fn read_xattrs(
+    records: &Records<'_>,
+    path: &[u8],
+    mode: &mut u32,
+) -> io::Result<(Vec<Xattr>, Option<String>)> {
     let mut xattrs: Vec<Xattr> = Vec::new();
+    let mut known: HashMap<CString, usize> = HashMap::new();
     let mut lost = None;
     for record in records.own {
         if let Some(name) = record.key.strip_prefix(XATTR)
             && let Ok(name) = CString::new(decode_name(name))
         {
-            xattrs.retain(|xattr| xattr.name != name);
+            if let Some(at) = known.get(&name) {
+                xattrs[*at].value.clone_from(&record.value);
+                continue;
+            }
+            if xattrs.len() == MOST_XATTRS {
+                let path = display_path(path);
+                return Err(damaged(&format!("{path} has more than {MOST_XATTRS} extended attributes")));
+            }
+            known.insert(name.clone(), xattrs.len());
             xattrs.push(Xattr { name, value: record.value.clone() });
         }
     }
@@ -373,7 +420,7 @@ fn read_xattrs(records: &Records<'_>, mode: &mut u32) -> (Vec<Xattr>, Option<Str
             }
         }
     }
-    (xattrs, lost)
+    Ok((xattrs, lost))
 }
 
 /// The map of GNU tar's own format: four segments in the block, more in blocks that follow.
@@ -514,10 +561,22 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-fn parse_records(mut data: &[u8]) -> io::Result<Vec<Record>> {
+/// The records of a member that extends the next one's header.
+fn read_records(stream: &mut dyn Read, block: &tar::Header) -> io::Result<Vec<Record>> {
+    parse_records(&read_extension(stream, block)?)?.ok_or_else(|| {
+        let path = display_path(&block.path_bytes());
+        damaged(&format!("the extended header {path} has more than {MOST_LINES} records"))
+    })
+}
+
+/// `None` if there are too many.
+fn parse_records(mut data: &[u8]) -> io::Result<Option<Vec<Record>>> {
     let broken = || damaged("its extended header is not a list of records");
     let mut records = Vec::new();
     while !data.is_empty() {
+        if records.len() == MOST_LINES {
+            return Ok(None);
+        }
         let space = data.iter().take(20).position(|b| *b == b' ').ok_or_else(broken)?;
         let length = usize::try_from(decimal(&data[..space])?).map_err(|_| broken())?;
         let line =
@@ -526,7 +585,7 @@ fn parse_records(mut data: &[u8]) -> io::Result<Vec<Record>> {
         records.push(Record { key: line[..equals].to_vec(), value: line[equals + 1..].to_vec() });
         data = &data[length..];
     }
-    Ok(records)
+    Ok(Some(records))
 }
 
 /// The content of a member that extends the next one's header.
@@ -634,7 +693,7 @@ mod tests {
             let mut data = Vec::new();
             record(&mut data, b"path", &vec![b'\n'; length]);
             record(&mut data, b"k", b"a=b");
-            let records = parse_records(&data).unwrap();
+            let records = parse_records(&data).unwrap().unwrap();
             assert_eq!(records.len(), 2, "{length}");
             assert_eq!((&records[0].key[..], records[0].value.len()), (&b"path"[..], length));
             assert_eq!(records[1].value, b"a=b");
@@ -683,7 +742,7 @@ mod tests {
         let mut data = Vec::new();
         header.write(&mut data).unwrap();
         assert_eq!(data.len() % 512, 0);
-        let read = Header::read(&mut &data[..], &mut Vec::new()).unwrap().unwrap();
+        let read = Header::read(&mut &data[..], &mut Globals::default()).unwrap().unwrap();
         assert_eq!((read.kind, &read.path, &read.link), (b'l', &header.path, &header.link));
         assert_eq!((read.size, read.attributes.mode, read.attributes.mtime), (1 << 40, 0o4751, (-5, 17)));
         assert_eq!((read.attributes.uid, read.attributes.gid), (3_000_000_000, 2_097_152));
@@ -695,7 +754,7 @@ mod tests {
         data[600] ^= 1;
         let last = data.len() - 500;
         data[last] ^= 1;
-        assert!(Header::read(&mut &data[..], &mut Vec::new()).is_err());
+        assert!(Header::read(&mut &data[..], &mut Globals::default()).is_err());
     }
 
     #[test]

@@ -22,8 +22,9 @@ const END: &[u8; 8] = b"KCAPKDNO";
 /// Bit 0 of the footer's flags: the stream is compressed.
 const COMPRESSED: u32 = 1;
 
-/// The longest path or link target in an index. Linux has no limit for the depth of a tree, but a reader needs one.
-pub(super) const MOST_PATH: usize = 1 << 20;
+/// The longest path or link target in an archive: four times what a path can be in one call. Linux has no limit for the
+/// depth of a tree, but a reader needs one.
+pub(super) const MOST_PATH: usize = 16 << 10;
 /// The index of a stream is compressed like text, whatever the level of the data.
 const LEVEL: i32 = 3;
 /// Bytes of a growing index that are kept in memory; what is more waits in a file without a name.

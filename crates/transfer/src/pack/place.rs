@@ -4,7 +4,7 @@
 //! in it gets its own name at once, because nobody looks into it yet. In a directory that was there before, every
 //! entry is made under a temporary name of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,12 +12,21 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags};
 use rustix::io::Errno;
+use twox_hash::XxHash3_128;
 
 use super::header::Attributes;
-use crate::acl::plain_bits;
+use super::restore::Trust;
+use crate::Ownership;
+use crate::acl::bits_without;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{OPEN_DIRECTORY, join, partial_name};
 use crate::error::{During, Fault};
+
+/// The longest name that Linux has.
+const MOST_NAME: usize = 255;
+/// Paths longer than the first are rare; of all such that are kept, more bytes than the second are an attack on our memory.
+const LONG: usize = 1 << 10;
+const MOST_LONG: usize = 64 << 20;
 
 /// A directory of the target.
 pub(super) struct Place {
@@ -27,26 +36,31 @@ pub(super) struct Place {
     pub fresh: bool,
     /// Whether new entries inherit an ACL that they should not have.
     pub hands_down_acl: bool,
+    /// The permissions that this ACL leaves to what a stranger puts here; all without one.
+    pub most: u32,
+    /// The permissions that are left to the directory itself, when it is a stranger's, by the ACL above it.
+    limit: u32,
+    /// It was there before us: its owner, mode, ACLs and extended attributes are nothing that an archive decides on.
+    existed: bool,
     /// What the archive says of it, once that was read.
     pub attributes: OnceLock<(Attributes, Option<String>)>,
-    /// The mode it gets when the archive says nothing.
+    /// The mode it gets when the archive says nothing, or had before.
     plain_mode: Option<Mode>,
 }
 
 /// The directories that were met, by their path in the archive. They take about half a kilobyte each.
 pub(super) struct Places<'a> {
     root: BorrowedFd<'a>,
-    known: HashMap<Vec<u8>, Known>,
+    known: HashMap<Vec<u8>, Arc<Place>>,
+    /// Where the archive has a symlink: the hashes of the paths, which may be long and many.
+    symlinks: HashSet<u128>,
+    /// Bytes of long paths.
+    long: usize,
     /// In the order in which they were made: a directory after the one that holds it.
     met: Vec<Met>,
     opened: Opened,
     umask: Mode,
-}
-
-enum Known {
-    Place(Arc<Place>),
-    /// The archive has a symlink here.
-    Symlink,
+    trust: Trust,
 }
 
 struct Met {
@@ -82,18 +96,31 @@ impl Opened {
 
 impl<'a> Places<'a> {
     /// `made`: the root was just made, closed, and gets this mode if the archive says nothing of it.
-    pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode) -> Self {
+    pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode, trust: Trust) -> Self {
+        let inherited = default_bits(root);
         let place = Arc::new(Place {
             disk: Vec::new(),
             fresh: false,
-            hands_down_acl: has_default_acl(root),
+            hands_down_acl: inherited.is_some(),
+            most: inherited.unwrap_or(0o777),
+            limit: made.map_or(0o777, |mode| mode.as_raw_mode()),
+            existed: made.is_none(),
             attributes: OnceLock::new(),
             plain_mode: made,
         });
         let mut known = HashMap::new();
-        known.insert(Vec::new(), Known::Place(place.clone()));
+        known.insert(Vec::new(), place.clone());
         let met = vec![Met { place, path: Vec::new(), partial: false }];
-        Places { root, known, met, opened: Opened::default(), umask }
+        Places {
+            root,
+            known,
+            symlinks: HashSet::new(),
+            long: 0,
+            met,
+            opened: Opened::default(),
+            umask,
+            trust,
+        }
     }
 
     /// The directory of this path, made if the target has none, with all above it. `listed` says that the archive
@@ -103,8 +130,8 @@ impl<'a> Places<'a> {
         let mut from = path.len();
         let mut place = loop {
             match self.known.get(&path[..from]) {
-                Some(Known::Place(place)) => break place.clone(),
-                Some(Known::Symlink) => return Err(through_symlink()),
+                Some(place) => break place.clone(),
+                None if self.symlinks.contains(&hash(&path[..from])) => return Err(through_symlink()),
                 None => from = path[..from].iter().rposition(|b| *b == b'/').unwrap_or(0),
             }
         };
@@ -120,6 +147,7 @@ impl<'a> Places<'a> {
 
     fn make(&mut self, parent: &Place, path: &[u8], name: &[u8], listed: bool) -> Result<Arc<Place>, Fault> {
         const ACTION: &str = "making the directory";
+        self.keep(path)?;
         let dir = self.opened.open(self.root, parent)?;
         let name = CString::new(name).during(ACTION)?;
         let existing = match fs::statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -127,12 +155,12 @@ impl<'a> Places<'a> {
             Err(Errno::NOENT) => None,
             Err(error) => return Err(Fault::new(ACTION, error)),
         };
-        let (mut partial, mut plain_mode, mut hands_down_acl) = (false, None, false);
+        let (mut partial, mut plain_mode, mut inherited, mut limit) = (false, None, None, 0o777);
         let mut on_disk = name.clone();
         match existing {
             Some(stat) if is_directory(&stat) => {
                 let fd = fs::openat(dir, &*name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
-                hands_down_acl = has_default_acl(fd.as_fd());
+                inherited = default_bits(fd.as_fd());
                 // One of ours that we may not write to (a finished copy of a read-only directory) is made writable
                 // until it is completed.
                 let user = rustix::process::geteuid();
@@ -159,28 +187,44 @@ impl<'a> Places<'a> {
                     let fd = fs::openat(dir, &*on_disk, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
                     let plain = self::plain_mode(fd.as_fd(), self.umask).during(ACTION)?;
                     plain_mode = (!listed).then_some(plain);
+                    limit = plain.as_raw_mode();
                 }
             }
         }
         let place = Arc::new(Place {
             disk: join(&parent.disk, on_disk.to_bytes()),
             fresh: parent.fresh || partial,
-            hands_down_acl,
+            hands_down_acl: inherited.is_some(),
+            most: inherited.unwrap_or(0o777),
+            limit,
+            existed: existing.is_some(),
             attributes: OnceLock::new(),
             plain_mode,
         });
-        self.known.insert(path.to_vec(), Known::Place(place.clone()));
+        self.known.insert(path.to_vec(), place.clone());
         self.met.push(Met { place: place.clone(), path: path.to_vec(), partial });
         Ok(place)
     }
 
+    /// Whether one more path is kept in memory until the end.
+    pub fn keep(&mut self, path: &[u8]) -> Result<(), Fault> {
+        if path.len() > LONG {
+            if self.long + path.len() > MOST_LONG {
+                let why = "too many paths of the archive are longer than 1 KiB, to be kept in memory";
+                return Err(Fault::message("unpacking it", why));
+            }
+            self.long += path.len();
+        }
+        Ok(())
+    }
+
     /// Whether a member that is no directory may have this path. A symlink closes it for what comes later.
     pub fn claim(&mut self, path: &[u8], symlink: bool) -> Result<(), Fault> {
-        if let Some(Known::Place(_)) = self.known.get(path) {
+        if self.known.contains_key(path) {
             return Err(Fault::message("unpacking it", "the archive has a directory of this name, too"));
         }
         if symlink {
-            self.known.insert(path.to_vec(), Known::Symlink);
+            self.symlinks.insert(hash(path));
         }
         Ok(())
     }
@@ -217,9 +261,19 @@ impl<'a> Places<'a> {
         };
         if let Some((wanted, lost)) = place.attributes.get() {
             let have = fs::fstat(dir).during("reading its attributes")?;
-            let want = wanted.of(&have);
-            attributes::apply(dir, &have, &want, &wanted.xattrs, crate::Ownership::Preserve, privilege)?;
-            if let Some(why) = lost {
+            let mut want = wanted.of(&have);
+            let (mut ownership, mut xattrs) = (self.trust.ownership(), &wanted.xattrs[..]);
+            if place.existed {
+                let mode = place.plain_mode.map_or(have.st_mode & 0o7777, |mode| mode.as_raw_mode());
+                want.st_mode = have.st_mode & libc::S_IFMT | mode;
+                (ownership, xattrs) = (Ownership::Inherit, &[]);
+            } else if let Trust::Umask(_) = self.trust {
+                want.st_mode &= libc::S_IFMT | place.limit;
+            }
+            attributes::apply(dir, &have, &want, xattrs, ownership, privilege)?;
+            if let Some(why) = lost
+                && !place.existed
+            {
                 return Err(lost_acl(why));
             }
         } else if let Some(mode) = place.plain_mode {
@@ -239,6 +293,12 @@ impl<'a> Places<'a> {
     /// Removes the directories that have no name yet.
     pub fn abandon(mut self) {
         for Met { place, partial, .. } in std::mem::take(&mut self.met) {
+            if place.existed
+                && let Some(mode) = place.plain_mode
+                && let Ok(dir) = self.opened.open_path(self.root, &place.disk)
+            {
+                let _ = fs::fchmod(dir, mode);
+            }
             let (parent, temporary) = split(&place.disk);
             if partial
                 && let Ok(dir) = self.opened.open_path(self.root, parent)
@@ -286,6 +346,7 @@ pub(super) fn checked(path: &[u8]) -> Result<Vec<u8>, Fault> {
         match name {
             b"" | b"." => continue,
             b".." => return refused("its path leads upwards (`..`)"),
+            _ if name.len() > MOST_NAME => return refused("a name in its path is longer than 255 bytes"),
             _ if name.contains(&0) => return refused("its path holds a zero byte"),
             _ => {}
         }
@@ -295,9 +356,14 @@ pub(super) fn checked(path: &[u8]) -> Result<Vec<u8>, Fault> {
         clean.extend_from_slice(name);
     }
     if clean.len() > super::index::MOST_PATH {
-        return refused("its path is longer than 1 MiB");
+        return refused("its path is longer than 16 KiB");
     }
     Ok(clean)
+}
+
+/// Stands for a path among many. Two that have the same by an attacker's work refuse one of their own entries.
+pub(super) fn hash(path: &[u8]) -> u128 {
+    XxHash3_128::oneshot(path)
 }
 
 /// A path's directory and name.
@@ -312,15 +378,20 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 /// not the archive's, and is dropped before it is handed down; but it opens the directory to nobody whom a default ACL
 /// would keep out.
 pub(super) fn plain_mode(made: BorrowedFd<'_>, umask: Mode) -> Result<Mode, Errno> {
-    let inherited = attributes::acl_of(made, ACL_DEFAULT)?.map_or(0o777, |acl| plain_bits(&acl));
+    let inherited = attributes::acl_of(made, ACL_DEFAULT)?.map_or(0o777, |acl| bits_without(&acl));
     let _ = fs::fremovexattr(made, ACL_DEFAULT);
     let _ = fs::fremovexattr(made, ACL_ACCESS);
     let group = fs::fstat(made)?.st_mode & 0o2000;
     Ok(Mode::from_raw_mode(group | 0o777 & inherited & !umask.as_raw_mode()))
 }
 
-fn has_default_acl(dir: BorrowedFd<'_>) -> bool {
-    fs::fgetxattr(dir, ACL_DEFAULT, &mut [0_u8; 0]).is_ok()
+/// What a directory's default ACL leaves to a new entry; `None` if it has none. One that can't be read leaves it to nobody
+/// but its owner.
+fn default_bits(dir: BorrowedFd<'_>) -> Option<u32> {
+    match attributes::acl_of(dir, ACL_DEFAULT) {
+        Ok(acl) => acl.map(|acl| bits_without(&acl)),
+        Err(_) => Some(0o700),
+    }
 }
 
 /// Opens a directory below another, never through a symlink, whatever the length of its path.

@@ -10,18 +10,46 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::fs::{self, AtFlags, FileType, Mode, Stat};
 use rustix::io::Errno;
 
-use super::header::{Header, Holes, read_map};
-use super::place::{CREATE, Place, lost_acl};
+use super::header::{Attributes, Header, Holes, read_map};
+use super::place::{CREATE, Place, hash, lost_acl};
 use super::sparse::{ContentHasher, Segment};
 use super::stream::write_at;
 use crate::Ownership;
-use crate::attributes::{self, Privilege};
+use crate::attributes::{self, Privilege, Xattr};
 use crate::checksum::Digest;
 use crate::dir::partial_name;
 use crate::error::{During, EntryError, Fault};
 use crate::progress::{Event, Monitor};
 
 pub(super) const READING: &str = "reading it from the archive";
+
+/// What an archive may say of who may do what with its entries.
+#[derive(Clone, Copy)]
+pub(super) enum Trust {
+    /// All that the caller could say as well.
+    Full,
+    /// Nothing beyond what the umask leaves: it may be a stranger's.
+    Umask(Mode),
+}
+
+impl Trust {
+    /// Takes from a header what must not be followed.
+    pub fn narrow(self, header: &mut Header) {
+        if let Trust::Umask(umask) = self {
+            header.attributes.narrow(umask);
+            // No ACL is restored, so none is missing.
+            header.lost = None;
+        }
+    }
+
+    /// Whose the entries are: the archive's owners', or the caller's.
+    pub fn ownership(self) -> Ownership {
+        match self {
+            Trust::Full => Ownership::Preserve,
+            Trust::Umask(_) => Ownership::Inherit,
+        }
+    }
+}
 
 /// What all threads share that make entries.
 pub(super) struct Restorer<'a> {
@@ -31,9 +59,11 @@ pub(super) struct Restorer<'a> {
     /// Whether a later member of the same path replaces an earlier one, as in an archive that was appended to. An
     /// index has every path once.
     pub last_wins: bool,
+    pub trust: Trust,
     pub counts: Counts,
-    /// Files that are not there because they failed, so that no link is made to an older file of the name.
-    failed: Mutex<HashSet<Vec<u8>>>,
+    /// Files that are not there because they failed, so that no link is made to an older file of the name: the hashes
+    /// of their paths.
+    failed: Mutex<HashSet<u128>>,
 }
 
 #[derive(Default)]
@@ -81,12 +111,13 @@ impl Spot<'_> {
 }
 
 impl<'a> Restorer<'a> {
-    pub fn new(target: BorrowedFd<'a>, last_wins: bool, monitor: &'a Monitor<'a>) -> Self {
+    pub fn new(target: BorrowedFd<'a>, last_wins: bool, trust: Trust, monitor: &'a Monitor<'a>) -> Self {
         Restorer {
             target,
             monitor,
             privilege: Privilege::of_this_process(),
             last_wins,
+            trust,
             counts: Counts::default(),
             failed: Mutex::default(),
         }
@@ -94,7 +125,7 @@ impl<'a> Restorer<'a> {
 
     /// Reports an entry that could not be unpacked; the others go on.
     pub fn failed(&self, path: &[u8], fault: Fault) {
-        self.lock_failed().insert(path.to_vec());
+        self.lock_failed().insert(hash(path));
         self.report(path, fault);
     }
 
@@ -106,7 +137,7 @@ impl<'a> Restorer<'a> {
         (self.monitor.event)(Event::Failed(&error));
     }
 
-    fn lock_failed(&self) -> std::sync::MutexGuard<'_, HashSet<Vec<u8>>> {
+    fn lock_failed(&self) -> std::sync::MutexGuard<'_, HashSet<u128>> {
         self.failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -210,12 +241,20 @@ impl<'a> Restorer<'a> {
             }
             self.counts.verified.fetch_add(1, Relaxed);
         }
-        let wanted = &header.attributes;
-        let want = wanted.of(created);
-        let xattrs = &wanted.xattrs;
-        let applied = attributes::apply(file, created, &want, xattrs, Ownership::Preserve, &self.privilege);
+        let (want, xattrs) = self.wanted(spot, &header.attributes, created);
+        let ownership = self.trust.ownership();
+        let applied = attributes::apply(file, created, &want, xattrs, ownership, &self.privilege);
         spot.give_name(working)?;
         Ok(applied)
+    }
+
+    /// What an entry that was just made shall get.
+    fn wanted<'h>(&self, spot: &Spot<'_>, header: &'h Attributes, made: &Stat) -> (Stat, &'h [Xattr]) {
+        let mut want = header.of(made);
+        if let Trust::Umask(_) = self.trust {
+            want.st_mode &= libc::S_IFMT | spot.place.most;
+        }
+        (want, &header.xattrs)
     }
 
     /// Writes a file's data where it belongs, and returns its checksum if it is wanted.
@@ -293,6 +332,10 @@ impl<'a> Restorer<'a> {
                 let link = CString::new(&header.link[..]).during("creating it")?;
                 self.make(spot, &working, || fs::symlinkat(&*link, spot.dir, &*working))?;
             }
+            b'c' | b'b' if matches!(self.trust, Trust::Umask(_)) => {
+                let why = "it is a device, which is made only for root, and only with --same-permissions";
+                return Err(Fault::message("unpacking it", why));
+            }
             kind => {
                 let file_type = match kind {
                     b'p' => FileType::Fifo,
@@ -312,12 +355,12 @@ impl<'a> Restorer<'a> {
                 }
             }
         }
-        let wanted = &header.attributes;
         let applied = fs::statat(spot.dir, &*working, AtFlags::SYMLINK_NOFOLLOW)
             .during("reading its attributes")
             .and_then(|made| {
-                let (want, xattrs) = (wanted.of(&made), &wanted.xattrs);
-                attributes::apply_at(spot.dir, &working, &want, xattrs, Ownership::Preserve, &self.privilege)
+                let (want, xattrs) = self.wanted(spot, &header.attributes, &made);
+                let ownership = self.trust.ownership();
+                attributes::apply_at(spot.dir, &working, &want, xattrs, ownership, &self.privilege)
             });
         spot.give_name(&working)?;
         Ok(applied)
@@ -332,7 +375,7 @@ impl<'a> Restorer<'a> {
         first_dir: BorrowedFd<'_>,
         first_name: &CStr,
     ) {
-        let linked = if self.lock_failed().contains(first) {
+        let linked = if self.lock_failed().contains(&hash(first)) {
             Err(Fault::message("linking it", "the file it is another name of could not be unpacked"))
         } else {
             let working = spot.working_name();

@@ -6,39 +6,55 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use rustix::io::Errno;
+
 use super::PackError;
-use super::header::{BLOCK, Header, Holes, Record, padded};
+use super::header::{BLOCK, Globals, Header, Holes, padded};
 use super::index::Member;
 use super::place::{Opened, Places, checked, split};
 use super::restore::{Part, Restorer, Spot};
 use super::stream::{Source, sequential};
 use super::unpack::{Selection, make_link};
+use crate::progress::Progress;
 
 /// The members of a stream.
-pub(super) struct Reader {
-    stream: Counted,
-    globals: Vec<Record>,
+pub(super) struct Reader<'a> {
+    stream: Counted<'a>,
+    globals: Globals,
     path: PathBuf,
     /// Bytes of the last member that nobody has read.
     unread: u64,
 }
 
 /// A stream that knows its place.
-struct Counted {
+struct Counted<'a> {
     stream: Box<dyn BufRead>,
     at: u64,
+    /// Who may tell it to stop, also in the middle of what has no end.
+    progress: Option<&'a Progress>,
 }
 
-impl Read for Counted {
+impl Counted<'_> {
+    fn may_go_on(&self) -> io::Result<()> {
+        match self.progress {
+            Some(progress) if progress.is_cancelled() => Err(Errno::CANCELED.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Read for Counted<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.may_go_on()?;
         let count = self.stream.read(buffer)?;
         self.at += count as u64;
         Ok(count)
     }
 }
 
-impl BufRead for Counted {
+impl BufRead for Counted<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.may_go_on()?;
         self.stream.fill_buf()
     }
 
@@ -48,12 +64,19 @@ impl BufRead for Counted {
     }
 }
 
-impl Reader {
-    pub fn new(source: &Arc<Source>, path: PathBuf) -> Result<Self, PackError> {
+impl<'a> Reader<'a> {
+    pub fn new(
+        source: &Arc<Source>,
+        path: PathBuf,
+        progress: Option<&'a Progress>,
+    ) -> Result<Self, PackError> {
         match sequential(source) {
-            Ok(stream) => {
-                Ok(Reader { stream: Counted { stream, at: 0 }, globals: Vec::new(), path, unread: 0 })
-            }
+            Ok(stream) => Ok(Reader {
+                stream: Counted { stream, at: 0, progress },
+                globals: Globals::default(),
+                path,
+                unread: 0,
+            }),
             Err(source) => Err(PackError::Read { path, source }),
         }
     }
@@ -123,7 +146,7 @@ fn is_ours(error: &io::Error) -> bool {
 
 /// Unpacks what is selected. Directories are left to be completed.
 pub(super) fn unpack(
-    mut reader: Reader,
+    mut reader: Reader<'_>,
     restorer: &Restorer<'_>,
     selection: &mut Selection,
     places: &mut Places<'_>,
@@ -131,7 +154,8 @@ pub(super) fn unpack(
     let (mut opened, mut first_opened) = (Opened::default(), Opened::default());
     let progress = restorer.monitor.progress;
     while !progress.is_cancelled() {
-        let Some((header, offset, _)) = reader.next()? else { break };
+        let Some((mut header, offset, _)) = reader.next()? else { break };
+        restorer.trust.narrow(&mut header);
         let stored = header.stored;
         let path = match checked(&header.path) {
             Ok(path) => path,
@@ -186,11 +210,11 @@ pub(super) fn unpack(
 pub(super) struct Members {
     /// Read already, so that what is no archive is told at once.
     first: Option<Member>,
-    reader: Option<Reader>,
+    reader: Option<Reader<'static>>,
 }
 
 impl Members {
-    pub fn new(mut reader: Reader) -> Result<Self, PackError> {
+    pub fn new(mut reader: Reader<'static>) -> Result<Self, PackError> {
         let first = reader.member()?;
         Ok(Members { reader: first.is_some().then_some(reader), first })
     }

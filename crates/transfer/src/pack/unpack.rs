@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::fs::{self, AtFlags, Stat};
 
 use super::PackError;
-use super::header::{Header, MOST_RECORDS};
+use super::header::{Globals, Header, MOST_RECORDS};
 use super::index::{Index, Member};
 use super::place::{Opened, Place, Places, checked, split};
 use super::restore::{READING, Restorer, Spot};
@@ -217,6 +217,9 @@ impl Unpacker<'_> {
         };
         match member.kind {
             b'h' => {
+                if let Err(fault) = places.keep(path).and_then(|()| places.keep(&member.link)) {
+                    return self.restorer.failed(path, fault);
+                }
                 let link = std::mem::take(&mut member.link);
                 links.push((member.path, link, member.header_offset));
             }
@@ -251,6 +254,9 @@ impl Unpacker<'_> {
             self.with_workers(|feeder| {
                 for member in index.members(source).map_err(read_error)? {
                     let member = member.map_err(read_error)?;
+                    if self.restorer.monitor.progress.is_cancelled() {
+                        break;
+                    }
                     if let Some(path) = stand_in.get(&member.path)
                         && (member.checksum.is_some() || !matches!(member.kind, b'd' | b'h' | b'f'))
                     {
@@ -321,7 +327,7 @@ impl Unpacker<'_> {
             let at = |offset: u64| (offset - start) as usize;
             let member = &task.member;
             let data = at(member.data_offset);
-            match read_header(member, &view[at(member.header_offset)..data]) {
+            match self.read(member, &view[at(member.header_offset)..data]) {
                 Ok(header) => {
                     let mut data = &view[data..data + member.stored as usize];
                     self.make(task, header, &mut data, &mut worker.opened);
@@ -348,7 +354,14 @@ impl Unpacker<'_> {
             return Err(Fault::message(READING, "its header is too large"));
         }
         let view = window.view(&self.stream, member.header_offset, member.data_offset)?;
-        read_header(member, view)
+        self.read(member, view)
+    }
+
+    /// A member's header, as far as it is followed.
+    fn read(&self, member: &Member, view: &[u8]) -> Result<Header, Fault> {
+        let mut header = read_header(member, view)?;
+        self.restorer.trust.narrow(&mut header);
+        Ok(header)
     }
 
     fn make(&self, task: &Task, header: Header, data: &mut dyn std::io::BufRead, opened: &mut Opened) {
@@ -489,7 +502,7 @@ pub(super) fn make_link(
 fn read_header(member: &Member, mut view: &[u8]) -> Result<Header, Fault> {
     let differs =
         || Fault::message(READING, "what is at its place is not what the index says: the archive is damaged");
-    let header = Header::read(&mut view, &mut Vec::new()).during(READING)?.ok_or_else(differs)?;
+    let header = Header::read(&mut view, &mut Globals::default()).during(READING)?.ok_or_else(differs)?;
     let path = checked(&header.path)?;
     let same = path == member.path
         && header.kind == member.kind

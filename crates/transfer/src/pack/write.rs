@@ -24,8 +24,8 @@ use super::sparse::ContentHasher;
 use super::{PackError, PackOptions, PackSummary, name_of};
 use crate::acl::{mode_bits, plain_bits, shuts_out_somebody};
 use crate::attributes::{
-    ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, drop_acl, is_directory, is_regular, is_symlink,
-    read_xattrs, read_xattrs_at, same_state,
+    ACL_ACCESS, ACL_DEFAULT, Privilege, Xattr, acl_of, closed_by_another, drop_acl, is_directory, is_regular,
+    is_searchable, is_symlink, read_xattrs, read_xattrs_at, same_state,
 };
 use crate::checksum::Checksum;
 use crate::dir::{DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, join, partial_name};
@@ -77,6 +77,7 @@ struct Counts {
     hard_links: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
+    vanished: AtomicU64,
 }
 
 /// An entry that the walk found.
@@ -222,6 +223,7 @@ fn summary(
         stream_bytes: sizes.stream,
         archive_bytes: sizes.archive,
         errors: counts.errors.load(Relaxed),
+        vanished: counts.vanished.load(Relaxed),
         packing,
         syncing,
     }
@@ -405,9 +407,24 @@ impl Packer<'_> {
     /// Reports an entry that could not be packed; the others go on.
     fn failed(&self, path: &[u8], fault: Fault) {
         self.counts.errors.fetch_add(1, Relaxed);
+        // Nothing but the source is looked for by name.
+        let is_gone = fault.source.kind() == io::ErrorKind::NotFound;
+        self.counts.vanished.fetch_add(u64::from(is_gone), Relaxed);
         self.monitor.progress.errors.fetch_add(1, Relaxed);
         let error = EntryError { path: path.to_vec(), action: fault.action, source: fault.source };
         (self.monitor.event)(Event::Failed(&error));
+    }
+
+    /// Tells of an entry that could not be packed, or is left behind.
+    fn entry_failed(&self, node: &Arc<DirNode>, name: &CStr, path: &[u8], fault: Fault) {
+        if self.options.leave_others
+            && fault.source.kind() == io::ErrorKind::PermissionDenied
+            && let Ok(fds) = node.fds(&self.budget)
+            && let Some(owner) = closed_by_another(fds.source.as_fd(), name)
+        {
+            return (self.monitor.event)(Event::LeftBehind { path, owner });
+        }
+        self.failed(path, fault);
     }
 
     /// Appends entries to a buffer.
@@ -446,7 +463,7 @@ impl Packer<'_> {
                 }
                 Err(fault) => {
                     buffer.truncate(start);
-                    self.failed(&path, fault);
+                    self.entry_failed(&entry.node, &entry.name, &path, fault);
                 }
             }
         }
@@ -655,7 +672,9 @@ impl Walk<'_, '_> {
             }
             match self.enter(&parent, &name) {
                 Ok(node) => self.directory(node, &mut waiting),
-                Err(fault) => self.packer.failed(&join(&parent.path(), name.to_bytes()), fault),
+                Err(fault) => {
+                    self.packer.entry_failed(&parent, &name, &join(&parent.path(), name.to_bytes()), fault);
+                }
             }
         }
         self.flush();
@@ -682,6 +701,10 @@ impl Walk<'_, '_> {
     fn enter(&self, parent: &Arc<DirNode>, name: &CStr) -> Result<Arc<DirNode>, Fault> {
         let fds = parent.fds(&self.packer.budget)?;
         let source = fs::openat(&fds.source, name, OPEN_DIRECTORY, Mode::empty()).during("opening it")?;
+        if self.packer.options.leave_others && !is_searchable(source.as_fd()) {
+            // Names alone are no results.
+            return Err(Fault::new("opening it", Errno::ACCESS));
+        }
         let stat = fs::fstat(&source).during("reading its attributes")?;
         Ok(self.node(Some(parent.clone()), name.to_owned(), source, stat))
     }
@@ -721,14 +744,14 @@ impl Walk<'_, '_> {
                 Ok(stat) if is_directory(&stat) => waiting.push((node.clone(), name.to_owned())),
                 Ok(stat) => {
                     if let Err(fault) = self.found(node, name, path, &stat) {
-                        self.packer.failed(&join(path, name.to_bytes()), fault);
+                        self.packer.entry_failed(node, name, &join(path, name.to_bytes()), fault);
                     }
                 }
                 // Removed since the directory was read.
                 Err(Errno::NOENT) => {}
                 Err(error) => {
                     let fault = Fault::new("reading its attributes", error);
-                    self.packer.failed(&join(path, name.to_bytes()), fault);
+                    self.packer.entry_failed(node, name, &join(path, name.to_bytes()), fault);
                 }
             }
         }
@@ -742,10 +765,15 @@ impl Walk<'_, '_> {
         let progress = self.packer.monitor.progress;
         progress.entries_found.fetch_add(1, Relaxed);
         if path.len() + name.to_bytes().len() >= MOST_PATH {
-            return Err(Fault::message("packing it", "its path is longer than 1 MiB"));
+            return Err(Fault::message("packing it", "its path is longer than 16 KiB"));
         }
         let entry = |what| Entry { node: node.clone(), name: name.to_owned(), what };
         if FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+            if self.packer.options.leave_others && stat.st_uid != rustix::process::geteuid().as_raw() {
+                let path = join(path, name.to_bytes());
+                (self.packer.monitor.event)(Event::LeftBehind { path: &path, owner: stat.st_uid });
+                return Ok(());
+            }
             return Err(Fault::message("packing it", "an archive can't hold a socket"));
         }
         if stat.st_nlink > 1 {

@@ -9,13 +9,14 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::Slurm;
+use super::record::{self, Cutter};
 use crate::WlmError;
 
-/// A queue of a million jobs is about this large, and a script never is.
-const MOST_OUTPUT: u64 = 512 << 20;
+/// A queue of a million jobs is about this large, and a script never is. Tests write less.
+const MOST_OUTPUT: usize = if cfg!(test) { 16 << 20 } else { 512 << 20 };
 
 /// More than any message.
-const MOST_MESSAGE: u64 = 64 << 10;
+const MOST_MESSAGE: usize = 64 << 10;
 
 /// What a command left behind.
 #[derive(Debug)]
@@ -39,15 +40,17 @@ impl Slurm {
 
     /// Runs squeue with a format. Every user can read arguments of a process, but not its environment: nobody shall know
     /// what separates the fields.
-    pub(super) async fn squeue(&self, arguments: &[&str], format: &str) -> Result<Output, WlmError> {
-        self.run_with("squeue", arguments, Some(("SQUEUE_FORMAT2", format))).await
+    ///
+    /// Of the fields that users write no more is kept than [`Cutter`] lets through.
+    pub(super) async fn squeue(&self, arguments: &[&str], fields: &[&str]) -> Result<Output, WlmError> {
+        self.run_with("squeue", arguments, Some(fields)).await
     }
 
     async fn run_with(
         &self,
         program: &str,
         arguments: &[&str],
-        variable: Option<(&str, &str)>,
+        fields: Option<&[&str]>,
     ) -> Result<Output, WlmError> {
         let unavailable = |what: String| WlmError::Unavailable { message: format!("{program}: {what}") };
         let path = match &self.settings.bin_dir {
@@ -59,20 +62,27 @@ impl Slurm {
         for (name, _) in std::env::vars_os().filter(|(name, _)| changes_an_answer(name)) {
             command.env_remove(name);
         }
-        command.env("LC_ALL", "C").env("SLURM_TIME_FORMAT", "%s").envs(variable).kill_on_drop(true);
+        let format = fields.map(|fields| ("SQUEUE_FORMAT2", record::format(fields, &self.separator)));
+        let mut cutter = fields.map(|fields| Cutter::new(fields, &self.separator));
+        let keep = |piece: &[u8], kept: &mut Vec<u8>| match &mut cutter {
+            Some(cutter) => cutter.take(piece, kept),
+            None => kept.extend_from_slice(piece),
+        };
+        command.env("LC_ALL", "C").env("SLURM_TIME_FORMAT", "%s").envs(format).kill_on_drop(true);
         if let Some(conf) = &self.settings.conf {
             command.env("SLURM_CONF", conf);
         }
         let mut child = command.spawn().map_err(|error| unavailable(format!("can't be run: {error}")))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let ended = timeout(self.settings.timeout, async {
-            tokio::try_join!(read(stdout, MOST_OUTPUT), read(stderr, MOST_MESSAGE), child.wait())
+            let all = |piece: &[u8], kept: &mut Vec<u8>| kept.extend_from_slice(piece);
+            tokio::try_join!(read(stdout, MOST_OUTPUT, keep), read(stderr, MOST_MESSAGE, all), child.wait())
         });
         let (stdout, stderr, status) = ended
             .await
             .map_err(|_| unavailable(format!("no answer within {:?}", self.settings.timeout)))?
             .map_err(|error| unavailable(error.to_string()))?;
-        if stdout.len() as u64 == MOST_OUTPUT {
+        if stdout.len() >= MOST_OUTPUT {
             return Err(WlmError::Malformed { what: format!("{program} does not stop writing") });
         }
         if status.code().is_none() {
@@ -90,12 +100,22 @@ fn changes_an_answer(name: &OsStr) -> bool {
     ours && name != b"SLURM_CONF" && name != b"SLURM_JWT"
 }
 
-async fn read(stream: Option<impl AsyncRead + Unpin>, most: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    if let Some(stream) = stream {
-        stream.take(most).read_to_end(&mut bytes).await?;
+/// What `keep` keeps of a stream; when that is more than `most`, the rest is not read.
+async fn read(
+    stream: Option<impl AsyncRead + Unpin>,
+    most: usize,
+    mut keep: impl FnMut(&[u8], &mut Vec<u8>),
+) -> std::io::Result<Vec<u8>> {
+    let mut kept = Vec::new();
+    let Some(mut stream) = stream else { return Ok(kept) };
+    let mut piece = vec![0; 64 << 10];
+    while kept.len() < most {
+        match stream.read(&mut piece).await? {
+            0 => break,
+            length => keep(&piece[..length], &mut kept),
+        }
     }
-    Ok(bytes)
+    Ok(kept)
 }
 
 /// What Slurm's commands say when they did not reach a controller that works. Any other complaint is about the job.
@@ -212,6 +232,27 @@ mod tests {
         assert!(matches!(slurm.queue().await, Err(WlmError::Unavailable { .. })));
         let missing = SlurmSettings { bin_dir: Some("/nonexistent".into()), ..SlurmSettings::default() };
         assert!(matches!(Slurm::new(missing).queue().await, Err(WlmError::Unavailable { .. })));
+    }
+
+    #[tokio::test]
+    async fn what_users_write_without_end_costs_nobody_the_queue() {
+        let script = r#"format=${SQUEUE_FORMAT2#JobID:} sep=${format%%,*}
+            long=$(head -c 60000 /dev/zero | tr '\0' 5)
+            line() {
+                for field in "$1" N/A 0 5 60 PENDING None 1 '' '(null)' N/A N/A 0:00 1795320395 0 "$2" '(null)' "$1" \
+                    "$3" N/A "$4" "$5"; do
+                    printf '%s%s' "$field" "$sep"
+                done
+                echo
+            }
+            mine=$(line 7 normal "afterok:9(unfulfilled),afterok:$long" "$long" "$long")
+            i=0; while [ $i -lt 100 ]; do printf '%s\n' "$mine"; i=$((i + 1)); done
+            line 8 normal 'afterok:9(unfulfilled)' account name
+            line 9 normal '' account name"#;
+        let (_dir, slurm) = pretend(script, Duration::from_secs(60));
+        let queue = slurm.queue().await.unwrap();
+        assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [8, 9]);
+        assert_eq!((queue.jobs[0].account.as_str(), queue.jobs[0].dependent), ("account", true));
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
 
-use super::record::{records, text};
+use super::record::{MOST_DEPENDENCIES, records, text};
 use crate::{Element, HeldArray, Queue, WlmError, hostlist};
 
 /// The mark in AdminComment of a job that `job_submit.lua` held until its input is there.
@@ -23,7 +23,7 @@ pub fn mark(restarts: u32) -> String {
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 20] = &[
+pub const FIELDS: &[&str; 22] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -43,8 +43,10 @@ pub const FIELDS: &[&str; 20] = &[
     "admin_comment",
     "ArrayJobID",
     "Dependency",
-    // Where there is no accounting, users write here what they like: it comes last.
+    "HetJobID",
+    // What users write as they like comes last: the account where there is no accounting, and the name.
     "Account",
+    "Name",
 ];
 
 /// One record, as squeue prints it.
@@ -67,7 +69,10 @@ struct Fields<'a> {
     qos: &'a [u8],
     admin_comment: &'a [u8],
     array: &'a [u8],
+    het_job: &'a [u8],
     account: &'a [u8],
+    dependency: &'a [u8],
+    name: &'a [u8],
 }
 
 /// All jobs of squeue's output whose number is their own.
@@ -79,7 +84,8 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
     let records = records::<{ FIELDS.len() }>(output, separator)?;
     // Elements of an array that share one record have one number, that of the record.
     let mut lines: HashMap<&[u8], usize> = HashMap::new();
-    let mut dependencies: Vec<(usize, &[u8], JobId)> = Vec::new();
+    let mut dependencies: Vec<(usize, Dependency)> = Vec::new();
+    let mut neighbours = Neighbours::default();
     for record in &records {
         *lines.entry(record[0]).or_default() += 1;
     }
@@ -104,7 +110,9 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             admin_comment,
             array,
             dependency,
+            het_job,
             account,
+            name,
         ] = record;
         let fields = Fields {
             job,
@@ -125,9 +133,13 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             qos,
             admin_comment,
             array,
+            het_job,
             account,
+            dependency,
+            name,
         };
         if fields.stands_for_several() || lines[fields.job] > 1 {
+            neighbours.see(&fields, true)?;
             if let Some(held) = fields.held_array()? {
                 match queue.held_arrays.iter_mut().find(|known| known.array == held.array) {
                     Some(known) => known.next = known.next.min(held.next),
@@ -137,55 +149,143 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             continue;
         }
         let job = fields.job()?;
-        for (kind, on) in dependencies_in(dependency) {
-            dependencies.push((queue.jobs.len(), kind, on));
-        }
+        neighbours.see(&fields, false)?;
+        dependencies.extend(dependencies_in(&fields).map(|dependency| (queue.jobs.len(), dependency)));
         if let Some(element) = fields.element()? {
             queue.elements.insert(job.id.job, element);
         }
         queue.jobs.push(job);
     }
     // Slurm itself does not look at what a held job depends on.
-    let mut standings: HashMap<JobId, Vec<(JobId, Standing)>> = HashMap::new();
-    for job in &queue.jobs {
-        let stands = (job.id.job, job.standing);
-        standings.entry(job.id.job).or_default().push(stands);
-        if let Some(element) = queue.elements.get(&job.id.job)
-            && element.array != job.id.job
-        {
-            standings.entry(element.array).or_default().push(stands);
+    for (place, dependency) in dependencies {
+        let job = &mut queue.jobs[place];
+        match dependency {
+            Dependency::Other { kind, other, all } => {
+                let awaited = neighbours.awaited(kind, other, all);
+                job.dependent |= awaited.is_some();
+                job.depends_on.extend(awaited);
+            }
+            Dependency::Namesakes(name) => job.dependent |= neighbours.has_namesake(job, name),
+            Dependency::Unknown => job.dependent = true,
         }
     }
-    for HeldArray { array, .. } in &queue.held_arrays {
-        standings.entry(*array).or_default().push((*array, Standing::Held));
-    }
-    for (place, kind, on) in dependencies {
-        let waits = |standing: Standing| match standing {
-            Standing::Ended => false,
-            // `after` waits for the other's start only.
-            Standing::Running | Standing::Ending => kind != b"after",
-            _ => true,
-        };
-        let mut others = standings.get(&on).into_iter().flatten().filter(|(_, standing)| waits(*standing));
-        if let Some((other, _)) = others.next() {
-            // The elements of an array have one script: one of them stands for all.
-            queue.jobs[place].dependent = true;
-            queue.jobs[place].depends_on.push(*other);
-        }
+    for job in &mut queue.jobs {
+        job.depends_on.sort_unstable();
+        job.depends_on.dedup();
     }
     Ok(queue)
 }
 
-/// What a job depends on, as in `afterok:5(unfulfilled),afterany:7_*(unfulfilled)`. Other kinds, such as `singleton`, name
-/// no job.
-fn dependencies_in(field: &[u8]) -> impl Iterator<Item = (&[u8], JobId)> {
-    field.split(|byte| matches!(byte, b',' | b'?')).filter_map(|clause| {
-        let kind = clause.iter().position(|byte| *byte == b':')?;
-        let rest = &clause[kind + 1..];
-        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let number = std::str::from_utf8(&rest[..digits]).ok()?;
-        Some((&clause[..kind], JobId(number.parse().ok()?)))
-    })
+/// Something that a job depends on.
+enum Dependency<'a> {
+    /// Another job; `all` if it may be an array, and not a certain element of it.
+    Other { kind: &'a [u8], other: JobId, all: bool },
+    /// Jobs of the same user with the same name: those that run, and those that were submitted before.
+    Namesakes(&'a [u8]),
+    /// Slurm says that it waits, or did not say all.
+    Unknown,
+}
+
+/// What a job depends on, as in `afterok:5(unfulfilled),afterany:7_*(unfulfilled)`.
+fn dependencies_in<'a>(fields: &Fields<'a>) -> impl Iterator<Item = Dependency<'a>> {
+    let (field, name) = (fields.dependency, fields.name);
+    let is_cut = field.len() >= MOST_DEPENDENCIES;
+    // The number where it was cut off may be another one.
+    let whole =
+        if is_cut { field.iter().rposition(|byte| is_between(*byte)).unwrap_or(0) } else { field.len() };
+    let each = field[..whole].split(|byte| is_between(*byte)).filter_map(move |clause| {
+        let one = one_dependency(clause);
+        if clause.starts_with(b"singleton") {
+            return clause.ends_with(b"(unfulfilled)").then_some(Dependency::Namesakes(name));
+        }
+        one.or_else(|| clause.ends_with(b"(unfulfilled)").then_some(Dependency::Unknown))
+    });
+    // A held job may show an old reason.
+    let waits =
+        matches!(fields.reason, b"Dependency" | b"DependencyNeverSatisfied") && fields.priority != b"0";
+    each.chain((is_cut || waits).then_some(Dependency::Unknown))
+}
+
+fn is_between(byte: u8) -> bool {
+    matches!(byte, b',' | b'?')
+}
+
+/// A clause that names another job.
+fn one_dependency(clause: &[u8]) -> Option<Dependency<'_>> {
+    let kind = clause.iter().position(|byte| *byte == b':')?;
+    let rest = &clause[kind + 1..];
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let other = JobId(std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?);
+    let is_element =
+        rest[digits..].first() == Some(&b'_') && rest.get(digits + 1).is_some_and(u8::is_ascii_digit);
+    Some(Dependency::Other { kind: &clause[..kind], other, all: !is_element })
+}
+
+/// The jobs that others may wait for. A user can have thousands of jobs that each wait for thousands: of all that have one
+/// number or one name only what decides is kept.
+#[derive(Default)]
+struct Neighbours<'a> {
+    /// By their number and that of their array, and whether they are the rest of an array.
+    by_number: HashMap<(JobId, bool), Awaited>,
+    /// Of each user.
+    by_name: HashMap<(u32, &'a [u8]), Namesakes>,
+}
+
+/// One job of several that has not started, and one that has not ended: the elements of an array have one script, and one
+/// of them stands for all.
+#[derive(Default)]
+struct Awaited {
+    start: Option<JobId>,
+    end: Option<JobId>,
+}
+
+#[derive(Default)]
+struct Namesakes {
+    /// Whether one of them has started.
+    run: bool,
+    /// The first of the others.
+    first: Option<JobId>,
+}
+
+impl<'a> Neighbours<'a> {
+    fn see(&mut self, fields: &Fields<'a>, is_rest: bool) -> Result<(), WlmError> {
+        let job = JobId(fields.number("number", fields.job)?);
+        let standing = standing(&text(fields.state), &text(fields.reason), fields.priority()?);
+        if standing == Standing::Ended {
+            return Ok(());
+        }
+        for number in [Some(job), fields.array()?.filter(|array| *array != job)].into_iter().flatten() {
+            let awaited = self.by_number.entry((number, is_rest)).or_default();
+            awaited.end.get_or_insert(job);
+            if !matches!(standing, Standing::Running | Standing::Ending) {
+                awaited.start.get_or_insert(job);
+            }
+        }
+        let user = fields.number("user", fields.uid)?;
+        let namesakes = self.by_name.entry((user, fields.name)).or_default();
+        match standing {
+            Standing::Ending | Standing::Ended => {}
+            Standing::Running | Standing::Configuring => namesakes.run = true,
+            _ => namesakes.first = Some(namesakes.first.map_or(job, |first| first.min(job))),
+        }
+        Ok(())
+    }
+
+    /// A job for which one waits that depends in this way on this one.
+    fn awaited(&self, kind: &[u8], other: JobId, all: bool) -> Option<JobId> {
+        let known = |is_rest: bool| {
+            let awaited = self.by_number.get(&(other, is_rest))?;
+            // `after` waits for the other's start only.
+            if kind == b"after" { awaited.start } else { awaited.end }
+        };
+        known(false).or_else(|| if all { known(true) } else { None })
+    }
+
+    fn has_namesake(&self, job: &QueuedJob, name: &[u8]) -> bool {
+        self.by_name
+            .get(&(job.owner.uid, name))
+            .is_some_and(|known| known.run || known.first.is_some_and(|first| first < job.id.job))
+    }
 }
 
 impl Fields<'_> {
@@ -212,14 +312,27 @@ impl Fields<'_> {
         }))
     }
 
+    /// The array that it is of, in whole or in part.
+    fn array(&self) -> Result<Option<JobId>, WlmError> {
+        if self.array_task == b"N/A" {
+            return Ok(None);
+        }
+        Ok(Some(JobId(self.number("array", self.array)?)))
+    }
+
     /// Of a single element of an array: which.
     fn element(&self) -> Result<Option<Element>, WlmError> {
         let task = self.array_task.split(|byte| *byte == b'%').next().unwrap_or_default();
-        if task == b"N/A" {
-            return Ok(None);
-        }
-        let array = JobId(self.number("array", self.array)?);
+        let Some(array) = self.array()? else { return Ok(None) };
         Ok(Some(Element { array, task: self.number("number in its array", task)? }))
+    }
+
+    /// Of a component of a heterogeneous job: which.
+    fn component_of(&self) -> Result<Option<JobId>, WlmError> {
+        match self.het_job {
+            b"N/A" | b"(null)" | b"" | b"0" => Ok(None),
+            number => Ok(Some(JobId(self.number("heterogeneous job", number)?))),
+        }
     }
 
     /// Whether the present life of a job was held for its input: what was requeued and is held was held by somebody else.
@@ -262,6 +375,7 @@ impl Fields<'_> {
             // Known when all jobs are.
             dependent: false,
             depends_on: Vec::new(),
+            component_of: self.component_of()?,
         })
     }
 

@@ -21,6 +21,74 @@ pub fn format(fields: &[&str], separator: &str) -> String {
     fields.iter().map(|field| format!("{field}:{separator}")).collect::<Vec<_>>().join(",")
 }
 
+/// How much is kept of what squeue prints in a field, where it is a user's own text. No queue is lost for one of them,
+/// who may write any length in any number of jobs. What Slurm itself and administrators write is kept whole.
+fn most_of(field: &str) -> usize {
+    match field {
+        "Dependency" => MOST_DEPENDENCIES,
+        "Account" | "Name" | "QOS" => 1 << 10,
+        // Longer than any path: what is cut off here leads nowhere.
+        "Comment" | "WorkDir" | "stdout" | "stderr" => 8 << 10,
+        _ => usize::MAX,
+    }
+}
+
+/// How much is kept of what a job depends on: some hundred other jobs. What is as long was cut off.
+pub const MOST_DEPENDENCIES: usize = 16 << 10;
+
+/// Takes what squeue writes, piece by piece, and keeps of each field what it may have. (squeue itself, told a width, would
+/// fill all fields up to it.)
+pub struct Cutter<'a> {
+    separator: &'a [u8],
+    /// The most bytes of each field of a record.
+    most: Vec<usize>,
+    /// Which field is being read, and how much of it is kept.
+    field: usize,
+    length: usize,
+    /// How many bytes of a separator were read.
+    matched: usize,
+}
+
+impl<'a> Cutter<'a> {
+    /// For what is printed as [`format`] asks for it.
+    pub fn new(fields: &[&str], separator: &'a str) -> Cutter<'a> {
+        let most = fields.iter().map(|field| most_of(field)).collect();
+        Cutter { separator: separator.as_bytes(), most, field: 0, length: 0, matched: 0 }
+    }
+
+    /// Appends to `kept` what is to be kept of the next piece.
+    pub fn take(&mut self, mut piece: &[u8], kept: &mut Vec<u8>) {
+        let separator = self.separator;
+        let Some(first) = separator.first() else { return kept.extend_from_slice(piece) };
+        while let [byte, rest @ ..] = piece {
+            if *byte == separator[self.matched] {
+                self.matched += 1;
+                piece = rest;
+                if self.matched == separator.len() {
+                    kept.extend_from_slice(separator);
+                    (self.matched, self.length) = (0, 0);
+                    self.field = (self.field + 1) % self.most.len();
+                }
+            } else if self.matched > 0 {
+                // The first byte of a separator occurs in it only there.
+                self.keep(&separator[..self.matched], kept);
+                self.matched = 0;
+            } else {
+                let end = piece.iter().position(|byte| byte == first).unwrap_or(piece.len());
+                self.keep(&piece[..end], kept);
+                piece = &piece[end..];
+            }
+        }
+    }
+
+    fn keep(&mut self, text: &[u8], kept: &mut Vec<u8>) {
+        let room = self.most[self.field] - self.length;
+        let text = &text[..text.len().min(room)];
+        kept.extend_from_slice(text);
+        self.length += text.len();
+    }
+}
+
 /// The records of an output, each with `N` fields.
 ///
 /// # Errors
@@ -83,6 +151,27 @@ mod tests {
         assert_eq!(records::<2>(b"", "|").unwrap(), Vec::<[&[u8]; 2]>::new());
         for cut in ["1|2", "1|2|", "1|2|3\n", "1|\n", "\n"] {
             assert!(matches!(records::<2>(cut.as_bytes(), "|"), Err(WlmError::Malformed { .. })), "{cut}");
+        }
+    }
+
+    #[test]
+    fn of_a_users_text_a_part_is_kept_and_of_the_rest_all() {
+        let long = "x\u{1f}ab".repeat(10_000);
+        let record = |job: &str, cut: bool| {
+            let of = |most: usize| if cut { &long[..most] } else { &long };
+            let fields = [job, of(MOST_DEPENDENCIES), &long, of(1 << 10), "\u{1f}", ""];
+            fields.map(|field| format!("{field}\u{1f}abc")).concat() + "\n"
+        };
+        let written = record("1", false) + &record("2", false);
+        let wanted = record("1", true) + &record("2", true);
+        for piece in [1, 2, 3, 7, 64 << 10, written.len()] {
+            let fields = ["JobID", "Dependency", "NodeList", "Account", "Reason", "QOS"];
+            let mut cutter = Cutter::new(&fields, "\u{1f}abc");
+            let mut kept = Vec::new();
+            for piece in written.as_bytes().chunks(piece) {
+                cutter.take(piece, &mut kept);
+            }
+            assert!(kept == wanted.as_bytes(), "in pieces of {piece}");
         }
     }
 

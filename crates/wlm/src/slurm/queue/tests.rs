@@ -4,7 +4,8 @@ use std::time::Instant;
 use super::*;
 
 /// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator. The lines of jobs 18, 19, 22,
-/// 27, 32, 47, 51 and 52 were put together from outputs with fewer fields; 53, a requeued job that ran for no second and is
+/// 27, 32, 47, 51, 52, 61 and 62 were put together from outputs with fewer fields, and HetJobID and the names were added to
+/// all; 53, a requeued job that ran for no second and is
 /// ending for good, was made up.
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
@@ -24,7 +25,7 @@ fn every_state_has_its_standing() {
         (Standing::Waiting, vec![48, 38, 43, 47]),
         (Standing::Held, vec![32, 45, 44, 22]),
         (Standing::Configuring, vec![39]),
-        (Standing::Running, vec![40, 49, 51]),
+        (Standing::Running, vec![40, 49, 51, 61, 62]),
         (Standing::Ending, vec![18, 19, 52, 37, 53]),
         (Standing::Ended, vec![31, 33, 36, 34]),
     ] {
@@ -60,7 +61,7 @@ fn only_our_own_hold_is_marked_as_ours() {
 fn a_job_depends_on_what_is_still_in_the_queue() {
     let line = |number: u32, state: &str, priority: u32, dependency: &str| {
         format!(
-            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|(null)|\n"
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|j|\n"
         )
     };
     let on = |dependency: &str, state: &str| {
@@ -73,9 +74,8 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
         assert!(on("afterok:4(unfulfilled)?afterok:5_*(unfulfilled)", waits), "{waits}");
         assert_eq!(on("after:5(unfulfilled)", waits), waits == "PENDING", "{waits}");
     }
-    for settled in
-        ["(null)", "singleton(unfulfilled)", "afterok:4(failed)", "afterok:", ":", "afterok:99999999999"]
-    {
+    assert!(on("afterburstbuffer:5(unfulfilled)", "RUNNING") && on("odd(unfulfilled)", "RUNNING"));
+    for settled in ["(null)", "singleton", "afterok:4(failed)", "afterok:", ":", "afterok:99999999999"] {
         assert!(!on(settled, "RUNNING"), "{settled}");
     }
     assert!(!on("afterok:5(unfulfilled)", "COMPLETED"));
@@ -91,10 +91,54 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
 }
 
 #[test]
+fn a_singleton_waits_for_its_namesakes() {
+    let line = |job: u32, tasks: &str, uid: u32, state: &str, reason: &str, dependency: &str, name: &str| {
+        format!(
+            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|a|{name}|\n"
+        )
+    };
+    let singleton = |reason: &str| line(7, "N/A", 5, "PENDING", reason, "singleton(unfulfilled)", "one");
+    let waits = |other: String, reason: &str| {
+        parse((singleton(reason) + &other).as_bytes(), "|").unwrap().jobs[0].dependent
+    };
+    let on = |job: u32, uid: u32, state: &str, name: &str| {
+        waits(line(job, "N/A", uid, state, "None", "(null)", name), "JobHeldAdmin")
+    };
+    assert!(on(6, 5, "PENDING", "one") && on(6, 5, "RUNNING", "one") && on(8, 5, "RUNNING", "one"));
+    assert!(waits(line(6, "3-9", 5, "PENDING", "Priority", "(null)", "one"), "JobHeldAdmin"));
+    assert!(!on(8, 5, "PENDING", "one") && !on(6, 5, "COMPLETED", "one") && !on(6, 5, "COMPLETING", "one"));
+    assert!(!on(6, 6, "RUNNING", "one") && !on(6, 5, "RUNNING", "other"));
+    // Of a job that is not held Slurm itself says whether it waits.
+    let other = || line(6, "N/A", 6, "RUNNING", "None", "(null)", "one");
+    assert!(waits(other(), "Dependency") && waits(other(), "DependencyNeverSatisfied"));
+    assert!(!waits(other(), "Priority"));
+}
+
+#[test]
+fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_waits() {
+    let depends = |dependency: &str| {
+        let text = format!(
+            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|a|j|\n\
+             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|a|j|\n"
+        );
+        let jobs = parse(text.as_bytes(), "|").unwrap().jobs;
+        (jobs[0].dependent, jobs[0].depends_on.iter().map(|job| job.0).collect::<Vec<_>>())
+    };
+    assert_eq!(depends("afterok:6_*(unfulfilled)"), (true, vec![6]));
+    assert_eq!(depends("afterok:6_1(unfulfilled)"), (false, vec![]));
+    let clause = "afterok:1234567(unfulfilled),";
+    let long = clause.repeat(MOST_DEPENDENCIES / clause.len() - 1);
+    assert_eq!(depends(&long), (false, vec![]));
+    // What is left of the last number is another one.
+    let cut = format!("{long}{},afterok:6", "x".repeat(MOST_DEPENDENCIES - long.len() - 10));
+    assert_eq!((cut.len(), depends(&cut)), (MOST_DEPENDENCIES, (true, vec![])));
+}
+
+#[test]
 fn a_mark_is_that_of_one_life() {
     let marked = |restarts: u32, comment: &str| {
         let text = format!(
-            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|(null)|\n"
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|j|\n"
         );
         parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
     };
@@ -119,7 +163,7 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
     for (tasks, several) in
         [("7", false), ("7%1", false), ("1-2", true), ("1,5", true), ("0-8:2%3", true), ("N/A", false)]
     {
-        let line = SAMPLE.lines().nth(8).unwrap().replace("|N/A|", &format!("|{tasks}|"));
+        let line = SAMPLE.lines().nth(8).unwrap().replacen("|N/A|", &format!("|{tasks}|"), 1);
         assert_eq!(parse(format!("{line}\n").as_bytes(), "|").unwrap().jobs.is_empty(), several, "{tasks}");
     }
 }
@@ -127,7 +171,8 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 #[test]
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
-        let line = format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|a|\n");
+        let line =
+            format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|a|j|\n");
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
     for (tasks, next) in [("3-9", 3), ("0,5%2", 0), ("12-20:4", 12), ("7,9,11,...", 7)] {
@@ -139,7 +184,9 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     }
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
-        format!("{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|a|\n")
+        format!(
+            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|a|j|\n"
+        )
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
     assert_eq!(queue.held_arrays, [HeldArray { array: JobId(46), next: 3 }]);
@@ -159,12 +206,24 @@ fn an_element_is_told_with_its_array() {
 }
 
 #[test]
+fn a_component_of_a_heterogeneous_job_is_told_with_its_job() {
+    let jobs = sample();
+    let components = jobs.values().filter_map(|job| Some((job.id.job.0, job.component_of?.0)));
+    assert_eq!(components.collect::<Vec<_>>(), [(61, 61), (62, 61)]);
+}
+
+#[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|a|\n";
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|a|j|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
-    for (part, wrong) in
-        [("43|N/A", "x|N/A"), ("|0|7", "|-1|7"), ("n[1-2]", "n[1-"), ("n[1-2]", "a/b"), ("|q|", "|")]
-    {
+    for (part, wrong) in [
+        ("43|N/A", "x|N/A"),
+        ("|0|7", "|-1|7"),
+        ("n[1-2]", "n[1-"),
+        ("n[1-2]", "a/b"),
+        ("|N/A|a|j|", "|x|a|j|"),
+        ("|q|", "|"),
+    ] {
         let result = parse(line.replace(part, wrong).as_bytes(), "|");
         assert!(matches!(result, Err(WlmError::Malformed { .. })), "{wrong}: {result:?}");
     }
