@@ -153,7 +153,21 @@ impl Place {
     ///
     /// # Errors
     /// If it can't be started, exits with another code than 0, or takes longer than `until`; then it is killed.
-    pub fn run(&self, role: &str, mut command: Command, until: Instant) -> Result<Vec<u8>, EngineError> {
+    pub fn run(&self, role: &str, command: Command, until: Instant) -> Result<Vec<u8>, EngineError> {
+        self.run_beside(&[], role, command, until)
+    }
+
+    /// As [`Place::run`], for a command that speaks to these servers: it would wait in vain for one that has ended.
+    ///
+    /// # Errors
+    /// As [`Place::run`]; [`EngineError::Exited`] as soon as one of the servers has ended. The command is killed then.
+    pub fn run_beside(
+        &self,
+        servers: &[&str],
+        role: &str,
+        mut command: Command,
+        until: Instant,
+    ) -> Result<Vec<u8>, EngineError> {
         let output = self.path(&format!("{role}.out"));
         let log_end = fs::metadata(self.log(role)).map_or(0, |meta| meta.len());
         self.prepare(role, &mut command)?;
@@ -174,7 +188,12 @@ impl Place {
         let mut child = command.spawn().map_err(|source| EngineError::Program { program, source })?;
         let pid = child.id() as i32;
         let ended = self.wait(until, role, || {
-            child.try_wait().map_err(|error| EngineError::io("wait for", Path::new(role), error))
+            let ended =
+                child.try_wait().map_err(|error| EngineError::io("wait for", Path::new(role), error))?;
+            if ended.is_none() {
+                servers.iter().try_for_each(|server| self.must_run(server).map(drop))?;
+            }
+            Ok(ended)
         });
         let status = match ended {
             Ok(status) => status,
@@ -774,6 +793,26 @@ mod tests {
         command.arg("300");
         let soon = Instant::now() + Duration::from_millis(30);
         assert!(matches!(place.run("slow", command, soon), Err(EngineError::Deadline { .. })));
+        assert!(marked(dir.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_command_does_not_wait_for_a_server_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = place(dir.path());
+        let command = |program: &str, of: &str| {
+            let mut command = Command::new(program);
+            command.arg(of);
+            command
+        };
+        place.start("server", command("sleep", "300")).unwrap();
+        assert!(place.run_beside(&["server"], "asks", command("sleep", "0.1"), soon()).is_ok());
+        let server = place.running("server").unwrap();
+        kill(server);
+        let began = Instant::now();
+        let error = place.run_beside(&["server"], "asks", command("sleep", "300"), soon()).unwrap_err();
+        assert!(error.to_string().contains("signal 9"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5));
         assert!(marked(dir.path()).unwrap().is_empty());
     }
 }

@@ -429,6 +429,7 @@ bluestore_block_wal_create = false
 bluestore_bluefs_buffered_io = true
 [mds]
 mds_data = {dir}/mds.$id
+admin_socket = mds.asok
 mds_beacon_interval = 1
 mds_beacon_grace = 6
 mds_cache_memory_limit = 268435456
@@ -479,7 +480,8 @@ fn start_monitor(build: &Build) -> Result<(), EngineError> {
 
     let mut mds = Command::new("ceph-mds");
     let port = server.ports[1].to_string();
-    mds.args(["-f", "-i", "a", "-c"]).arg(conf(build));
+    // In the place, for its socket: the path of one may not be long.
+    mds.args(["-f", "-i", "a", "-c"]).arg(conf(build)).current_dir(build.place.dir());
     mds.args(["--ms-bind-port-min", &port, "--ms-bind-port-max", &port]);
     build.place.start("mds", mds)?;
     Ok(())
@@ -537,6 +539,6 @@ fn set_up(build: &Build) -> Result<(), EngineError> {
     // It is told to end a little before it would be ended, so that it can say what it has waited for.
     let left = build.until.saturating_duration_since(std::time::Instant::now());
     command.args(["--seconds", &left.as_secs().saturating_sub(2).max(1).to_string()]);
-    build.place.run("set-up", command, build.until)?;
+    build.place.run_beside(&["mon", "mds"], "set-up", command, build.until)?;
     Ok(())
 }

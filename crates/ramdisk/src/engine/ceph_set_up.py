@@ -5,6 +5,7 @@ CRUSH rule. Speaks to the monitor through librados, over one connection.
 """
 
 import argparse
+import errno
 import faulthandler
 import json
 import sys
@@ -74,6 +75,17 @@ wait("the metadata server", active)
 
 filesystem = cephfs.LibCephFS(rados_inst=cluster)
 filesystem.mount()
+
+
+def knows_snapshots():
+    code, _, message = filesystem.mds_command("*", json.dumps({"prefix": "dump snaps"}), b"")
+    if code not in (0, -errno.EINVAL):
+        sys.exit(f"dump snaps: {message or code}")
+    return code == 0
+
+
+# One that is active still asks itself for its table of snapshots, and aborts if a directory is made before it has it.
+wait("the metadata server's table of snapshots", knows_snapshots)
 filesystem.mkdir(options.root, 0o700)
 filesystem.setxattr(options.root, "ceph.quota.max_bytes", options.quota.encode(), 0)
 filesystem.setxattr(options.root, "ceph.quota.max_files", options.files.encode(), 0)
