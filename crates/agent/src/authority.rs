@@ -5,9 +5,13 @@
 //! journal, in its latest state, and in its latest start. The scheduler claims the agent, and every order carries the
 //! [`Authority`] that was claimed. Only a take-over, which a person has confirmed, replaces another scheduler.
 //!
+//! Which journals were replaced is kept and told: whoever takes over from a scheduler, and has none of what it knew, can so
+//! claim the agents that have missed it.
+//!
 //! What is obeyed is on disk before the answer is sent: an agent that is started anew obeys the same. A file that can't be
 //! read never means that nobody is obeyed.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +38,20 @@ struct Kept {
     journal: String,
     session: u64,
     counter: u64,
+    /// The journals that this one has replaced.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    replaced: BTreeSet<String>,
+}
+
+impl Kept {
+    fn told(&self) -> Obeyed {
+        Obeyed {
+            journal: self.journal.clone(),
+            counter: self.counter,
+            session: self.session,
+            replaced: self.replaced.clone(),
+        }
+    }
 }
 
 /// Whom the agent of this node obeys.
@@ -86,11 +104,7 @@ impl Commander {
 
     /// Whose scheduler is obeyed; nothing if none has claimed this agent.
     pub fn obeyed(&self) -> Option<Obeyed> {
-        self.kept().as_ref().map(|kept| Obeyed {
-            journal: kept.journal.clone(),
-            counter: kept.counter,
-            session: kept.session,
-        })
+        self.kept().as_ref().map(Kept::told)
     }
 
     fn keep(&self, kept: &Kept) -> Result<(), Refusal> {
@@ -115,8 +129,11 @@ impl Commander {
     /// # Errors
     /// [`RefusalCode::ForeignJournal`], [`RefusalCode::OlderJournal`]; [`RefusalCode::Failed`] if it can't be kept.
     pub fn claim(&self, node: &NodeName, claim: &Claim) -> Result<Obeyed, Refusal> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        if !(1..=LONGEST_NAME).contains(&claim.journal.len()) || !claim.journal.bytes().all(plain) {
+        let plain = |name: &String| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
+        };
+        if !std::iter::once(&claim.journal).chain(&claim.replaced).all(plain) {
             let message =
                 format!("the name of a journal has 1 to {LONGEST_NAME} letters, digits and hyphens");
             return Err(Refusal::new(RefusalCode::Malformed, message));
@@ -124,6 +141,14 @@ impl Commander {
         let mut now = self.kept();
         let mut counter = claim.counter;
         if let Some(kept) = now.as_ref().filter(|_| !claim.take_over) {
+            if kept.journal != claim.journal && kept.replaced.contains(&claim.journal) {
+                let message = format!(
+                    "the agent of {node} obeys the scheduler of another journal ({0}), which has taken over from this one \
+                     ({1}): go on with that one; if it is lost, `ondeck serve --take-over` replaces it",
+                    kept.journal, claim.journal
+                );
+                return Err(Refusal::new(RefusalCode::ForeignJournal, message));
+            }
             if kept.journal != claim.journal {
                 let message = format!(
                     "the agent of {node} obeys the scheduler of another journal ({}, not {}): if that journal is lost, \
@@ -144,7 +169,15 @@ impl Commander {
                 return Err(Refusal::new(RefusalCode::OlderJournal, message));
             }
         }
-        let next = Kept { format: FORMAT, journal: claim.journal.clone(), session: claim.session, counter };
+        let mut replaced = claim.replaced.clone();
+        if let Some(kept) = now.as_ref() {
+            // What was replaced stays replaced, also if a scheduler of a former version does not say it.
+            replaced.extend(kept.replaced.iter().cloned());
+            replaced.insert(kept.journal.clone());
+        }
+        replaced.remove(&claim.journal);
+        let (journal, session) = (claim.journal.clone(), claim.session);
+        let next = Kept { format: FORMAT, journal, session, counter, replaced };
         if now.as_ref() != Some(&next) {
             self.keep(&next)?;
             let before = now.as_ref().map(|kept| kept.journal.as_str());
@@ -161,8 +194,9 @@ impl Commander {
                 tracing::info!(journal = next.journal, counter, "its scheduler was started again");
             }
         }
+        let told = next.told();
         *now = Some(next);
-        Ok(Obeyed { journal: claim.journal.clone(), counter, session: claim.session })
+        Ok(told)
     }
 
     /// Refuses an order that is not of the scheduler in charge. An order without authority is a person's: it may be about
@@ -207,10 +241,17 @@ impl Commander {
             ));
         };
         if kept.journal != authority.journal {
-            return not_in_charge(format!(
-                "the scheduler of journal {} has taken over the agent of {node} from the one of journal {}",
-                kept.journal, authority.journal
-            ));
+            let (own, other) = (&authority.journal, &kept.journal);
+            return not_in_charge(if kept.replaced.contains(own) {
+                format!(
+                    "the scheduler of journal {other} has taken over the agent of {node} from the one of journal {own}"
+                )
+            } else {
+                format!(
+                    "the agent of {node} obeys the scheduler of another journal ({other}, not {own}): if that journal is \
+                     lost, `ondeck serve --take-over` replaces it"
+                )
+            });
         }
         if kept.session != authority.session {
             return not_in_charge(format!(
@@ -233,7 +274,7 @@ mod tests {
     use super::*;
 
     fn claim(journal: &str, session: u64, counter: u64) -> Claim {
-        Claim { journal: journal.into(), session, counter, take_over: false }
+        Claim { journal: journal.into(), session, counter, take_over: false, replaced: BTreeSet::new() }
     }
 
     fn order(journal: &str, session: u64, counter: u64) -> Authority {
@@ -260,7 +301,8 @@ mod tests {
             assert_eq!(obeys(&commander, &order("a", 2, 9)), Err(RefusalCode::NotInCharge));
             assert_eq!(obeys(&commander, &order("b", 1, 9)), Err(RefusalCode::NotInCharge));
         }
-        assert_eq!(load().obeyed(), Some(Obeyed { journal: "a".into(), counter: 7, session: 1 }));
+        let known = Obeyed { journal: "a".into(), counter: 7, session: 1, replaced: BTreeSet::new() };
+        assert_eq!(load().obeyed(), Some(known));
         let commander = load();
         let refused = |claim: &Claim| commander.claim(&node, claim).unwrap_err().code;
         assert_eq!(refused(&claim("b", 3, 100)), RefusalCode::ForeignJournal);
@@ -276,6 +318,37 @@ mod tests {
         commander.claim(&node, &Claim { take_over: true, ..claim("b", 5, 1) }).unwrap();
         assert_eq!(obeys(&load(), &order("a", 4, 8)), Err(RefusalCode::NotInCharge));
         assert_eq!(obeys(&load(), &order("b", 5, 1)), Ok(()));
+    }
+
+    #[test]
+    fn what_was_replaced_is_kept_and_who_has_taken_over_from_whom_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let node: NodeName = "n1".parse().unwrap();
+        let load = || Commander::load(directory.path()).unwrap();
+        let take_over = |journal: &str, replaced: &[&str]| Claim {
+            take_over: true,
+            replaced: replaced.iter().map(ToString::to_string).collect(),
+            ..claim(journal, 1, 1)
+        };
+        let said = |journal: &str| {
+            let order = order(journal, 1, 1);
+            load().permit(&node, Some(&order), Order::Other, &[]).unwrap_err().message
+        };
+        load().claim(&node, &claim("b", 1, 1)).unwrap();
+        // Nobody has taken over: it obeys another one, and was not there.
+        assert!(said("c").contains("another journal (b, not c)") && said("c").contains("--take-over"));
+        load().claim(&node, &take_over("c", &["a"])).unwrap();
+        let replaced = || load().obeyed().unwrap().replaced.into_iter().collect::<Vec<_>>();
+        assert_eq!(replaced(), ["a", "b"]);
+        assert!(said("b").contains("journal c has taken over the agent of n1 from the one of journal b"));
+        // A scheduler of a former version does not say what it has replaced.
+        load().claim(&node, &claim("c", 2, 2)).unwrap();
+        assert_eq!(replaced(), ["a", "b"]);
+        let refused = load().claim(&node, &claim("a", 3, 90)).unwrap_err();
+        assert_eq!(refused.code, RefusalCode::ForeignJournal);
+        assert!(refused.message.contains("has taken over from this one (a)"), "{}", refused.message);
+        let malformed = load().claim(&node, &take_over("d", &["no/name"])).unwrap_err();
+        assert_eq!(malformed.code, RefusalCode::Malformed);
     }
 
     #[test]

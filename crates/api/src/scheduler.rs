@@ -13,7 +13,7 @@
 //! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
 //! | `GET /v1/metrics` | figures for Prometheus, which `ondeck status --metrics` prints | anybody |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -388,6 +388,12 @@ pub struct Status {
     pub workload_manager: Option<String>,
     /// Whether RAM disks are only pretended.
     pub simulated: bool,
+    /// The random name of the journal that agents obey; empty from a scheduler that does not say it.
+    #[serde(default)]
+    pub journal_name: String,
+    /// The journals that it has replaced: it claims their agents.
+    #[serde(default)]
+    pub replaced_journals: BTreeSet<String>,
     /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
     #[serde(default)]
     pub journal: Option<String>,

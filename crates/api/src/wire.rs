@@ -22,7 +22,7 @@
 //! An agent obeys one scheduler. Once a scheduler's claim was accepted, orders about the RAM disks of jobs are obeyed only
 //! with its [`Authority`]. An order without one is a person's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -111,6 +111,10 @@ pub struct Claim {
     /// Whether a person has confirmed that it replaces whomever the agent obeys.
     #[serde(default)]
     pub take_over: bool,
+    /// The journals that this one has replaced. The agent keeps them, so that a later take-over, whose journal knows of
+    /// none, can claim agents that have missed this one.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub replaced: BTreeSet<String>,
 }
 
 /// Whom an agent obeys.
@@ -123,6 +127,9 @@ pub struct Obeyed {
     /// Which start of its scheduler; zero from an agent that does not say it.
     #[serde(default)]
     pub session: u64,
+    /// The journals that this one has replaced, as far as the agent knows.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub replaced: BTreeSet<String>,
 }
 
 /// Why the results that a RAM disk may hold need no guard any more.

@@ -2,9 +2,11 @@
 //!
 //! At its start the daemon asks all RSA nodes what they have and whom they obey, before it orders anything. If they have
 //! seen a later state of this journal, or obey the scheduler of another one, it does not start: somebody must bring the
-//! newest copy, or confirm that there is none (`ondeck serve --take-over`). A take-over gives the journal a new name and
-//! notes which ones it replaces, so that agents that were out of reach then are claimed when they come back. What the
-//! journal said of RAM disks counts no more: what the agents have does, and is found ([`crate::adopt`]).
+//! newest copy, or confirm that there is none (`ondeck serve --take-over`). A take-over asks the compute nodes as well; it
+//! gives the journal a new name and notes which ones it replaces, and which ones those had replaced, as their agents know:
+//! so agents that were out of reach then, or missed an earlier one, are claimed when they come back. What the journal said
+//! of RAM disks counts no more: what the agents have does, and is found ([`crate::adopt`]). Only if nobody knows better
+//! than the journal, and some agents obey another one beside it, it stands as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -66,13 +68,18 @@ impl Charge {
         Authority { journal: self.identity.journal.clone(), session: self.session, counter }
     }
 
+    /// The journal that agents are to obey.
+    pub fn journal(&self) -> &JournalIdentity {
+        &self.identity
+    }
+
     fn claimed(&self) -> MutexGuard<'_, BTreeMap<NodeName, Instant>> {
         self.claimed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn claim(&self, take_over: bool) -> Claim {
         let Authority { journal, session, counter } = self.authority();
-        Claim { journal, session, counter, take_over }
+        Claim { journal, session, counter, take_over, replaced: self.identity.replaced.clone() }
     }
 
     /// Has the agents of some nodes obey this daemon, unless they do. Returns those that do not: why, and what to do. What
@@ -244,6 +251,12 @@ pub struct Conflict {
     later: Vec<NodeName>,
     /// The agents that obey other journals, and which.
     foreign: BTreeMap<NodeName, String>,
+    /// The journals that were replaced, as the agents know.
+    replaced: BTreeSet<String>,
+    /// Whether an agent obeys this journal.
+    ours: bool,
+    /// Whether this journal was replaced by one of the others.
+    superseded: bool,
     /// Nodes that have not answered.
     silent: Vec<NodeName>,
     /// RAM disks that may hold results, and on which nodes.
@@ -256,10 +269,14 @@ fn names(nodes: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
 
 impl Conflict {
     /// What the nodes have said that keeps this journal's daemon from commanding; nothing if all is well. Nodes of another
-    /// scheduler beside nodes of this one are left to that one.
-    pub(crate) fn of(identity: &JournalIdentity, said: &BTreeMap<NodeName, Said>) -> Option<Conflict> {
+    /// scheduler beside nodes of this one are left to that one, unless somebody wants a take-over.
+    pub(crate) fn of(
+        identity: &JournalIdentity,
+        said: &BTreeMap<NodeName, Said>,
+        is_wanted: bool,
+    ) -> Option<Conflict> {
         let mut conflict = Conflict::default();
-        let (mut ours, commits) = (false, identity.commits.load(Ordering::SeqCst));
+        let commits = identity.commits.load(Ordering::SeqCst);
         for (node, answer) in said {
             let Ok((report, ramdisks)) = answer else {
                 conflict.silent.push(node.clone());
@@ -268,20 +285,29 @@ impl Conflict {
             for local in ramdisks.iter().filter(|local| local.guarded) {
                 conflict.guarded.entry(local.layout.id.to_string()).or_default().push(node.clone());
             }
+            conflict.replaced.extend(report.authority.iter().flat_map(|obeyed| &obeyed.replaced).cloned());
             match &report.authority {
                 None => {}
                 Some(obeyed) if obeyed.journal == identity.journal => {
-                    ours = true;
+                    conflict.ours = true;
                     if obeyed.counter > commits {
                         conflict.later.push(node.clone());
                     }
                 }
                 Some(obeyed) if identity.replaced.contains(&obeyed.journal) => {}
-                Some(obeyed) => drop(conflict.foreign.insert(node.clone(), obeyed.journal.clone())),
+                Some(obeyed) => {
+                    conflict.foreign.insert(node.clone(), obeyed.journal.clone());
+                    conflict.superseded |= obeyed.replaced.contains(&identity.journal);
+                }
             }
         }
-        let is_lost = !ours && !conflict.foreign.is_empty();
+        let is_lost = !conflict.foreign.is_empty() && (is_wanted || !conflict.is_beside());
         (!conflict.later.is_empty() || is_lost).then_some(conflict)
+    }
+
+    /// Whether nobody knows better than this journal: it is obeyed, in its latest state, and others are beside it.
+    fn is_beside(&self) -> bool {
+        self.ours && self.later.is_empty() && !self.superseded
     }
 
     /// What a take-over would mean, for whoever must confirm it.
@@ -386,6 +412,11 @@ pub(crate) fn take_over(
     jobs: &mut Vec<Job>,
     nodes: &mut BTreeMap<NodeName, Node>,
 ) -> Result<(), StoreError> {
+    let replaced = conflict.foreign.values().chain(&conflict.replaced).cloned().collect();
+    if conflict.is_beside() {
+        // What this journal says stands. It gets a new name, so that no other one has ever replaced it.
+        return store.take_over(&replaced, None, &[], &[], &[]);
+    }
     let answered = |node: &NodeName| said.get(node).is_some_and(Result::is_ok);
     let parts_of = |job: &Job| -> Vec<&LocalReport> {
         let id = job.ramdisk();
@@ -423,8 +454,7 @@ pub(crate) fn take_over(
         (node.heard, node.given_up, node.up) = (false, false, false);
     }
     let rows: Vec<(NodeName, Node)> = nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
-    let replaced = conflict.foreign.values().cloned().collect();
-    store.take_over(&replaced, &dropped, jobs, &rows)
+    store.take_over(&replaced, Some(crate::daemon::now()), &dropped, jobs, &rows)
 }
 
 #[cfg(test)]
@@ -457,7 +487,7 @@ mod tests {
             commits: Arc::new(AtomicU64::new(7)),
         };
         let judged = |obeys: &[(&str, Option<(&str, u64)>)]| {
-            Conflict::of(&identity, &said(obeys)).map(|conflict| conflict.to_string())
+            Conflict::of(&identity, &said(obeys), false).map(|conflict| conflict.to_string())
         };
         let mine = |counter| Some(("mine", counter));
         assert_eq!(judged(&[("r1", None), ("r2", mine(7)), ("r3", Some(("former", 90)))]), None);
@@ -467,6 +497,15 @@ mod tests {
         assert!(older.contains("older than what the agents of r1 have"), "{older}");
         let lost = judged(&[("r1", Some(("other", 1))), ("r2", None)]).unwrap();
         assert!(lost.contains("r1 obey") && lost.contains("--take-over"), "{lost}");
+        // Unless one of those has replaced it, or somebody wants to replace them.
+        let mut successor = said(&[("r1", mine(3)), ("r2", Some(("other", 1)))]);
+        let wanted = Conflict::of(&identity, &successor, true).unwrap();
+        assert!(wanted.is_beside() && wanted.in_words().contains("another journal: r2"), "{wanted:?}");
+        let Some(Ok((report, _))) = successor.get_mut(&"r2".parse().unwrap()) else { panic!("it answers") };
+        report.authority.as_mut().unwrap().replaced = ["mine".to_owned(), "first".to_owned()].into();
+        let conflict = Conflict::of(&identity, &successor, false).unwrap();
+        assert!(!conflict.is_beside(), "{conflict:?}");
+        assert_eq!(conflict.replaced, ["mine".to_owned(), "first".to_owned()].into());
     }
 
     #[test]

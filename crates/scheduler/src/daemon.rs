@@ -427,12 +427,27 @@ pub fn serve(
         }
     }
     let mut identity = store.identity()?;
+    let workload_manager = Slurm::new(SlurmSettings {
+        bin_dir: config.slurm.bin_dir.clone(),
+        conf: config.slurm.conf.clone(),
+        timeout: config.slurm.timeout,
+    });
     let said = if config.scheduler.simulate.is_some() {
         BTreeMap::new()
     } else {
-        runtime.block_on(charge::ask_all(&Fleet::new(config), nodes.keys()))
+        let mut asked: BTreeSet<NodeName> = nodes.keys().cloned().collect();
+        if take_over.is_some() {
+            // One that has had no work for long may obey a journal of which no RSA node knows.
+            match runtime.block_on(workload_manager.all_nodes()) {
+                Ok(compute) => asked.extend(compute),
+                Err(error) => {
+                    tracing::warn!(%error, "the agents of compute nodes are not asked whom they obey")
+                }
+            }
+        }
+        runtime.block_on(charge::ask_all(&Fleet::new(config), &asked))
     };
-    if let Some(conflict) = Conflict::of(&identity, &said) {
+    if let Some(conflict) = Conflict::of(&identity, &said, take_over.is_some()) {
         match take_over {
             None => return Err(ServeError::NotInCharge(Box::new(conflict))),
             Some(confirm) if !confirm(&conflict) => return Err(ServeError::NotConfirmed),
@@ -469,11 +484,6 @@ pub fn serve(
     let fleet = Fleet::new(config)
         .with_authority(Arc::new(move || provider.authority()))
         .with_doubts(move |node| doubter.doubt(node));
-    let workload_manager = Slurm::new(SlurmSettings {
-        bin_dir: config.slurm.bin_dir.clone(),
-        conf: config.slurm.conf.clone(),
-        timeout: config.slurm.timeout,
-    });
     let daemon = Arc::new(Daemon {
         config: RwLock::new(Arc::new(config.clone())),
         name,

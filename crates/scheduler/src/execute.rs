@@ -1,6 +1,6 @@
 //! Doing what was decided, by the agents and the workload manager. All of it may be done twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -199,6 +199,11 @@ fn words(faults: &[NodeFault]) -> String {
 
 async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Instant) -> Outcome {
     let Some(allocation) = &job.allocation else { return failed("it has no RSA nodes", Fault::Again) };
+    if job.older
+        && let Err(outcome) = uses_no_other(daemon, job, id).await
+    {
+        return outcome;
+    }
     crate::late::warn(daemon, job).await;
     let secret = match Secret::new() {
         Ok(secret) => secret,
@@ -253,6 +258,32 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
             Outcome::Failed { why: error.to_string(), blame, fault: Fault::Again }
         }
     }
+}
+
+/// Whether a job that started before the journal began uses a RAM disk which the journal does not know: its servers may not
+/// have answered since, but the job's own nodes show it.
+async fn uses_no_other(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId) -> Result<(), Outcome> {
+    let of_job: BTreeSet<&NodeName> = job.io_nodes.iter().chain(&job.nodes).collect();
+    for node in of_job {
+        let known = daemon.fleet.ramdisks_of(node).await.map_err(|error| {
+            let why = format!("{node} does not say whether the job uses an earlier RAM disk there: {error}");
+            failed(why, Fault::Again)
+        })?;
+        let is_used = |local: &&LocalReport| {
+            local.layout.id.name == id.name
+                && local.layout.id.epoch != id.epoch
+                && !(local.shown.is_empty() && local.covers.is_empty())
+        };
+        let Some(used) = known.iter().find(is_used) else { continue };
+        let servers: Vec<&str> = used.layout.servers.iter().map(|server| server.node.as_str()).collect();
+        let why = format!(
+            "it uses its RAM disk of before the scheduler's journal began, as {node} shows, which is on {}: it gets no other \
+             one, and goes on with that one, or its results are HELD, when the agents there answer",
+            servers.join(", ")
+        );
+        return Err(failed(why, Fault::Elsewhere));
+    }
+    Ok(())
 }
 
 pub(crate) fn engine(daemon: &Daemon, job: &Job) -> EngineKind {

@@ -148,6 +148,8 @@ impl Daemon {
                 workload_manager: self.queue.sight().fault,
                 simulated: self.config().scheduler.simulate.is_some(),
                 journal: Some(fault),
+                journal_name: self.charge.journal().journal.clone(),
+                replaced_journals: self.charge.journal().replaced.clone(),
                 warnings: Vec::new(),
             }),
             ["metrics"] => Ok(Reply::Text(metrics::journal(false))),
@@ -247,6 +249,8 @@ impl Daemon {
             workload_manager: sight.fault,
             simulated: self.config().scheduler.simulate.is_some(),
             journal: None,
+            journal_name: self.charge.journal().journal.clone(),
+            replaced_journals: self.charge.journal().replaced.clone(),
             warnings: if caller.is_administrator() {
                 self.compute.warnings(brain.schedule.strays())
             } else {

@@ -54,6 +54,19 @@ impl Slurm {
         Slurm { settings, separator: record::separator(), elements: Arc::default() }
     }
 
+    /// The nodes that Slurm has, whatever their state.
+    ///
+    /// # Errors
+    /// [`WlmError`].
+    pub async fn all_nodes(&self) -> Result<BTreeSet<NodeName>, WlmError> {
+        let output = self.run("sinfo", &["--all", "--noheader", "--Node", "--format=%N"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    }
+
     /// Runs `scontrol VERB… JOB`, which says nothing when it succeeds.
     async fn change(&self, job: JobId, words: &[&str]) -> Result<(), WlmError> {
         let output = self.run("scontrol", words).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ondeck_testbed::{Signal, available, wait_until};
 
 use crate::aids::{await_file, give, script};
-use crate::cluster::{Cluster, DEADLINE, tree};
+use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 use crate::life::directory;
 
 /// A job of alice's that writes into a RAM disk from its start, and ends when it is told to.
@@ -53,6 +53,15 @@ impl Writer {
         cluster.slurm.wait_state(self.job, "COMPLETED", DEADLINE);
     }
 
+    /// All compute nodes obey the scheduler, and show RAM disks.
+    fn on_all(cluster: &Cluster, name: &str) {
+        let [all] = Writer::start_all(cluster, [name], 4);
+        all.end(cluster, name);
+        cluster.wait_done(all.job);
+        all.assert_home();
+        cluster.assert_clean();
+    }
+
     /// Nothing that it wrote is missing.
     fn assert_home(&self) {
         let files = tree(&self.output);
@@ -64,6 +73,12 @@ impl Writer {
         }
         assert_eq!(files.len(), 1);
     }
+}
+
+/// How many RSA nodes lend.
+fn up(cluster: &Cluster) -> usize {
+    let status = cluster.status();
+    status["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "up").count()
 }
 
 fn journal(cluster: &Cluster) -> PathBuf {
@@ -239,6 +254,138 @@ fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_
     }
     cluster.wait_done(writer.job);
     writer.assert_home();
+    cluster.assert_clean();
+}
+
+#[test]
+fn agents_that_missed_a_take_over_are_claimed_by_the_next_one_and_their_results_come_home() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "proportion = 4".into(), ..Setup::default() });
+    let [writer] = Writer::start_all(&cluster, ["missed"], 4);
+    let node = cluster.job(writer.job).unwrap()["rsa_nodes"][0].as_str().unwrap().to_owned();
+    // It misses both, and so does a compute node; the others have no work between them.
+    cluster.kill("scheduler");
+    writer.end(&cluster, "missed");
+    cluster.kill(&node);
+    let absent = "c4";
+    cluster.kill(absent);
+    for _ in 0..2 {
+        fs::remove_dir_all(journal(&cluster)).unwrap();
+        cluster.take_over();
+        wait_until(DEADLINE, "it commands the others", || up(&cluster) == 3);
+        cluster.kill("scheduler");
+    }
+    cluster.start_agent(&node);
+    cluster.start_agent(absent);
+    cluster.start_scheduler();
+    cluster.wait_rsa(writer.job, "HELD");
+    wait_until(DEADLINE, "its results may be brought home", || {
+        cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
+    });
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    Writer::on_all(&cluster, "after");
+}
+
+#[test]
+fn agents_of_another_journal_beside_ones_own_are_named_and_taken_over_when_somebody_says_so() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: "proportion = 4".into(), ..Setup::default() });
+    let [writer] = Writer::start_all(&cluster, ["beside"], 4);
+    let node = cluster.job(writer.job).unwrap()["rsa_nodes"][0].as_str().unwrap().to_owned();
+    cluster.kill("scheduler");
+    writer.end(&cluster, "beside");
+    for agent in ["r1", "r2", "r3", "r4"] {
+        let state = cluster.host(agent).path_from_outside(format!("/run/ondeck/agent-{agent}"));
+        cluster.kill(agent);
+        // No RSA node that answers knows any more that there was another journal.
+        if agent != node {
+            fs::remove_dir_all(state).unwrap();
+            cluster.start_agent(agent);
+        }
+    }
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    cluster.start_scheduler();
+    wait_until(DEADLINE, "it commands the others", || up(&cluster) == 3);
+    cluster.start_agent(&node);
+    wait_until(DEADLINE, "the node is shown with the reason", || {
+        cluster.ondeck(&["node", "list"]).stdout.contains("obeys the scheduler of another journal")
+    });
+    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
+    doctor.assert_code(1);
+    assert!(
+        doctor.stdout.contains(&format!("5 obey another journal: c1, c2, c3, c4, {node}")),
+        "{}",
+        doctor.stdout
+    );
+    cluster.kill("scheduler");
+    let unconfirmed = cluster.ondeck(&["serve", "--take-over"]);
+    unconfirmed
+        .assert_code(1)
+        .assert_says(&format!("obey the scheduler of another journal: c1, c2, c3, c4, {node}"));
+    cluster.take_over();
+    cluster.wait_rsa(writer.job, "HELD");
+    wait_until(DEADLINE, "its results may be brought home", || {
+        cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
+    });
+    cluster.wait_done(writer.job);
+    writer.assert_home();
+    Writer::on_all(&cluster, "after");
+    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
+    assert!(!doctor.stdout.contains("another journal"), "{}", doctor.stdout);
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_job_keeps_its_ram_disk_though_its_node_is_given_up() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let (input, output) = (directory(alice, "kept-in", &[("data", "1")]), directory(alice, "kept-out", &[]));
+    let lines = [
+        format!("DATA_IN={}", input.display()),
+        format!("DATA_OUT={}", output.display()),
+        "WAIT=hold".into(),
+    ];
+    let body = format!(
+        "cp {0}/data {1}/first\ntell wrote\nawait go\ncp {0}/data {1}/last\n",
+        input.display(),
+        output.display()
+    );
+    let job = cluster.start_staged(&script(alice, &lines, &body), 1);
+    await_file(alice, "wrote");
+    let node = cluster.job(job).unwrap()["rsa_nodes"][0].as_str().unwrap().to_owned();
+    cluster.kill("scheduler");
+    cluster.kill(&node);
+    fs::remove_dir_all(journal(&cluster)).unwrap();
+    cluster.take_over();
+    let message = || {
+        let job = cluster.job(job);
+        job.map(|job| job["message"].as_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    wait_until(DEADLINE, "it waits for the node", || message().contains(&node));
+    cluster.ondeck(&["node", "give-up", &node]).assert_success();
+    wait_until(DEADLINE, "its own nodes are asked", || message().contains("it gets no other one"));
+    assert!(message().contains(&format!("which is on {node}")), "{}", message());
+    cluster.start_agent(&node);
+    wait_until(DEADLINE, "its RAM disk is found", || {
+        cluster.job(job).is_some_and(|job| job["rsa_state"].as_str().unwrap().starts_with("INUSE"))
+    });
+    give(alice, "go");
+    cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    cluster.wait_done(job);
+    let of = |name: &str| (name.to_owned(), b"1".to_vec());
+    assert_eq!(tree(&output), [of("first"), of("last")].into());
+    let log = cluster.ondeck(&["job", "log"]).stdout;
+    for untrue in ["reads it from disk", "is not in RAM", "an earlier one than"] {
+        assert!(!log.contains(untrue), "{log}");
+    }
     cluster.assert_clean();
 }
 

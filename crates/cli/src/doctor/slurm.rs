@@ -54,8 +54,9 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     };
     let mut findings = of_the_configuration(&config);
     findings.push(super::privileged_ports());
-    findings.extend(runtime.block_on(of_slurm(&config)));
-    findings.extend(scheduler(&config));
+    let status = ask_scheduler(&config);
+    findings.extend(runtime.block_on(of_slurm(&config, status.as_ref().ok())));
+    findings.extend(scheduler(&config, status));
     findings
 }
 
@@ -108,16 +109,23 @@ fn of_the_configuration(config: &Config) -> Vec<Finding> {
     findings
 }
 
+fn ask_scheduler(config: &Config) -> Result<Status, Finding> {
+    let scheduler = Scheduler::find(config)
+        .map_err(|error| finding("scheduler", State::Missing, format!("{error:#}"), None))?;
+    scheduler.ask::<Status>("GET", "jobs", None::<&()>, None).map_err(|error| {
+        let remedy = "start `ondeck serve` as root on its host (slurm/ondeck-serve.service)";
+        finding("scheduler", State::Missing, explain(&error), Some(remedy))
+    })
+}
+
 /// The scheduler, and what it knows of compute nodes.
-fn scheduler(config: &Config) -> Vec<Finding> {
-    let scheduler = match Scheduler::find(config) {
-        Ok(scheduler) => scheduler,
-        Err(error) => return vec![finding("scheduler", State::Missing, format!("{error:#}"), None)],
+fn scheduler(config: &Config, status: Result<Status, Finding>) -> Vec<Finding> {
+    let status = match status {
+        Ok(status) => status,
+        Err(finding) => return vec![finding],
     };
-    let status = scheduler.ask::<Status>("GET", "jobs", None::<&()>, None);
-    let warnings = status.as_ref().map_or_else(|_| Vec::new(), |status| status.warnings.clone());
-    let mut findings = vec![of_the_scheduler(config, status)];
-    for warning in warnings {
+    let mut findings = vec![of_the_scheduler(config, &status)];
+    for warning in status.warnings {
         let (what, remedy) = match warning.kind {
             WarningKind::NoProlog => {
                 ("Prologs that ask", "its log in slurmd's, or `ondeck prolog` by hand, says why not")
@@ -133,39 +141,34 @@ fn scheduler(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn of_the_scheduler(config: &Config, status: Result<Status, CallError>) -> Finding {
-    match status {
-        Ok(Status { journal: Some(fault), .. }) => {
-            let state = config.scheduler.state.display();
-            let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
-            let remedy = "make room there, or mend the disk; it goes on by itself";
-            finding("scheduler", State::Missing, detail, Some(remedy))
-        }
-        Ok(Status { workload_manager: Some(fault), .. }) => {
-            let remedy = "it goes on with what it knew; its log says more";
-            finding("scheduler", State::Missing, format!("it can't see Slurm's queue: {fault}"), Some(remedy))
-        }
-        Ok(Status { simulated: true, .. }) => {
-            let remedy = "remove `simulate` from the part [scheduler] and start it again to lend something";
-            finding("scheduler", State::Limited, "it pretends: nothing is lent", Some(remedy))
-        }
-        Ok(status) => {
-            let up = status.nodes.iter().filter(|node| node.state == ondeck_core::schedule::NodeState::Up);
-            let detail = format!("answers; {} of {} RSA nodes are up", up.count(), status.nodes.len());
-            finding("scheduler", State::Ok, detail, None)
-        }
-        Err(error) => finding(
+fn of_the_scheduler(config: &Config, status: &Status) -> Finding {
+    if let Some(fault) = &status.journal {
+        let state = config.scheduler.state.display();
+        let detail = format!("it can't write its journal in {state}, and decides nothing: {fault}");
+        let remedy = "make room there, or mend the disk; it goes on by itself";
+        return finding("scheduler", State::Missing, detail, Some(remedy));
+    }
+    if let Some(fault) = &status.workload_manager {
+        let remedy = "it goes on with what it knew; its log says more";
+        return finding(
             "scheduler",
             State::Missing,
-            explain(&error),
-            Some("start `ondeck serve` as root on its host (slurm/ondeck-serve.service)"),
-        ),
+            format!("it can't see Slurm's queue: {fault}"),
+            Some(remedy),
+        );
     }
+    if status.simulated {
+        let remedy = "remove `simulate` from the part [scheduler] and start it again to lend something";
+        return finding("scheduler", State::Limited, "it pretends: nothing is lent", Some(remedy));
+    }
+    let up = status.nodes.iter().filter(|node| node.state == ondeck_core::schedule::NodeState::Up);
+    let detail = format!("answers; {} of {} RSA nodes are up", up.count(), status.nodes.len());
+    finding("scheduler", State::Ok, detail, None)
 }
 
 // ---- Slurm
 
-async fn of_slurm(config: &Config) -> Vec<Finding> {
+async fn of_slurm(config: &Config, status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     // A command that finds no controller hangs, so the others are not even tried then.
     let ping = ask(config, "scontrol", &["ping"]).await;
@@ -175,7 +178,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
         let remedy =
             "start slurmctld; on a machine without /etc/slurm/slurm.conf, name it: conf in the part [slurm]";
         findings.push(finding("Slurm", State::Missing, one_line(&why), Some(remedy)));
-        findings.extend(of_the_agents(config, &[]).await);
+        findings.extend(of_the_agents(config, &[], status).await);
         return findings;
     }
     let settings = match ask(config, "scontrol", &["show", "config"]).await {
@@ -206,7 +209,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
             Vec::new()
         }
     };
-    findings.extend(of_the_agents(config, &compute).await);
+    findings.extend(of_the_agents(config, &compute, status).await);
     findings
 }
 
@@ -474,7 +477,7 @@ struct Answer {
     dead: Result<Vec<PathBuf>, CallError>,
 }
 
-async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
+async fn of_the_agents(config: &Config, compute: &[NodeName], status: Option<&Status>) -> Vec<Finding> {
     let site = &config.scheduler;
     let pools = site.pools(&config.nodes);
     let rsa: Vec<NodeName> = pools.values().flat_map(|pool| pool.nodes.clone()).collect();
@@ -498,6 +501,7 @@ async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
     findings.extend(what_is_lent(config, &answers));
     findings.extend(what_differs(config, &among(compute)));
     findings.extend(what_is_dead(&answers));
+    findings.extend(status.and_then(|status| who_is_obeyed(status, &answers)));
     let versions: Vec<&str> =
         answers.iter().filter_map(|answer| Some(answer.report.as_ref().ok()?.version.as_str())).collect();
     let other: Vec<&&str> =
@@ -631,6 +635,26 @@ fn what_is_dead(answers: &[Answer]) -> Option<Finding> {
         )
     };
     Some(finding("dead mounts", state, one_line(&detail.join(", ")), Some(&remedy)))
+}
+
+/// Whether agents obey another scheduler than the one that answers. Those that obey nobody, or a journal that it has
+/// replaced, are claimed before it orders anything of them.
+fn who_is_obeyed(status: &Status, answers: &[Answer]) -> Option<Finding> {
+    let is_foreign = |answer: &&Answer| {
+        let obeyed = answer.report.as_ref().ok().and_then(|report| report.authority.as_ref());
+        obeyed.is_some_and(|obeyed| {
+            obeyed.journal != status.journal_name && !status.replaced_journals.contains(&obeyed.journal)
+        })
+    };
+    let others: Vec<&NodeName> = answers.iter().filter(is_foreign).map(|answer| &answer.node).collect();
+    // One that pretends commands nobody, and one of a former version does not say which journal it has.
+    if others.is_empty() || status.simulated || status.journal_name.is_empty() {
+        return None;
+    }
+    let detail = format!("{} obey another journal: {}", others.len(), list(&others));
+    let remedy = "if another scheduler runs that uses these nodes, end one of the two; if its journal is lost, end this one, \
+                  and run `ondeck serve --take-over` by hand";
+    Some(finding("whom agents obey", State::Missing, detail, Some(remedy)))
 }
 
 fn agents(what: &'static str, answers: &[&Answer]) -> Finding {

@@ -230,6 +230,8 @@ pub enum Fault {
     Busy,
     /// Data was lost.
     Lost,
+    /// The job uses another RAM disk, which the journal does not know. Nothing was begun.
+    Elsewhere,
 }
 
 /// What is to be done.
@@ -1395,7 +1397,8 @@ impl Step<'_> {
             self.effects.actions.push(Action::Unmark(id));
         }
         let job = &self.schedule.jobs[&id];
-        if too_early && (job.message.is_empty() || job.message == IS_READY) {
+        // What a job did that started before the journal began, nobody knows: its RAM disk may be found.
+        if too_early && !job.older && (job.message.is_empty() || job.message == IS_READY) {
             let why = Some(job.waits_for.as_str()).filter(|why| !why.is_empty());
             let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
             self.tell(id, format!("it started before its input was in RAM{why}, and reads it from disk"));
@@ -1614,6 +1617,13 @@ impl Step<'_> {
                     self.tell(id, IS_READY.into());
                 }
                 self.ready(id);
+            }
+            (Work::Construct, Outcome::Failed { why, fault: Fault::Elsewhere, .. }) => {
+                let job = self.job(id);
+                // It gets no other one, and nothing is to be taken down. That one is found when its servers answer.
+                (job.hopeless, job.failed_here) = (true, true);
+                self.tell(id, why);
+                self.become_state(id, S::Destroyed, "");
             }
             (Work::Construct | Work::StageIn, Outcome::Failed { why, blame, fault }) => {
                 self.failed(id, &format!("{}: {why}", work.word()), &blame, fault);

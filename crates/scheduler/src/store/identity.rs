@@ -101,13 +101,14 @@ impl Store {
     }
 
     /// Replaces other journals, and what this one said of RAM disks: it gets a new name, and the jobs that are `dropped` are
-    /// set aside. `kept` and `nodes` are as they are from now on.
+    /// set aside. `kept` and `nodes` are as they are from now on. If what it said stands, it did not begin anew.
     ///
     /// # Errors
     /// [`StoreError`]; then nothing has changed.
     pub fn take_over(
         &mut self,
         replaced: &BTreeSet<String>,
+        began: Option<Time>,
         dropped: &[Job],
         kept: &[Job],
         nodes: &[(NodeName, Node)],
@@ -120,8 +121,9 @@ impl Store {
             for journal in replaced {
                 transaction.execute("INSERT OR IGNORE INTO replaced (journal) VALUES (?1)", [journal])?;
             }
-            for (key, value) in [("journal", name.as_str()), ("began", &now.0.to_string())] {
-                transaction.execute("UPDATE identity SET value = ?2 WHERE name = ?1", [key, value])?;
+            let began = began.map(|began| ("began", began.0.to_string()));
+            for (key, value) in [("journal", name)].into_iter().chain(began) {
+                transaction.execute("UPDATE identity SET value = ?2 WHERE name = ?1", [key, &value])?;
             }
             for job in dropped {
                 let aside = "INSERT INTO set_aside (kind, id, row, why, at_ms)
@@ -178,11 +180,15 @@ mod tests {
         let mut store = Store::open(one.path()).unwrap();
         store.identity().unwrap();
         let replaced = [others.journal.clone()].into();
-        store.take_over(&replaced, &[], &[], &[]).unwrap();
+        store.take_over(&replaced, Some(Time(1)), &[], &[], &[]).unwrap();
         let after = store.identity().unwrap();
         assert!(after.journal != first.journal);
         assert_eq!(after.replaced, [first.journal, others.journal].into());
-        assert_eq!(after.commits.load(Ordering::SeqCst), 1);
+        assert_eq!((after.commits.load(Ordering::SeqCst), after.began), (1, Time(1)));
+        store.take_over(&BTreeSet::new(), None, &[], &[], &[]).unwrap();
+        let beside = store.identity().unwrap();
+        assert!(beside.journal != after.journal && beside.replaced.contains(&after.journal));
+        assert_eq!(beside.began, Time(1));
     }
 
     #[test]
