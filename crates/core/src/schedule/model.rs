@@ -347,6 +347,7 @@ impl World {
                 all.push(Happening::TaskTimesOut(index));
                 let mut faults = vec![Fault::Again];
                 match task.work {
+                    Work::Construct if job.older => faults.push(Fault::Elsewhere),
                     Work::StageIn => faults.push(Fault::User),
                     Work::StageOut => faults.extend([Fault::User, Fault::Lost]),
                     Work::Unmount { force: false } => faults.push(Fault::Busy),
