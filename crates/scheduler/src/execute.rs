@@ -212,7 +212,9 @@ async fn construct(daemon: &Arc<Daemon>, job: &Job, id: &RamDiskId, until: Insta
     if let Err(error) = keep_ramdisk(daemon, job.id, id, &secret, None).await {
         return failed(error, Fault::Again);
     }
-    let pools = daemon.config().scheduler.pools(&daemon.config().nodes);
+    // Once, for a reload between two looks would mix two configurations.
+    let config = daemon.config();
+    let pools = config.scheduler.pools(&config.nodes);
     let pool = pools.values().find(|pool| pool.nodes.contains(&allocation.nodes[0]));
     let plan = Plan {
         name: id.name.clone(),

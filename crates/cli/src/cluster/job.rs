@@ -202,7 +202,8 @@ fn show(story: &JobStory) {
         println!("  nodes   {}", nodes.join(", "));
     }
     if let Some(transfer) = &story.transfer {
-        println!("  copying {}", status::transfer(transfer));
+        let said = status::transfer(transfer);
+        println!("  copying {}", if said.is_empty() { "nothing yet" } else { &said });
     }
     if !job.waits_for.is_empty() {
         println!("  waits   {}", shown(&job.waits_for));

@@ -172,8 +172,11 @@ pub fn nodes(status: &Status) -> String {
     out
 }
 
-/// A transfer in a few words.
+/// A transfer in a few words; none while nothing has been counted, so that what is known of the job is shown.
 pub fn transfer(transfer: &Transfer) -> String {
+    if transfer.bytes == 0 && transfer.entries == 0 {
+        return String::new();
+    }
     let percent = (transfer.bytes_done * 100).checked_div(transfer.bytes).unwrap_or(0);
     let mut text = format!(
         "{} of {} ({percent} %), {} of {} files, {}/s",
@@ -211,6 +214,15 @@ fn list(nodes: &[NodeName]) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_has_counted_nothing_hides_no_message() {
+        let mut counted =
+            Transfer { bytes_done: 0, bytes: 0, entries_done: 0, entries: 0, rate: 0.0, seconds_left: None };
+        assert_eq!(transfer(&counted), "");
+        (counted.bytes, counted.bytes_done, counted.entries) = (2 << 20, 1 << 20, 4);
+        assert_eq!(transfer(&counted), "1 MiB of 2 MiB (50 %), 0 of 4 files, 0 B/s");
+    }
 
     #[test]
     fn no_text_of_a_job_or_a_node_moves_the_cursor() {
