@@ -40,9 +40,7 @@ const REPLACED: &[u8] = b" (deleted)";
 pub fn note(kind: HookKind, path: Option<&Path>, config: &Result<Config, ConfigError>) -> io::Result<()> {
     let Some(script) = called_by_slurm() else { return Ok(()) };
     let scheduler = match config {
-        Ok(config) => {
-            Ok(HookScheduler { host: config.scheduler.host.clone(), port: config.scheduler.port })
-        }
+        Ok(config) => Ok(HookScheduler { host: config.scheduler.host.clone(), port: config.scheduler.port }),
         Err(error) => {
             let words = error.to_string();
             let words: Vec<&str> = words.split_whitespace().collect();

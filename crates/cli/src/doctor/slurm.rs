@@ -1,4 +1,8 @@
 //! `ondeck doctor --slurm`: what the scheduler needs from Slurm, its own configuration and the agents.
+//!
+//! - `hooks`: what the hooks of compute nodes are
+
+mod hooks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -54,7 +58,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     };
     let mut findings = of_the_configuration(&config);
     findings.push(super::privileged_ports());
-    findings.extend(runtime.block_on(of_slurm(&config)));
+    findings.extend(runtime.block_on(of_slurm(&config, path)));
     findings.extend(scheduler(&config));
     findings
 }
@@ -165,7 +169,7 @@ fn of_the_scheduler(config: &Config, status: Result<Status, CallError>) -> Findi
 
 // ---- Slurm
 
-async fn of_slurm(config: &Config) -> Vec<Finding> {
+async fn of_slurm(config: &Config, path: Option<&Path>) -> Vec<Finding> {
     let mut findings = Vec::new();
     // A command that finds no controller hangs, so the others are not even tried then.
     let ping = ask(config, "scontrol", &["ping"]).await;
@@ -175,7 +179,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
         let remedy =
             "start slurmctld; on a machine without /etc/slurm/slurm.conf, name it: conf in the part [slurm]";
         findings.push(finding("Slurm", State::Missing, one_line(&why), Some(remedy)));
-        findings.extend(of_the_agents(config, &[]).await);
+        findings.extend(of_the_agents(config, path, &[]).await);
         return findings;
     }
     let settings = match ask(config, "scontrol", &["show", "config"]).await {
@@ -206,7 +210,7 @@ async fn of_slurm(config: &Config) -> Vec<Finding> {
             Vec::new()
         }
     };
-    findings.extend(of_the_agents(config, &compute).await);
+    findings.extend(of_the_agents(config, path, &compute).await);
     findings
 }
 
@@ -474,7 +478,7 @@ struct Answer {
     dead: Result<Vec<PathBuf>, CallError>,
 }
 
-async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
+async fn of_the_agents(config: &Config, path: Option<&Path>, compute: &[NodeName]) -> Vec<Finding> {
     let site = &config.scheduler;
     let pools = site.pools(&config.nodes);
     let rsa: Vec<NodeName> = pools.values().flat_map(|pool| pool.nodes.clone()).collect();
@@ -497,6 +501,11 @@ async fn of_the_agents(config: &Config, compute: &[NodeName]) -> Vec<Finding> {
     }
     findings.extend(what_is_lent(config, &answers));
     findings.extend(what_differs(config, &among(compute)));
+    let seen: Vec<hooks::Seen> = among(compute)
+        .into_iter()
+        .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.hooks.as_ref()?)))
+        .collect();
+    findings.extend(hooks::compare(&hooks::Here::new(config, Config::path(path)), &seen));
     findings.extend(what_is_dead(&answers));
     let versions: Vec<&str> =
         answers.iter().filter_map(|answer| Some(answer.report.as_ref().ok()?.version.as_str())).collect();
