@@ -152,10 +152,10 @@ fn called_by_slurm() -> Option<Option<PathBuf>> {
     None
 }
 
-/// Of `PID (NAME) STATE PARENT ...`; the name may hold anything.
+/// Of `PID (NAME) STATE PARENT ...`; the name may hold anything. The parent of a container's first process is 0.
 fn name_and_parent(stat: &str) -> Option<(&str, i32)> {
     let (head, tail) = stat.rsplit_once(')')?;
-    let parent = tail.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)?;
+    let parent = tail.split_whitespace().nth(1)?.parse().ok()?;
     Some((head.split_once('(')?.1, parent))
 }
 
@@ -244,6 +244,6 @@ mod tests {
         assert_eq!(script_of(&line(&["timeout", "40", other, "prolog", ""])), None);
         assert_eq!(script_of(b""), None);
         assert_eq!(name_and_parent("7 (a) b) S 5 7 7"), Some(("a) b", 5)));
-        assert_eq!(name_and_parent("1 (init) S 0 1 1"), None);
+        assert_eq!(name_and_parent("1 (slurmd) S 0 1 1"), Some(("slurmd", 0)));
     }
 }

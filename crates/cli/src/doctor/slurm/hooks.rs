@@ -102,9 +102,10 @@ pub fn compare(here: &Here, nodes: &[Seen]) -> Vec<Finding> {
         findings.extend(told("hooks' scheduler", State::Missing, &others, &most, &remedy));
     }
     findings.extend(without_prolog(nodes));
-    if findings.is_empty() && !nodes.is_empty() {
-        findings.push(nothing_wrong(nodes, &notes));
+    if findings.is_empty() {
+        findings.extend(alike(nodes, &notes));
     }
+    findings.extend(silent(nodes));
     findings
 }
 
@@ -201,25 +202,32 @@ fn without_prolog(nodes: &[Seen]) -> Option<Finding> {
     Some(finding("nodes' hooks", State::Limited, detail, Some(remedy)))
 }
 
-fn nothing_wrong(nodes: &[Seen], notes: &[(&NodeName, HookKind, &HookNote)]) -> Finding {
-    const WHAT: &str = "nodes' hooks";
-    let Some((_, _, note)) = notes.first() else {
-        let detail = "none has noted what it is since the nodes started: the first job shows it";
-        return finding(WHAT, State::Ok, detail, None);
-    };
-    let silent = nodes.iter().filter(|(_, hooks)| hooks.is_empty());
-    let silent: Vec<&NodeName> = silent.map(|(node, _)| *node).collect();
-    let mut detail = format!(
-        "{} with {} on {} of {} nodes",
+fn alike(nodes: &[Seen], notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
+    let (_, _, note) = notes.first()?;
+    let seen = nodes.iter().filter(|(_, hooks)| !hooks.is_empty()).count();
+    let detail = format!(
+        "{} with {} on {seen} of {} nodes",
         note.program.display(),
         note.config.display(),
-        nodes.len() - silent.len(),
         nodes.len()
     );
-    if !silent.is_empty() {
-        detail.push_str(&format!("; not noted since they started: {}", list(&silent)));
+    Some(finding("nodes' hooks", State::Ok, detail, None))
+}
+
+/// Nodes of which nothing is known: that may be as it should, and nothing here says that it is.
+fn silent(nodes: &[Seen]) -> Option<Finding> {
+    let silent = nodes.iter().filter(|(_, hooks)| hooks.is_empty());
+    let silent: Vec<&NodeName> = silent.map(|(node, _)| *node).collect();
+    if silent.is_empty() {
+        return None;
     }
-    finding(WHAT, State::Ok, detail, None)
+    let detail = format!(
+        "none has noted itself since the node started on {} of {}: no job yet, or no hook that runs: {}",
+        silent.len(),
+        nodes.len(),
+        list(&silent)
+    );
+    Some(finding("unseen hooks", State::Ok, detail, None))
 }
 
 #[cfg(test)]
@@ -273,14 +281,16 @@ mod tests {
     #[test]
     fn nodes_that_agree_are_no_complaint_and_neither_are_nodes_without_a_job() {
         assert!(said(&[]).is_empty());
-        let (state, text) = said(&[&[], &[]]).remove(0);
-        assert!(state == State::Ok && text.contains("the first job shows it"), "{text}");
-        let some = said(&[&[(P, good()), (E, good())], &[], &[(P, good())]]);
-        let [(State::Ok, text)] = &some[..] else { panic!("{}", some[0].1) };
+        let none = said(&[&[], &[]]);
+        let [(State::Ok, text)] = &none[..] else { panic!("{}", none[0].1) };
         assert_eq!(
             text,
-            "nodes' hooks: /bin/ondeck with /etc/ondeck.toml on 2 of 3 nodes; not noted since they started: c2"
+            "unseen hooks: none has noted itself since the node started on 2 of 2: no job yet, or no hook that runs: c1, c2"
         );
+        let some = said(&[&[(P, good()), (E, good())], &[], &[(P, good())]]);
+        let [(State::Ok, alike), (State::Ok, silent)] = &some[..] else { panic!("{}", some[0].1) };
+        assert_eq!(alike, "nodes' hooks: /bin/ondeck with /etc/ondeck.toml on 2 of 3 nodes");
+        assert!(silent.contains("on 1 of 3: no job yet, or no hook that runs: c2"), "{silent}");
     }
 
     #[test]
