@@ -96,8 +96,9 @@ pub fn compare(here: &Here, nodes: &[Seen]) -> Vec<Finding> {
     if let Some(scheduler) = &here.scheduler {
         let most = place(scheduler);
         let others = has(&|note| note.scheduler.as_ref().ok().map(place), &most);
+        let read = others.first().map(|other| other.note.config.display().to_string()).unwrap_or_default();
         let remedy = format!(
-            "they ask elsewhere, and jobs there work on disk: mend the configuration that these hooks read; {SEEN_LATER}"
+            "they ask elsewhere, and jobs there work on disk: mend the configuration that they read, like {read}; {SEEN_LATER}"
         );
         findings.extend(told("hooks' scheduler", State::Missing, &others, &most, &remedy));
     }
@@ -338,6 +339,7 @@ mod tests {
         let found = said(&[&[(P, good())], &[(P, elsewhere)]]);
         assert!(found.len() == 1 && found[0].0 == State::Missing);
         assert!(found[0].1.contains("another than ctl port 7273: c2, like c9 port 7273"), "{}", found[0].1);
+        assert!(found[0].1.contains("that they read, like /etc/ondeck.toml; seen here"), "{}", found[0].1);
         let itself = HookNote { scheduler: Ok(HookScheduler { host: None, port: 7273 }), ..good() };
         assert!(said(&[&[(P, itself)]])[0].1.contains("like none, which is the node itself"));
         let broken = HookNote { scheduler: Err("line 3:\n what?".into()), ..good() };
