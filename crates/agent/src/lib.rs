@@ -15,6 +15,7 @@
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
+//! - [`hooks`]: what Slurm's hooks on this node have noted of themselves
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`started`]: the jobs that have begun on this node without their RAM disk
 //! - [`watch`]: what the agent does unasked
@@ -25,6 +26,7 @@ pub mod capacity;
 mod doubt;
 pub mod fleet;
 pub mod freeze;
+pub mod hooks;
 pub mod node;
 pub mod ramdisk;
 pub mod record;

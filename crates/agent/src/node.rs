@@ -23,6 +23,7 @@ use ondeck_ramdisk::{EngineError, Place, Secret, engine, mounts, place};
 
 use crate::authority::{Commander, Order as OrderKind};
 use crate::capacity::{Capacity, machine_ram};
+use crate::hooks;
 use crate::ramdisk::{self, CoverPolicy, NotDestroyed, RamDisk};
 use crate::record::{self, Record};
 use crate::task::{self, Order, Task};
@@ -499,6 +500,7 @@ impl Node {
             newest_epoch: newest,
             authority: self.commander.obeyed(),
             settings: Some(self.rules().settings.clone()),
+            hooks: Some(hooks::seen(Path::new(hooks::NOTED))),
         })
     }
 

@@ -251,7 +251,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`].
     pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
-        let named = path.map(Path::to_owned).or_else(|| std::env::var_os("ONDECK_CONFIG").map(PathBuf::from));
+        let named = Config::named(path);
         let path = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
         match std::fs::read_to_string(&path) {
             Ok(text) => Config::parse(&text, &path),
@@ -260,6 +260,15 @@ impl Config {
             }
             Err(source) => Err(ConfigError::Unreadable { path, source }),
         }
+    }
+
+    /// The file that [`Config::load`] reads.
+    pub fn path(path: Option<&Path>) -> PathBuf {
+        Config::named(path).unwrap_or_else(|| DEFAULT_PATH.into())
+    }
+
+    fn named(path: Option<&Path>) -> Option<PathBuf> {
+        path.map(Path::to_owned).or_else(|| std::env::var_os("ONDECK_CONFIG").map(PathBuf::from))
     }
 
     /// Reads the text of a file; `path` is for messages.

@@ -63,6 +63,68 @@ pub struct NodeReport {
     /// What its configuration says that must be the same everywhere; nothing from an agent of a former version.
     #[serde(default)]
     pub settings: Option<NodeSettings>,
+    /// What the hooks of Slurm have noted of themselves here since the node started; nothing from an agent of a former
+    /// version.
+    #[serde(default)]
+    pub hooks: Option<BTreeMap<HookKind, HookSeen>>,
+}
+
+/// Which hook of Slurm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HookKind {
+    /// `ondeck prolog`.
+    Prolog,
+    /// `ondeck epilog`.
+    Epilog,
+}
+
+impl HookKind {
+    /// All of them.
+    pub const ALL: [HookKind; 2] = [HookKind::Prolog, HookKind::Epilog];
+
+    /// As Slurm's setting is called.
+    pub fn setting(self) -> &'static str {
+        match self {
+            HookKind::Prolog => "Prolog",
+            HookKind::Epilog => "Epilog",
+        }
+    }
+}
+
+/// What an agent knows of a hook of its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HookSeen {
+    /// What it was when Slurm ran it for the last time.
+    Noted(HookNote),
+    /// Its note can't be read, and why.
+    Unreadable(String),
+}
+
+/// What a hook has noted of itself when Slurm ran it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookNote {
+    /// The version of `ondeck`.
+    pub version: String,
+    /// The file that ran.
+    pub program: PathBuf,
+    /// The configuration that it reads.
+    pub config: PathBuf,
+    /// The script that called it, where that is known: a script that replaces itself by `ondeck` is not.
+    #[serde(default)]
+    pub script: Option<PathBuf>,
+    /// Where it looks for the scheduler, or why it can't read its configuration.
+    pub scheduler: Result<HookScheduler, String>,
+}
+
+/// Where a hook looks for the scheduler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookScheduler {
+    /// Its host; the node itself if the configuration names none.
+    pub host: Option<NodeName>,
+    /// Its TCP port.
+    pub port: u16,
 }
 
 /// What of a node's configuration must be the same on all nodes, as its agent has read it.

@@ -63,6 +63,108 @@ fn a_cluster_that_works_has_no_complaint_and_each_thing_that_is_wrong_has_its_ow
     of_the_daemons(&cluster, &good);
 }
 
+#[test]
+fn a_node_whose_hooks_run_another_program_or_read_another_configuration_is_named_until_it_is_mended() {
+    if !available() {
+        return;
+    }
+    let cluster = cluster();
+    let dir = cluster.bed.dir();
+    let good = dir.join("ondeck.toml");
+    // The hooks that a site copies, which are the same on all nodes; what stands beside them may differ.
+    let hooks = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("slurm");
+    for name in ["prolog", "epilog"] {
+        fs::copy(hooks.join(name), dir.join(format!("slurm-{name}"))).unwrap();
+    }
+    let (program, config) = (dir.join("own-ondeck"), dir.join("own.toml"));
+    fs::copy(&cluster.ondeck, &program).unwrap();
+    fs::copy(&good, &config).unwrap();
+    let of_c2 = |lines: &str| {
+        let text = format!(
+            "ONDECK={}\nONDECK_CONFIG={}\nif [ \"$SLURMD_NODENAME\" = c2 ]; then\n:\n{lines}fi\n",
+            cluster.ondeck.display(),
+            good.display()
+        );
+        fs::write(dir.join("ondeck.env"), text).unwrap();
+    };
+    let run_a_job = || {
+        let job = cluster.slurm.submit(
+            cluster.user("alice"),
+            "#!/bin/sh\n",
+            &["--nodes=2", "--exclusive", "--output=/dev/null"],
+        );
+        cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+    };
+    // Epilogs go on after the job has ended.
+    let wait_for = |what: &str, fits: &dyn Fn(&[String]) -> bool| {
+        wait_until(DEADLINE, what, || fits(&complaints(&doctor(&cluster, &good).1)));
+    };
+
+    let (_, before) = doctor(&cluster, &good);
+    assert_eq!(complaints(&before), [""; 0]);
+    let told = |findings: &[Value], what: &str| {
+        let found = findings.iter().find(|finding| finding["what"] == what);
+        found.map_or_else(String::new, |found| found["detail"].as_str().unwrap().to_owned())
+    };
+    assert!(told(&before, "unseen hooks").ends_with("no hook that runs: c1, c2"), "{before:#?}");
+
+    of_c2(&format!("ONDECK={}\nONDECK_CONFIG={}\n", program.display(), config.display()));
+    run_a_job();
+    wait_for("both hooks of c2 are told", &|found| found.len() == 2);
+    let found = complaints(&doctor(&cluster, &good).1);
+    let begins = format!(
+        "hooks' program: 1 have another than {}: c2, like {} (Prolog of c2, called by {})",
+        cluster.ondeck.display(),
+        program.display(),
+        dir.join("slurm-prolog").display()
+    );
+    assert!(found[0].starts_with(&begins), "not `{begins}`: {found:#?}");
+    assert!(found[0].contains("ONDECK in ondeck.env beside their scripts"), "{found:#?}");
+    let begins = format!(
+        "hooks' configuration: 1 have another than {}: c2, like {}",
+        good.display(),
+        config.display()
+    );
+    assert!(found[1].starts_with(&begins), "not `{begins}`: {found:#?}");
+    assert!(found[1].contains("ONDECK_CONFIG in ondeck.env beside their scripts"), "{found:#?}");
+
+    // It asks elsewhere; then it can't be read at all.
+    let text = fs::read_to_string(&good).unwrap();
+    fs::write(&config, text.replace("host = \"ctl\"", "host = \"c1\"")).unwrap();
+    of_c2(&format!("ONDECK_CONFIG={}\n", config.display()));
+    run_a_job();
+    wait_for("hooks that ask elsewhere are told", &|found| {
+        found.len() == 2 && found[1].starts_with("hooks' scheduler: 1 have another than ctl port 7273: c2")
+    });
+    fs::write(&config, "[scheduler]\nhosst = \"ctl\"\n").unwrap();
+    run_a_job();
+    let is_broken = |found: &String| {
+        found.starts_with("nodes' hooks: 1 can't read their configuration: c2") && found.contains("hosst")
+    };
+    wait_for("both hooks tell of a configuration that can't be read", &|found| {
+        found.iter().any(is_broken) && !found.iter().any(|found| found.starts_with("hooks' scheduler"))
+    });
+
+    // Whoever tries a hook by hand says nothing of what Slurm runs.
+    let broken = complaints(&doctor(&cluster, &good).1);
+    let by_hand = format!(
+        "SLURM_JOB_ID=4000000 SLURM_JOB_UID=0 {} prolog --config {}",
+        cluster.ondeck.display(),
+        good.display()
+    );
+    cluster.host("c2").run(&["sh", "-c", &by_hand]).assert_success();
+    assert_eq!(complaints(&doctor(&cluster, &good).1), broken);
+
+    of_c2("");
+    assert_eq!(complaints(&doctor(&cluster, &good).1), broken, "what is mended is seen at the next job");
+    run_a_job();
+    wait_for("nothing is told any more", &|found| found.is_empty());
+    let (_, after) = doctor(&cluster, &good);
+    let expected = format!("{} with {} on 2 of 2 nodes", cluster.ondeck.display(), good.display());
+    assert_eq!(told(&after, "nodes' hooks"), expected);
+    assert_eq!(told(&after, "unseen hooks"), "");
+}
+
 /// One complaint, of this beginning, with this remedy; and the exit code.
 #[track_caller]
 fn only(cluster: &Cluster, config: &Path, begins: &str, remedy: &str, code: i32) {

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use ondeck_agent::hooks;
 use ondeck_agent::node::host_name;
 use ondeck_api::scheduler::{Hook, HookAnswer};
-use ondeck_api::wire::RefusalCode;
+use ondeck_api::wire::{HookKind, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::{Incarnation, JobId, NodeName, exit};
 
@@ -93,8 +94,18 @@ fn leave_note(note: &str) -> Result<()> {
     Ok(())
 }
 
+/// Reads the configuration, and notes which one it was: `ondeck doctor --slurm` compares what the nodes' hooks are.
+fn load(kind: HookKind, path: Option<&Path>) -> Result<Config> {
+    let config = Config::load(path);
+    if let Err(error) = hooks::note(kind, path, &config) {
+        let command = kind.setting().to_lowercase();
+        eprintln!("ondeck {command}: can't note in {} what this hook is: {error}", hooks::NOTED);
+    }
+    Ok(config?)
+}
+
 fn try_prolog(args: &PrologArgs) -> Result<HookAnswer> {
-    let config = Config::load(args.config.as_deref())?;
+    let config = load(HookKind::Prolog, args.config.as_deref())?;
     let (began, limit) = (Instant::now(), config.scheduler.limits.prolog);
     // First: what an ended job has left would keep the RAM disk of this one away.
     if let Err(error) = here::remove_dead_mounts(&config, job()?.job, HOUSEKEEPING.min(limit / 4)) {
@@ -165,7 +176,7 @@ pub fn epilog(args: &EpilogArgs) -> ExitCode {
 }
 
 fn try_epilog(args: &EpilogArgs) -> Result<()> {
-    let config = Config::load(args.config.as_deref())?;
+    let config = load(HookKind::Epilog, args.config.as_deref())?;
     let limit = config.scheduler.limits.epilog;
     let began = Instant::now();
     let asked = ask(&config, "epilog", limit / 2).map_err(said);

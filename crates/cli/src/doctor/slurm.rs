@@ -1,4 +1,8 @@
 //! `ondeck doctor --slurm`: what the scheduler needs from Slurm, its own configuration and the agents.
+//!
+//! - `hooks`: what the hooks of compute nodes are
+
+mod hooks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -55,7 +59,7 @@ pub fn examine(path: Option<&Path>) -> Vec<Finding> {
     let mut findings = of_the_configuration(&config);
     findings.push(super::privileged_ports());
     let status = ask_scheduler(&config);
-    findings.extend(runtime.block_on(of_slurm(&config, status.as_ref().ok())));
+    findings.extend(runtime.block_on(of_slurm(&config, path, status.as_ref().ok())));
     findings.extend(scheduler(&config, status));
     findings
 }
@@ -168,7 +172,7 @@ fn of_the_scheduler(config: &Config, status: &Status) -> Finding {
 
 // ---- Slurm
 
-async fn of_slurm(config: &Config, status: Option<&Status>) -> Vec<Finding> {
+async fn of_slurm(config: &Config, path: Option<&Path>, status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     // A command that finds no controller hangs, so the others are not even tried then.
     let ping = ask(config, "scontrol", &["ping"]).await;
@@ -178,7 +182,7 @@ async fn of_slurm(config: &Config, status: Option<&Status>) -> Vec<Finding> {
         let remedy =
             "start slurmctld; on a machine without /etc/slurm/slurm.conf, name it: conf in the part [slurm]";
         findings.push(finding("Slurm", State::Missing, one_line(&why), Some(remedy)));
-        findings.extend(of_the_agents(config, &[], status).await);
+        findings.extend(of_the_agents(config, path, &[], status).await);
         return findings;
     }
     let settings = match ask(config, "scontrol", &["show", "config"]).await {
@@ -209,7 +213,7 @@ async fn of_slurm(config: &Config, status: Option<&Status>) -> Vec<Finding> {
             Vec::new()
         }
     };
-    findings.extend(of_the_agents(config, &compute, status).await);
+    findings.extend(of_the_agents(config, path, &compute, status).await);
     findings
 }
 
@@ -477,7 +481,12 @@ struct Answer {
     dead: Result<Vec<PathBuf>, CallError>,
 }
 
-async fn of_the_agents(config: &Config, compute: &[NodeName], status: Option<&Status>) -> Vec<Finding> {
+async fn of_the_agents(
+    config: &Config,
+    path: Option<&Path>,
+    compute: &[NodeName],
+    status: Option<&Status>,
+) -> Vec<Finding> {
     let site = &config.scheduler;
     let pools = site.pools(&config.nodes);
     let rsa: Vec<NodeName> = pools.values().flat_map(|pool| pool.nodes.clone()).collect();
@@ -500,6 +509,11 @@ async fn of_the_agents(config: &Config, compute: &[NodeName], status: Option<&St
     }
     findings.extend(what_is_lent(config, &answers));
     findings.extend(what_differs(config, &among(compute)));
+    let seen: Vec<hooks::Seen> = among(compute)
+        .into_iter()
+        .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.hooks.as_ref()?)))
+        .collect();
+    findings.extend(hooks::compare(&hooks::Here::new(config, Config::path(path)), &seen));
     findings.extend(what_is_dead(&answers));
     findings.extend(status.and_then(|status| who_is_obeyed(status, &answers)));
     let versions: Vec<&str> =

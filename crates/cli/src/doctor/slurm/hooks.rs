@@ -1,0 +1,363 @@
+//! What the hooks of compute nodes are, as they have noted themselves when Slurm ran them: a node whose hook runs another
+//! program, or reads another configuration, may have its jobs work on disk while everything else is right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use ondeck_api::Config;
+use ondeck_api::wire::{HookKind, HookNote, HookScheduler, HookSeen};
+use ondeck_core::NodeName;
+
+use super::super::{Finding, State, finding};
+use super::{list, one_line};
+
+/// What a node's agent tells of its hooks.
+pub type Seen<'a> = (&'a NodeName, &'a BTreeMap<HookKind, HookSeen>);
+
+/// Notes change when hooks run, and not before.
+const SEEN_LATER: &str = "seen here when the next job there has started and ended";
+
+/// What is right on this machine.
+pub struct Here {
+    /// This program, which is preferred where as many nodes have one as another.
+    pub program: PathBuf,
+    /// The configuration; the same.
+    pub config: PathBuf,
+    /// The version that all should have.
+    pub version: &'static str,
+    /// Where hooks should look for the scheduler; nothing if that is not known here.
+    pub scheduler: Option<HookScheduler>,
+}
+
+impl Here {
+    /// This machine.
+    pub fn new(config: &Config, path: PathBuf) -> Here {
+        let site = &config.scheduler;
+        Here {
+            // It only breaks a tie.
+            program: std::env::current_exe().unwrap_or_default(),
+            config: std::path::absolute(&path).unwrap_or(path),
+            version: env!("CARGO_PKG_VERSION"),
+            scheduler: site.host.clone().map(|host| HookScheduler { host: Some(host), port: site.port }),
+        }
+    }
+}
+
+/// A hook of a node that is not as it should be.
+struct Other<'a> {
+    node: &'a NodeName,
+    kind: HookKind,
+    note: &'a HookNote,
+    /// What it has.
+    has: String,
+}
+
+/// Compares the hooks of nodes whose agents tell of them.
+pub fn compare(here: &Here, nodes: &[Seen]) -> Vec<Finding> {
+    let notes: Vec<(&NodeName, HookKind, &HookNote)> = nodes
+        .iter()
+        .flat_map(|(node, hooks)| {
+            hooks.iter().filter_map(move |(kind, seen)| match seen {
+                HookSeen::Noted(note) => Some((*node, *kind, note)),
+                HookSeen::Unreadable(_) => None,
+            })
+        })
+        .collect();
+    let mut findings: Vec<Finding> = unreadable(nodes).into_iter().collect();
+    let has = |told: &dyn Fn(&HookNote) -> Option<String>, most: &str| -> Vec<Other> {
+        let others = notes.iter().filter_map(|(node, kind, note)| {
+            let has = told(note)?;
+            (has != most).then_some(Other { node, kind: *kind, note, has })
+        });
+        others.collect()
+    };
+
+    let program = |note: &HookNote| note.program.display().to_string();
+    let most = usual(notes.iter().map(|(_, _, note)| program(note)), &here.program.display().to_string());
+    let others = has(&|note| Some(program(note)), &most);
+    let remedy = format!(
+        "have the hooks there run {most}: ONDECK in ondeck.env beside their scripts, or what these call; {SEEN_LATER}"
+    );
+    findings.extend(told("hooks' program", State::Limited, &others, &most, &remedy));
+
+    let config = |note: &HookNote| note.config.display().to_string();
+    let most = usual(notes.iter().map(|(_, _, note)| config(note)), &here.config.display().to_string());
+    let others = has(&|note| Some(config(note)), &most);
+    let remedy = format!(
+        "have the hooks there read {most}: ONDECK_CONFIG in ondeck.env beside their scripts, or --config; {SEEN_LATER}"
+    );
+    findings.extend(told("hooks' configuration", State::Limited, &others, &most, &remedy));
+
+    let others = has(&|note| Some(note.version.clone()), here.version);
+    let remedy = format!("install the same on all nodes, where their hooks find it; {SEEN_LATER}");
+    findings.extend(told("hooks' version", State::Limited, &others, here.version, &remedy));
+
+    findings.extend(broken(&notes));
+    if let Some(scheduler) = &here.scheduler {
+        let most = place(scheduler);
+        let others = has(&|note| note.scheduler.as_ref().ok().map(place), &most);
+        let read = others.first().map(|other| other.note.config.display().to_string()).unwrap_or_default();
+        let remedy = format!(
+            "they ask elsewhere, and jobs there work on disk: mend the configuration that they read, like {read}; {SEEN_LATER}"
+        );
+        findings.extend(told("hooks' scheduler", State::Missing, &others, &most, &remedy));
+    }
+    findings.extend(without_prolog(nodes));
+    if findings.is_empty() {
+        findings.extend(alike(nodes, &notes));
+    }
+    findings.extend(silent(nodes));
+    findings
+}
+
+/// What most have; of two that as many have, what is here.
+fn usual(all: impl Iterator<Item = String>, here: &str) -> String {
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    for one in all {
+        *count.entry(one).or_default() += 1;
+    }
+    let most = count.into_iter().max_by_key(|(what, count)| (*count, what == here));
+    most.map(|(what, _)| what).unwrap_or_default()
+}
+
+fn place(scheduler: &HookScheduler) -> String {
+    match &scheduler.host {
+        Some(host) => format!("{host} port {}", scheduler.port),
+        None => "none, which is the node itself".to_owned(),
+    }
+}
+
+/// Who has another, and one of them as an example.
+fn told(what: &'static str, state: State, others: &[Other], most: &str, remedy: &str) -> Option<Finding> {
+    let first = others.first()?;
+    let nodes: BTreeSet<&NodeName> = others.iter().map(|other| other.node).collect();
+    let nodes: Vec<&NodeName> = nodes.into_iter().collect();
+    let script = match &first.note.script {
+        Some(script) => format!(", called by {}", script.display()),
+        None => String::new(),
+    };
+    let detail = format!(
+        "{} have another than {most}: {}, like {} ({} of {}{script})",
+        nodes.len(),
+        list(&nodes),
+        first.has,
+        first.kind.setting(),
+        first.node
+    );
+    Some(finding(what, state, one_line(&detail), Some(remedy)))
+}
+
+fn unreadable(nodes: &[Seen]) -> Option<Finding> {
+    let unread: Vec<(&NodeName, &String)> = nodes
+        .iter()
+        .flat_map(|(node, hooks)| {
+            hooks.values().filter_map(move |seen| match seen {
+                HookSeen::Unreadable(why) => Some((*node, why)),
+                HookSeen::Noted(_) => None,
+            })
+        })
+        .collect();
+    let (_, why) = unread.first()?;
+    let nodes: BTreeSet<&NodeName> = unread.iter().map(|(node, _)| *node).collect();
+    let nodes: Vec<&NodeName> = nodes.into_iter().collect();
+    let detail = format!("what they are is not known of {}: {why}", list(&nodes));
+    let remedy = "remove the file there: the hook of the next job writes it again";
+    Some(finding("nodes' hooks", State::Missing, one_line(&detail), Some(remedy)))
+}
+
+/// Hooks that can't read their configuration.
+fn broken(notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
+    let broken: Vec<_> = notes
+        .iter()
+        .filter_map(|(node, kind, note)| Some((*node, *kind, note.scheduler.as_ref().err()?)))
+        .collect();
+    let (node, kind, why) = broken.first()?;
+    let nodes: BTreeSet<&NodeName> = broken.iter().map(|(node, ..)| *node).collect();
+    let nodes: Vec<&NodeName> = nodes.into_iter().collect();
+    let detail = format!(
+        "{} can't read their configuration: {}, like the {} of {node}: {why}",
+        nodes.len(),
+        list(&nodes),
+        kind.setting()
+    );
+    let remedy = format!("put it there, or mend it: until then jobs there work on disk; {SEEN_LATER}");
+    Some(finding("nodes' hooks", State::Missing, one_line(&detail), Some(&remedy)))
+}
+
+/// An Epilog follows a Prolog, unless the node or this version was started while the job ran.
+fn without_prolog(nodes: &[Seen]) -> Option<Finding> {
+    let without = nodes
+        .iter()
+        .filter(|(_, hooks)| hooks.contains_key(&HookKind::Epilog) && !hooks.contains_key(&HookKind::Prolog));
+    let without: Vec<&NodeName> = without.map(|(node, _)| *node).collect();
+    if without.is_empty() {
+        return None;
+    }
+    let detail = format!(
+        "{} have run `ondeck epilog` since they started, and not `ondeck prolog`: {}",
+        without.len(),
+        list(&without)
+    );
+    let remedy = "if the next job there changes nothing, see that Slurm's Prolog is there and calls `ondeck prolog`, as its \
+                  Epilog does: without it jobs there work on disk";
+    Some(finding("nodes' hooks", State::Limited, detail, Some(remedy)))
+}
+
+fn alike(nodes: &[Seen], notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
+    let (_, _, note) = notes.first()?;
+    let seen = nodes.iter().filter(|(_, hooks)| !hooks.is_empty()).count();
+    let detail = format!(
+        "{} with {} on {seen} of {} nodes",
+        note.program.display(),
+        note.config.display(),
+        nodes.len()
+    );
+    Some(finding("nodes' hooks", State::Ok, detail, None))
+}
+
+/// Nodes of which nothing is known: that may be as it should, and nothing here says that it is.
+fn silent(nodes: &[Seen]) -> Option<Finding> {
+    let silent = nodes.iter().filter(|(_, hooks)| hooks.is_empty());
+    let silent: Vec<&NodeName> = silent.map(|(node, _)| *node).collect();
+    if silent.is_empty() {
+        return None;
+    }
+    let detail = format!(
+        "none has noted itself since the node started on {} of {}: no job yet, or no hook that runs: {}",
+        silent.len(),
+        nodes.len(),
+        list(&silent)
+    );
+    Some(finding("unseen hooks", State::Ok, detail, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here() -> Here {
+        Here {
+            program: "/bin/ondeck".into(),
+            config: "/etc/ondeck.toml".into(),
+            version: "1.0",
+            scheduler: Some(at("ctl")),
+        }
+    }
+
+    fn at(host: &str) -> HookScheduler {
+        HookScheduler { host: Some(host.parse().unwrap()), port: 7273 }
+    }
+
+    fn good() -> HookNote {
+        HookNote {
+            version: "1.0".into(),
+            program: "/bin/ondeck".into(),
+            config: "/etc/ondeck.toml".into(),
+            script: None,
+            scheduler: Ok(at("ctl")),
+        }
+    }
+
+    /// The findings as they are printed: what, state, detail and remedy.
+    fn said(hooks: &[&[(HookKind, HookNote)]]) -> Vec<(State, String)> {
+        let seen = |notes: &[(HookKind, HookNote)]| {
+            notes.iter().map(|(kind, note)| (*kind, HookSeen::Noted(note.clone()))).collect()
+        };
+        of(&hooks.iter().map(|notes| seen(notes)).collect::<Vec<_>>())
+    }
+
+    fn of(hooks: &[BTreeMap<HookKind, HookSeen>]) -> Vec<(State, String)> {
+        let names: Vec<NodeName> = (1..=hooks.len()).map(|n| format!("c{n}").parse().unwrap()).collect();
+        let nodes: Vec<Seen> = names.iter().zip(hooks).collect();
+        let line = |found: Finding| {
+            let remedy = found.remedy.map(|remedy| format!(" -> {remedy}")).unwrap_or_default();
+            (found.state, format!("{}: {}{remedy}", found.what, found.detail))
+        };
+        compare(&here(), &nodes).into_iter().map(line).collect()
+    }
+
+    const P: HookKind = HookKind::Prolog;
+    const E: HookKind = HookKind::Epilog;
+
+    #[test]
+    fn nodes_that_agree_are_no_complaint_and_neither_are_nodes_without_a_job() {
+        assert!(said(&[]).is_empty());
+        let none = said(&[&[], &[]]);
+        let [(State::Ok, text)] = &none[..] else { panic!("{}", none[0].1) };
+        assert_eq!(
+            text,
+            "unseen hooks: none has noted itself since the node started on 2 of 2: no job yet, or no hook that runs: c1, c2"
+        );
+        let some = said(&[&[(P, good()), (E, good())], &[], &[(P, good())]]);
+        let [(State::Ok, alike), (State::Ok, silent)] = &some[..] else { panic!("{}", some[0].1) };
+        assert_eq!(alike, "nodes' hooks: /bin/ondeck with /etc/ondeck.toml on 2 of 3 nodes");
+        assert!(silent.contains("on 1 of 3: no job yet, or no hook that runs: c2"), "{silent}");
+    }
+
+    #[test]
+    fn the_node_that_is_unlike_most_is_named_with_what_it_has_and_the_script_that_calls_it() {
+        let other = HookNote {
+            program: "/opt/ondeck".into(),
+            config: "/opt/ondeck.toml".into(),
+            script: Some("/etc/slurm/prolog".into()),
+            ..good()
+        };
+        // Most, also where this machine has what the fewer have; and this machine's where as many have one as another.
+        let alike = [(P, good())];
+        let unlike = [(P, other.clone())];
+        for nodes in [[&alike[..], &unlike].to_vec(), [&alike[..], &unlike, &alike].to_vec()] {
+            let found = said(&nodes);
+            assert_eq!(found.len(), 2);
+            assert!(found.iter().all(|(state, _)| *state == State::Limited));
+            assert!(found[0].1.starts_with(
+                "hooks' program: 1 have another than /bin/ondeck: c2, like /opt/ondeck (Prolog of c2, called by \
+                 /etc/slurm/prolog) -> have the hooks there run /bin/ondeck: ONDECK in ondeck.env"
+            ));
+            assert!(found[1].1.starts_with(
+                "hooks' configuration: 1 have another than /etc/ondeck.toml: c2, like /opt/ondeck.toml"
+            ));
+            assert!(found[1].1.contains("ONDECK_CONFIG in ondeck.env"));
+        }
+        let found = said(&[&unlike, &unlike, &alike]);
+        assert!(
+            found[0].1.contains("1 have another than /opt/ondeck: c3, like /bin/ondeck (Prolog of c3)"),
+            "{}",
+            found[0].1
+        );
+        // One hook of a node may be unlike the other one.
+        let found = said(&[&[(P, good()), (E, other)]]);
+        assert!(found[0].1.contains("c1, like /opt/ondeck (Epilog of c1"), "{}", found[0].1);
+    }
+
+    #[test]
+    fn another_version_another_scheduler_and_a_broken_configuration_each_have_their_own_complaint() {
+        let old = HookNote { version: "0.9".into(), ..good() };
+        let found = said(&[&[(P, old.clone())], &[(P, old)]]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.starts_with("hooks' version: 2 have another than 1.0: c1, c2, like 0.9"));
+        let elsewhere = HookNote { scheduler: Ok(at("c9")), ..good() };
+        let found = said(&[&[(P, good())], &[(P, elsewhere)]]);
+        assert!(found.len() == 1 && found[0].0 == State::Missing);
+        assert!(found[0].1.contains("another than ctl port 7273: c2, like c9 port 7273"), "{}", found[0].1);
+        assert!(found[0].1.contains("that they read, like /etc/ondeck.toml; seen here"), "{}", found[0].1);
+        let itself = HookNote { scheduler: Ok(HookScheduler { host: None, port: 7273 }), ..good() };
+        assert!(said(&[&[(P, itself)]])[0].1.contains("like none, which is the node itself"));
+        let broken = HookNote { scheduler: Err("line 3:\n what?".into()), ..good() };
+        let found = said(&[&[(P, good())], &[(P, broken)]]);
+        assert!(found.len() == 1 && found[0].0 == State::Missing);
+        assert!(
+            found[0].1.contains("can't read their configuration: c2, like the Prolog of c2: line 3: what?")
+        );
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_read_and_an_epilog_without_a_prolog_are_told() {
+        let unread = BTreeMap::from([(P, HookSeen::Unreadable("prolog.json: EOF".into()))]);
+        let found = of(&[unread]);
+        assert!(found.len() == 1 && found[0].0 == State::Missing);
+        assert!(found[0].1.contains("not known of c1: prolog.json: EOF -> remove the file there"));
+        let found = said(&[&[(P, good()), (E, good())], &[(E, good())]]);
+        assert!(found.len() == 1 && found[0].0 == State::Limited);
+        assert!(found[0].1.contains("and not `ondeck prolog`: c2 -> if the next job there changes nothing"));
+    }
+}
