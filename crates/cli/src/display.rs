@@ -75,7 +75,7 @@ pub fn new_bar(what: impl Into<std::borrow::Cow<'static, str>>) -> ProgressBar {
 }
 
 fn update(bar: &ProgressBar, progress: &Progress, total: Option<u64>) {
-    let done = progress.bytes_done.load(Relaxed).max(progress.bytes_written.load(Relaxed));
+    let done = progress.bytes_so_far();
     let found = progress.bytes_found.load(Relaxed);
     bar.set_length(total.unwrap_or(found).max(done));
     bar.set_position(done);

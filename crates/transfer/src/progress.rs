@@ -55,6 +55,12 @@ impl Progress {
         self.cancel.store(false, Relaxed);
     }
 
+    /// Bytes of data done so far, for whoever watches: [`Progress::bytes_done`] counts a file when it is done, which of a large
+    /// one is long after its first bytes. More than was found if a file was copied again because it had changed.
+    pub fn bytes_so_far(&self) -> u64 {
+        self.bytes_done.load(Relaxed).max(self.bytes_written.load(Relaxed))
+    }
+
     /// Whether someone asked the copy to stop.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.load(Relaxed)
@@ -95,4 +101,18 @@ pub struct Monitor<'a> {
     pub progress: &'a Progress,
     /// Called for every event, from any worker.
     pub event: &'a (dyn Fn(Event<'_>) + Sync),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_under_way_counts_with_what_it_has() {
+        let progress = Progress::new();
+        progress.bytes_written.store(5, Relaxed);
+        assert_eq!(progress.bytes_so_far(), 5);
+        progress.bytes_done.store(9, Relaxed);
+        assert_eq!(progress.bytes_so_far(), 9, "what was there already is not written");
+    }
 }

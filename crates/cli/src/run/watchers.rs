@@ -142,7 +142,7 @@ impl Watchers {
                 self.send(&Message::Progress {
                     files: progress.entries_done.load(Relaxed),
                     files_found: progress.entries_found.load(Relaxed),
-                    bytes: progress.bytes_done.load(Relaxed).max(progress.bytes_written.load(Relaxed)),
+                    bytes: progress.bytes_so_far(),
                     bytes_found: progress.bytes_found.load(Relaxed),
                 });
             }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::task::{Line, MemoryGroup, Order, Room};
@@ -307,9 +307,14 @@ impl Watch {
     /// Tells the agent how far it is.
     fn tell(&mut self) {
         let progress = &self.shared.progress;
-        let now =
-            [&progress.entries_found, &progress.entries_done, &progress.bytes_found, &progress.bytes_done]
-                .map(|counter| counter.load(Relaxed));
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let found = of(&progress.bytes_found);
+        let now = [
+            of(&progress.entries_found),
+            of(&progress.entries_done),
+            found,
+            progress.bytes_so_far().min(found).max(of(&progress.bytes_done)),
+        ];
         if now != self.told {
             self.told = now;
             let [entries_found, entries_done, bytes_found, bytes_done] = now;
