@@ -66,20 +66,23 @@ impl Way {
 #[derive(Clone, Debug, Default)]
 struct Runs {
     seconds: Vec<f64>,
+    cpu: Vec<f64>,
     stalls: Vec<f64>,
 }
 
 impl Runs {
-    /// Median and slowest in milliseconds, and how often a run stalled in the median.
+    /// Median and slowest in milliseconds, the median of the processors' time, and how often a run stalled in the median.
     fn shown(mut self, with_stalls: bool) -> String {
         self.seconds.sort_by(f64::total_cmp);
+        self.cpu.sort_by(f64::total_cmp);
         self.stalls.sort_by(f64::total_cmp);
         let slowest = self.seconds.last().copied().unwrap_or(f64::NAN);
         let middle = median(&self.seconds);
         let mark = if slowest > 2.0 * middle { "!" } else { "" };
-        let mut text = format!("{:.0} to {:.0}{mark}", middle * 1e3, slowest * 1e3);
+        let mut text =
+            format!("{:.0} to {:.0}{mark}, {:.0}", middle * 1e3, slowest * 1e3, median(&self.cpu) * 1e3);
         if with_stalls {
-            let _ = write!(text, " ({:.0})", median(&self.stalls));
+            let _ = write!(text, ", {:.0}", median(&self.stalls));
         }
         text
     }
@@ -95,9 +98,9 @@ pub fn run(options: &Options) -> Result<()> {
     paragraph(
         &mut page,
         &format!(
-            "Milliseconds, the median and the slowest of {} runs in turn; `!` where the slowest took more than twice \
-             the median. *In pieces* is memory whose free blocks are of 16 KiB at most, with the waits for direct \
-             compaction (compact_stall of /proc/vmstat, of the whole machine) in the median run. The engine alone, \
+            "Milliseconds: the median and the slowest of {} runs in turn (`!` where the slowest took more than twice \
+             the median), then the median of the processors' time, which others on the machine disturb less. *In pieces* is memory whose free blocks are of 16 KiB at most, with the waits for direct \
+             compaction (compact_stall of /proc/vmstat, of the whole machine) in the median run as the last number. The engine alone, \
              without process, manifest and sync.",
             options.rounds
         ),
@@ -107,7 +110,10 @@ pub fn run(options: &Options) -> Result<()> {
     paragraph(&mut page, &facts.join("; "));
     for way in ways {
         for shape in shapes {
-            compare(&scratch, *way, shape, options.rounds.into(), &mut page)?;
+            let mut part = String::new();
+            compare(&scratch, *way, shape, options.rounds.into(), &mut part)?;
+            eprint!("{part}");
+            page += &part;
         }
     }
     print!("{page}");
@@ -142,10 +148,12 @@ fn compare(scratch: &Scratch, way: Way, shape: Shape, rounds: usize, page: &mut 
                         fragments.renew()?;
                     }
                     let before = fragments::stalls();
+                    let cpu = cpu_seconds();
                     let seconds = copy(&source, &target, shape, SIZES[which], checksum.0)?;
                     // The first warms up.
                     if round > 0 {
                         runs.seconds.push(seconds);
+                        runs.cpu.push(cpu_seconds() - cpu);
                         runs.stalls.push((fragments::stalls() - before) as f64);
                     }
                 }
@@ -198,4 +206,14 @@ fn copy(source: &Path, target: &Path, shape: Shape, buffer: u64, checksum: Check
         bail!("{} entries could not be copied", summary.errors);
     }
     Ok(summary.copying.as_secs_f64())
+}
+
+/// What this process has used of the processors, in seconds.
+fn cpu_seconds() -> f64 {
+    // SAFETY: all zeroes is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live local.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }

@@ -37,10 +37,19 @@ impl Fragments {
         Ok(Self { file, length: 0 })
     }
 
+    fn held(&self) -> u64 {
+        self.length / SPACING * PAGE
+    }
+
     /// Breaks up what is free in large blocks.
     pub fn renew(&mut self) -> Result<()> {
         let block = vec![0; (2 * MIB) as usize];
-        while share_in_large_blocks() > FEW && self.length / SPACING * PAGE < MOST_HELD {
+        // The kernel puts free memory together again, all the time; after some rounds, all of it is begun anew.
+        if self.held() >= MOST_HELD / 2 {
+            self.file.set_len(0).context("cannot free memory")?;
+            self.length = 0;
+        }
+        while share_in_large_blocks() > FEW && self.held() < MOST_HELD {
             let start = self.length;
             while self.length < start + STEP {
                 interrupt::check()?;
@@ -62,9 +71,9 @@ pub fn share_in_large_blocks() -> f64 {
     large_blocks(&text) as f64 / memory("MemFree").max(1) as f64
 }
 
-/// Of the zone that most memory is in: the others are kept for devices.
+/// In all zones but the first 16 MiB, which are kept for devices.
 fn large_blocks(buddyinfo: &str) -> u64 {
-    let zones = buddyinfo.lines().filter_map(|line| line.split_once("Normal"));
+    let zones = buddyinfo.lines().filter_map(|line| line.split_once("Normal").or(line.split_once("DMA32")));
     zones
         .flat_map(|(_, counts)| counts.split_whitespace().enumerate())
         .filter_map(|(order, count)| Some((PAGE << order, count.parse::<u64>().ok()?)))
@@ -85,8 +94,9 @@ mod tests {
 
     #[test]
     fn blocks_of_eight_pages_and_more_are_large() {
-        let text = "Node 0, zone    DMA32      2      2      4      2 \n\
+        let text = "Node 0, zone      DMA      2      2      4      2 \n\
+                    Node 0, zone    DMA32      0      0      0      1 \n\
                     Node 0, zone   Normal      9      9      9      2      1 \n";
-        assert_eq!(large_blocks(text), 2 * 32 * KIB + 64 * KIB);
+        assert_eq!(large_blocks(text), 3 * 32 * KIB + 64 * KIB);
     }
 }
