@@ -137,15 +137,16 @@ fn compare(scratch: &Scratch, way: Way, shape: Shape, rounds: usize, page: &mut 
     for (in_pieces, all) in all.iter_mut().enumerate() {
         let mut fragments = (in_pieces == 1).then(|| Fragments::new(&scratch.ram)).transpose()?;
         for round in 0..=rounds {
+            if let Some(fragments) = &mut fragments {
+                remove(&target)?;
+                fragments.renew()?;
+            }
             for position in 0..SIZES.len() {
                 let which = (position + round) % SIZES.len();
                 for (checksum, runs) in CHECKSUMS.iter().zip(&mut all[which]) {
                     remove(&target)?;
                     if way == Way::Out {
                         scratch.settle()?;
-                    }
-                    if let Some(fragments) = &mut fragments {
-                        fragments.renew()?;
                     }
                     let before = fragments::stalls();
                     let cpu = cpu_seconds();

@@ -152,9 +152,9 @@ impl Options {
 
 const MOST_WORKERS: usize = 16;
 
-/// The buffer of a thread, and so the size of a write, after which a tmpfs and most disk filesystems choose the size of
-/// the memory they take for it (docs/decisions/0030: `ondeck-bench buffers` compares).
-const BUFFER: usize = 4 << 20;
+/// The buffer of a thread, and so the size of a write. A filesystem asks for as much memory in one piece as a write fills,
+/// and where free memory is in small pieces waits for it (docs/decisions/0030; `ondeck-bench buffers` compares).
+const BUFFER: usize = 1 << 20;
 
 /// Whether a filesystem is served by another process or machine: FUSE, NFS, SMB and the parallel ones, by the numbers of
 /// statfs(2).
