@@ -16,15 +16,18 @@
 //! | [`memcpy`] | the speed of light that copying into RAM is compared with |
 //! | [`metadata`] | what a copy keeps besides the bytes |
 //! | [`run_overhead`] | what `ondeck run` adds to a program that does nothing |
+//! | [`buffers`], [`fragments`] | another page: which buffer the copy engine has; memory in small pieces |
 //! | [`goals`] | the stated goals, met or missed |
 //! | [`machine`], [`page`] | what it ran on; the page that is printed |
 //! | [`ramdisk`] | another page: what the engines of RAM disks cost |
 //! | [`scheduler`] | a third page: what the scheduler costs and saves |
 //! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
+mod buffers;
 mod copies;
 mod data;
 mod evict;
+mod fragments;
 mod goals;
 mod interrupt;
 mod machine;
@@ -67,6 +70,11 @@ enum Command {
     /// The binary under test is the newest release build of the workspace, or what the environment
     /// variable ONDECK names. The full set takes an hour or so, 12 GiB of memory and 7 GB of disk.
     Stage(StageOptions),
+    /// Copy benchmark: the copy engine with buffers of 64 KiB to 4 MiB, also where memory is in small pieces
+    ///
+    /// Takes half an hour and, unless --size says otherwise, up to 6 GB of memory and 5 GB of disk. What else runs on
+    /// the machine finds memory in small pieces for a while.
+    Buffers(buffers::Options),
     /// RAM disk benchmark: `ondeck ramdisk` with its engines, in a testbed of namespaces; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
@@ -156,6 +164,7 @@ enum Part {
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Stage(options) => stage(&options),
+        Command::Buffers(options) => buffers::run(&options),
         Command::Ramdisk(options) => ramdisk::run(&options),
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),

@@ -178,8 +178,6 @@ const LISTING: usize = 32 << 10;
 /// Entries handed out together. A directory of usual size is one worker's, because two that make files in the same
 /// directory wait for each other's lock; it is shared when a worker has nothing else to do.
 const BATCH: usize = 512;
-/// The data buffer of a worker. Large enough that tmpfs fills whole huge pages at once.
-const BUFFER: usize = 4 << 20;
 
 /// Makes `target` a copy of `source`, a directory or a file. A target directory that exists is merged into.
 ///
@@ -625,7 +623,7 @@ impl Engine<'_> {
 
     /// One worker's life: take a task, do it, until none is left.
     fn work(&self) {
-        let mut worker = Worker { buffer: vec![0; BUFFER], lines: Lines::new() };
+        let mut worker = Worker { buffer: vec![0; self.options.buffer.max(1)], lines: Lines::new() };
         while let Some(task) = self.queue.pop() {
             // Also if it panics: the others must not wait for this one for ever.
             let _done = Done(&self.queue);

@@ -28,6 +28,8 @@ pub struct Options {
     pub checksum: Checksum,
     /// How many threads copy; 0 means as many as there are processors, at most 16.
     pub threads: usize,
+    /// How many bytes of a file a thread reads and writes at a time.
+    pub buffer: usize,
     /// The most bytes that all threads together copy in a second.
     pub bandwidth: Option<Rate>,
     /// Only say what would be done.
@@ -103,6 +105,7 @@ impl Default for Options {
         Options {
             checksum: Checksum::Xxh3,
             threads: 0,
+            buffer: BUFFER,
             bandwidth: None,
             dry_run: false,
             delete: false,
@@ -148,6 +151,10 @@ impl Options {
 }
 
 const MOST_WORKERS: usize = 16;
+
+/// The buffer of a thread, and so the size of a write. A filesystem asks for as much memory in one piece as a write fills,
+/// and where free memory is in small pieces waits for it (docs/decisions/0030; `ondeck-bench buffers` compares).
+const BUFFER: usize = 1 << 20;
 
 /// Whether a filesystem is served by another process or machine: FUSE, NFS, SMB and the parallel ones, by the numbers of
 /// statfs(2).
