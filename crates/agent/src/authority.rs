@@ -248,8 +248,8 @@ impl Commander {
                 )
             } else {
                 format!(
-                    "the agent of {node} obeys the scheduler of another journal ({other}, not {own}): if that journal is \
-                     lost, `ondeck serve --take-over` replaces it"
+                    "the agent of {node} obeys the scheduler of journal {other}, not the one of journal {own}: if journal \
+                     {other} is lost, `ondeck serve --take-over` replaces it"
                 )
             });
         }
@@ -336,7 +336,7 @@ mod tests {
         };
         load().claim(&node, &claim("b", 1, 1)).unwrap();
         // Nobody has taken over: it obeys another one, and was not there.
-        assert!(said("c").contains("another journal (b, not c)") && said("c").contains("--take-over"));
+        assert!(said("c").contains("of journal b, not the one of journal c") && said("c").contains("--take-over"));
         load().claim(&node, &take_over("c", &["a"])).unwrap();
         let replaced = || load().obeyed().unwrap().replaced.into_iter().collect::<Vec<_>>();
         assert_eq!(replaced(), ["a", "b"]);
