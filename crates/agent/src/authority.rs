@@ -336,7 +336,9 @@ mod tests {
         };
         load().claim(&node, &claim("b", 1, 1)).unwrap();
         // Nobody has taken over: it obeys another one, and was not there.
-        assert!(said("c").contains("of journal b, not the one of journal c") && said("c").contains("--take-over"));
+        assert!(
+            said("c").contains("of journal b, not the one of journal c") && said("c").contains("--take-over")
+        );
         load().claim(&node, &take_over("c", &["a"])).unwrap();
         let replaced = || load().obeyed().unwrap().replaced.into_iter().collect::<Vec<_>>();
         assert_eq!(replaced(), ["a", "b"]);

@@ -252,7 +252,9 @@ proptest! {
         let mut names: Vec<_> = fs::read_dir(ram.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         prop_assert_eq!(names, ["broken", "small.tar", "t"]);
-        prop_assert_eq!(fs::read_dir(ram.path().join("t")).unwrap().count(), 1);
+        // A target that nothing came into is not left behind.
+        let beside = fs::read_dir(ram.path().join("t")).unwrap().any(|entry| entry.unwrap().file_name() != "a");
+        prop_assert!(!beside);
     }
 }
 

@@ -18,8 +18,17 @@ fn left_in_run(cluster: &Cluster, host: &str) -> Vec<String> {
         return Vec::new();
     }
     let names = tree_of(&dir);
-    // What an agent has while nothing is lent.
-    let own = ["agent.sock", "scheduler.sock", "lock", "epochs.json", "authority.json", "marks.json"];
+    // What an agent has while nothing is lent, and what the hooks are.
+    let own = [
+        "agent.sock",
+        "scheduler.sock",
+        "lock",
+        "epochs.json",
+        "authority.json",
+        "marks.json",
+        "hooks/prolog.json",
+        "hooks/epilog.json",
+    ];
     names.into_iter().filter(|name| !own.iter().any(|own| name.ends_with(own))).collect()
 }
 
