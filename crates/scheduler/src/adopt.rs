@@ -11,19 +11,21 @@ use std::time::Instant;
 
 use ondeck_api::wire::LocalReport;
 use ondeck_core::allocation::promise_for;
-use ondeck_core::schedule::{Event, Found};
+use ondeck_core::schedule::{Event, Found, Time};
 use ondeck_core::{Bytes, NodeName, RamDiskId, Standing};
 
 use crate::daemon::Daemon;
 use crate::store::job_of;
 
-/// What the RSA nodes had when each of them last answered.
-pub(crate) type Known = BTreeMap<NodeName, Vec<LocalReport>>;
+/// What the RSA nodes had when each of them last answered, and when that was asked.
+pub(crate) type Known = BTreeMap<NodeName, (Time, Vec<LocalReport>)>;
 
 /// The RAM disks that are seen to here, so that nobody removes them.
 #[derive(Default)]
 pub(crate) struct Adoption {
     told: BTreeSet<RamDiskId>,
+    /// The RAM disks that the schedule has, and those that it had when nodes were asked whose answers are still looked at.
+    had: BTreeMap<RamDiskId, Time>,
 }
 
 /// What is to be done about a RAM disk that the journal does not know.
@@ -39,6 +41,16 @@ enum Judgement {
 }
 
 impl Adoption {
+    /// Notes what the schedule has before nodes are asked at this time. What they answer may be older than the end of a job,
+    /// whose RAM disk it would find anew.
+    pub fn before(&mut self, daemon: &Daemon, known: &Known, asked: Time) {
+        let brain = daemon.brain();
+        let now = brain.schedule.jobs().values().filter_map(|job| Some((job.ramdisk()?, asked)));
+        let oldest = known.values().map(|(asked, _)| *asked).min().unwrap_or(asked);
+        self.had.retain(|_, had| *had >= oldest);
+        self.had.extend(now);
+    }
+
     /// Tells the schedule of what was found. Returns what can be removed, and on which nodes; and the nodes that have
     /// something of which the schedule is yet to be told.
     pub async fn look(
@@ -48,9 +60,11 @@ impl Adoption {
         began: Instant,
     ) -> (Vec<(RamDiskId, Vec<NodeName>)>, BTreeSet<NodeName>) {
         let mut parts: BTreeMap<RamDiskId, Vec<(&NodeName, &LocalReport)>> = BTreeMap::new();
-        for (node, locals) in known {
+        for (node, (asked, locals)) in known {
             for local in locals.iter().filter(|local| local.server && job_of(&local.layout.id).is_some()) {
-                parts.entry(local.layout.id.clone()).or_default().push((node, local));
+                if self.had.get(&local.layout.id).is_none_or(|had| had < asked) {
+                    parts.entry(local.layout.id.clone()).or_default().push((node, local));
+                }
             }
         }
         let (mut remove, mut untold) = (Vec::new(), BTreeSet::new());

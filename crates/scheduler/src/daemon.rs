@@ -32,6 +32,9 @@ const CONNECTIONS: usize = 8192;
 /// How long is waited before the journal is tried again after it could not be written.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a daemon that is to end goes on trying.
+const LAST_TRIES: Duration = Duration::from_secs(3);
+
 /// Why a node that only old jobs use lends nothing.
 const NOT_CONFIGURED: &str = "it is no longer in the configuration";
 
@@ -42,7 +45,7 @@ pub enum ServeError {
     #[error("the configuration: {0}")]
     Config(String),
     /// The journal.
-    #[error(transparent)]
+    #[error("{}{}", .0, .0.remedy())]
     Store(#[from] StoreError),
     /// This host.
     #[error(transparent)]
@@ -170,6 +173,16 @@ impl Daemon {
     /// Why the journal can't be written, if it can't.
     pub fn journal_fault(&self) -> Option<String> {
         self.journal_fault.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// Waits until the journal can't be written for a while, and says why.
+    async fn is_without_journal(&self) -> String {
+        loop {
+            tokio::time::sleep(LAST_TRIES).await;
+            if let Some(fault) = self.journal_fault() {
+                return fault;
+            }
+        }
     }
 
     fn set_journal_fault(&self, fault: Option<String>) {
@@ -553,9 +566,21 @@ async fn run(
     let closing = Arc::clone(&daemon);
     server.serve(stop).await?;
     // One file is left, which can be copied. What is still under way writes nothing into it.
-    let closed = tokio::task::spawn_blocking(move || closing.brain().store.close()).await;
-    if let Ok(Err(error)) = closed {
-        tracing::warn!(%error, "the files beside the journal belong to it");
+    tokio::select! {
+        closed = tokio::task::spawn_blocking(move || closing.brain().store.close()) => {
+            if let Ok(Err(error)) = closed {
+                tracing::warn!(%error, "the files beside the journal belong to it");
+            }
+        }
+        fault = daemon.is_without_journal() => {
+            tracing::error!(
+                fault,
+                "ends, though the journal can't be written: what was decided last is not kept and was not done, and is \
+                 decided again at the next start"
+            );
+            // A thread still tries to write it, and would be waited for.
+            std::process::exit(i32::from(ondeck_core::exit::FAILED));
+        }
     }
     tracing::info!(seconds = began.elapsed().as_secs(), "ends; RAM disks and transfers go on");
     Ok(())

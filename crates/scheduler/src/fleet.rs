@@ -40,12 +40,13 @@ impl<T: Send + 'static> Looks<T> {
     fn begin<F: Future<Output = T> + Send + 'static>(
         &mut self,
         nodes: impl IntoIterator<Item = NodeName>,
+        asked: Time,
         look: impl Fn(NodeName) -> F,
     ) {
         for node in nodes {
             if !self.of.values().any(|(known, _)| *known == node) {
                 let id = self.set.spawn(look(node.clone())).id();
-                self.of.insert(id, (node, now()));
+                self.of.insert(id, (node, asked));
             }
         }
     }
@@ -98,7 +99,8 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     loop {
         let (next, taken) = (Instant::now() + INTERVAL, now());
         let names: Vec<NodeName> = daemon.brain().schedule.nodes().keys().cloned().collect();
-        looks.begin(names, |node| {
+        adoption.before(&daemon, &known, taken);
+        looks.begin(names, taken, |node| {
             let daemon = Arc::clone(&daemon);
             // No answer is no sign of anything until it has lasted for the node's timeout.
             async move {
@@ -116,7 +118,7 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
                     let device = devices.get(&node).and_then(|device| report.devices.get(*device));
                     // What can be lent in all does not shrink because something is lent.
                     let capacity = device.map_or(Bytes::ZERO, |device| device.capacity);
-                    known.insert(node.clone(), ramdisks.clone());
+                    known.insert(node.clone(), (asked, ramdisks.clone()));
                     answered.push((node.clone(), capacity));
                     sights.insert(node, (asked, ramdisks));
                 }
@@ -316,7 +318,7 @@ mod tests {
     async fn a_node_that_hangs_keeps_no_other_from_being_looked_at() {
         let mut looks: Looks<&str> = Looks::new();
         for _ in 0..3 {
-            looks.begin(nodes(), |node| async move {
+            looks.begin(nodes(), now(), |node| async move {
                 match node.as_str() {
                     "hangs" => std::future::pending().await,
                     "panics" => panic!("a look that has a defect"),

@@ -145,6 +145,19 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// What helps against an error of the disk, as the end of a sentence.
+    pub(crate) fn remedy(&self) -> &'static str {
+        let StoreError::Sqlite { source, .. } = self else { return "" };
+        match source.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => "; make room there. Nothing is lost meanwhile",
+            Some(rusqlite::ErrorCode::ReadOnly) => "; make it writable. Nothing is lost meanwhile",
+            Some(rusqlite::ErrorCode::SystemIoFailure) => "; mend that disk. Nothing is lost meanwhile",
+            _ => "",
+        }
+    }
+}
+
 /// The store of one daemon.
 pub struct Store {
     path: PathBuf,

@@ -57,6 +57,35 @@ fn a_ram_disk_is_not_shown_before_all_its_servers_have_answered() {
     cluster.assert_clean();
 }
 
+/// A look at all nodes takes as long as the slowest one takes to answer; what the others said may be old by then.
+#[test]
+fn a_job_that_ends_while_the_nodes_are_looked_at_is_not_found_anew() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    for number in 0..4 {
+        let output = folder(alice, &format!("out-{number}"), &BTreeMap::new());
+        let lines = [format!("DATA_OUT={}", output.display()), "WAIT=hold".into()];
+        let body = format!("echo 1 > {}/file\ntell wrote-{number}\nawait go-{number}\n", output.display());
+        let job = cluster.start_staged(&script(alice, &lines, &body), 1);
+        await_file(alice, &format!("wrote-{number}"));
+        let lent = cluster.rsa_nodes(job);
+        let idle =
+            ["r1", "r2", "r3", "r4"].into_iter().find(|node| !lent.iter().any(|lent| lent == node)).unwrap();
+        cluster.signal(idle, Signal::STOP);
+        give(alice, &format!("go-{number}"));
+        cluster.slurm.wait_state(job, "COMPLETED", DEADLINE);
+        cluster.wait_done(job);
+        assert_eq!(tree(&output), [("file".to_owned(), b"1\n".to_vec())].into());
+        cluster.signal(idle, Signal::CONT);
+    }
+    cluster.assert_clean();
+    let log = cluster.log_text("scheduler");
+    assert!(!log.contains("that the journal does not know"), "{log}");
+}
+
 fn is_called(command_line: &[String], name: &str) -> bool {
     command_line.first().and_then(|program| program.rsplit('/').next()) == Some(name)
 }

@@ -539,6 +539,28 @@ fn a_journal_that_can_not_be_written_is_told_and_nothing_is_lost() {
     cluster.wait_done(writer.job);
     writer.assert_home();
     assert!(cluster.ondeck(&["status", "--metrics"]).stdout.contains("ondeck_journal_up 1"));
+
+    // One that is to end does not wait for room. With a journal that has no room of its own left, as after a clean end.
+    cluster.signal("scheduler", Signal::TERM);
+    assert_eq!(cluster.wait_ended("scheduler"), Some(0));
+    cluster.start_scheduler();
+    let failures = || cluster.log_text("scheduler").matches("the journal can't be written; nothing").count();
+    let before = failures();
+    let _ = ctl.run(&["dd", "if=/dev/zero", &format!("of={path}/filler"), "bs=4k"]);
+    let output = directory(alice, "last-out", &[]);
+    let lines = [format!("DATA_OUT={}", output.display())];
+    let last = cluster.submit(&script(alice, &lines, &format!("echo 1 > {}/file", output.display())), 1);
+    wait_until(DEADLINE, "the journal can't be written", || failures() > before);
+    cluster.signal("scheduler", Signal::TERM);
+    assert_eq!(cluster.wait_ended("scheduler"), Some(1));
+    assert!(cluster.log_text("scheduler").contains("ends, though the journal can't be written"));
+    cluster.ondeck(&["serve"]).assert_code(1).assert_says("make room there");
+    ctl.run(&["rm", &format!("{path}/filler")]).assert_success();
+    cluster.start_scheduler();
+    cluster.slurm.wait_state(last, "COMPLETED", DEADLINE);
+    cluster.wait_done(last);
+    assert_eq!(tree(&output), [("file".to_owned(), b"1\n".to_vec())].into());
+
     cluster.assert_no_hook_failed();
     cluster.assert_clean();
     cluster.signal("scheduler", Signal::TERM);
