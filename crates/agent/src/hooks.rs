@@ -136,6 +136,8 @@ fn program() -> io::Result<PathBuf> {
 }
 
 /// Whether one of Slurm's daemons on nodes is among this process's ancestors; and the script that is nearest, if one is seen.
+/// An ancestor that can't be looked at has ended. Then nothing is noted, and the hooks here are unseen, which nobody takes for
+/// right.
 fn called_by_slurm() -> Option<Option<PathBuf>> {
     let mut process = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get())?;
     let mut script = None;

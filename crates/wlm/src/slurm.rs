@@ -59,12 +59,18 @@ impl Slurm {
     /// # Errors
     /// [`WlmError`].
     pub async fn all_nodes(&self) -> Result<BTreeSet<NodeName>, WlmError> {
-        let output = self.run("sinfo", &["--all", "--noheader", "--Node", "--format=%N"]).await?;
+        let lines = self.sinfo(&["--all", "--format=%N"]).await?;
+        // A name that no host can have is passed over: no agent answers to it.
+        Ok(lines.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    }
+
+    /// `sinfo`, one line a node and partition.
+    async fn sinfo(&self, options: &[&str]) -> Result<String, WlmError> {
+        let output = self.run("sinfo", &[&["--noheader", "--Node"], options].concat()).await?;
         if !output.success {
             return Err(output.failure(None));
         }
-        let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Runs `scontrol VERB… JOB`, which says nothing when it succeeds.
@@ -209,13 +215,9 @@ impl WorkloadManager for Slurm {
         self.update(job, &format!("QOS={qos}")).await
     }
 
-    /// `sinfo`, one line a node and partition: its name and its state in short, with a sign behind it for what is not there.
+    /// Its name and its state in short, with a sign behind it for what is not there.
     async fn nodes(&self) -> Result<Vec<NodeName>, WlmError> {
-        let output = self.run("sinfo", &["--noheader", "--Node", "--format=%N %t"]).await?;
-        if !output.success {
-            return Err(output.failure(None));
-        }
-        Ok(there(&String::from_utf8_lossy(&output.stdout)))
+        Ok(there(&self.sinfo(&["--format=%N %t"]).await?))
     }
 
     /// `scontrol show config`, whose lines are `Key = value`.

@@ -248,13 +248,18 @@ fn an_rsa_node_that_was_silent_at_a_take_over_is_claimed_when_it_comes_back_and_
     });
     writer.end(&cluster, "silent");
     if cluster.job(writer.job).is_some_and(|job| job["rsa_state"] == "HELD") {
-        wait_until(DEADLINE, "it may be brought home", || {
-            cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
-        });
+        retry(&cluster, writer.job);
     }
     cluster.wait_done(writer.job);
     writer.assert_home();
     cluster.assert_clean();
+}
+
+/// Has results that are HELD brought home, as soon as that is allowed.
+fn retry(cluster: &Cluster, job: u32) {
+    wait_until(DEADLINE, "its results may be brought home", || {
+        cluster.ondeck(&["job", "retry", &job.to_string()]).success()
+    });
 }
 
 #[test]
@@ -281,9 +286,7 @@ fn agents_that_missed_a_take_over_are_claimed_by_the_next_one_and_their_results_
     cluster.start_agent(absent);
     cluster.start_scheduler();
     cluster.wait_rsa(writer.job, "HELD");
-    wait_until(DEADLINE, "its results may be brought home", || {
-        cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
-    });
+    retry(&cluster, writer.job);
     cluster.wait_done(writer.job);
     writer.assert_home();
     Writer::on_all(&cluster, "after");
@@ -329,9 +332,7 @@ fn agents_of_another_journal_beside_ones_own_are_named_and_taken_over_when_someb
         .assert_says(&format!("obey the scheduler of another journal: c1, c2, c3, c4, {node}"));
     cluster.take_over();
     cluster.wait_rsa(writer.job, "HELD");
-    wait_until(DEADLINE, "its results may be brought home", || {
-        cluster.ondeck(&["job", "retry", &writer.job.to_string()]).success()
-    });
+    retry(&cluster, writer.job);
     cluster.wait_done(writer.job);
     writer.assert_home();
     Writer::on_all(&cluster, "after");
