@@ -10,6 +10,7 @@
 //! and until syncfs(2) on the target returned after it, because results that are only in the page
 //! cache are not staged out.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -19,6 +20,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::data::{Case, Census, ONE_FILE, Shape};
+use crate::fragments::Fragments;
 use crate::interrupt::Interrupted;
 use crate::memcpy;
 use crate::scratch::{Scratch, remove, sync_filesystem};
@@ -50,6 +52,7 @@ impl Direction {
                 Tool::ondeck(Checksum::None, true),
                 Tool::ondeck(Checksum::Xxh3, true),
                 Tool::ondeck(Checksum::Blake3, true),
+                Tool::Bare,
             ],
             // Without the sync it does what the peers do, and with it what they do plus syncfs.
             Self::Out => &[
@@ -58,6 +61,7 @@ impl Direction {
                 Tool::ondeck(Checksum::Blake3, false),
                 Tool::ondeck(Checksum::None, true),
                 Tool::ondeck(Checksum::Xxh3, true),
+                Tool::Bare,
             ],
         };
         [&Tool::PEERS, ondeck].concat()
@@ -110,6 +114,7 @@ pub struct Row {
 pub struct Summary {
     pub median_s: f64,
     pub min_s: f64,
+    pub max_s: f64,
     /// (max - min) / median
     pub spread: f64,
 }
@@ -119,7 +124,7 @@ impl Summary {
         seconds.sort_by(f64::total_cmp);
         let (&min_s, &max_s) = (seconds.first()?, seconds.last()?);
         let median_s = median(&seconds);
-        Some(Self { median_s, min_s, spread: (max_s - min_s) / median_s })
+        Some(Self { median_s, min_s, max_s, spread: (max_s - min_s) / median_s })
     }
 }
 
@@ -151,12 +156,20 @@ impl Row {
     }
 }
 
+const FEWEST_IN_PIECES: usize = 9;
+
+/// Who is also compared where memory is in small pieces: those that were fastest, and the command of every day.
+const IN_PIECES: [Tool; 5] =
+    [Tool::Cp, Tool::Fcp, Tool::Cpz, Tool::ondeck(Checksum::None, true), Tool::ondeck(Checksum::Xxh3, true)];
+
 /// One case in one direction.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     pub case: Case,
     pub shape: Shape,
     pub direction: Direction,
+    /// Free memory was broken up before each run.
+    pub in_pieces: bool,
     pub census: Census,
     pub rows: Vec<Row>,
 }
@@ -210,7 +223,7 @@ pub struct Results {
 
 impl Results {
     pub fn comparison(&self, case: Case, direction: Direction) -> Option<&Comparison> {
-        self.comparisons.iter().find(|c| c.case == case && c.direction == direction)
+        self.comparisons.iter().find(|c| c.case == case && c.direction == direction && !c.in_pieces)
     }
 }
 
@@ -251,8 +264,14 @@ impl Plan<'_> {
             Direction::In => (&self.scratch.disk, &self.scratch.ram),
             Direction::Out => (&self.scratch.ram, &self.scratch.disk),
         };
-        let field =
-            Field { plan: self, shape, direction, source: &from.join("source"), target: &to.join("target") };
+        let mut field = Field {
+            plan: self,
+            shape,
+            direction,
+            source: &from.join("source"),
+            target: &to.join("target"),
+            fragments: RefCell::new(None),
+        };
         eprintln!("{}, {direction:?}: making the data", shape.title());
         shape.create(field.source)?;
         if matches!(shape, Shape::OneFile(_)) {
@@ -267,13 +286,16 @@ impl Plan<'_> {
                 }
                 Ok(())
             })?;
-            results.comparisons.push(Comparison {
-                case,
-                shape,
-                direction,
-                census: Census::take(field.source)?,
-                rows,
-            });
+            let census = Census::take(field.source)?;
+            let comparison = Comparison { case, shape, direction, in_pieces: false, census, rows };
+            results.comparisons.push(comparison.clone());
+            if direction == Direction::In && matches!(case, Case::Medium | Case::Large) {
+                eprintln!("{}: the same where memory is in small pieces", shape.title());
+                field.fragments = RefCell::new(Some(Fragments::new(&self.scratch.ram)?));
+                let rows = field.rounds(&mut || Ok(()))?;
+                field.fragments.take().map(Fragments::end).transpose()?;
+                results.comparisons.push(Comparison { in_pieces: true, rows, ..comparison });
+            }
         }
         if self.checksum_costs && direction == Direction::In {
             results.checksum_costs.extend(field.checksum_cost()?);
@@ -294,19 +316,28 @@ struct Field<'a> {
     direction: Direction,
     source: &'a Path,
     target: &'a Path,
+    /// What breaks up memory before each run, if it does.
+    fragments: RefCell<Option<Fragments>>,
 }
 
 impl Field<'_> {
     fn rounds(&self, beside_round: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Row>> {
-        let tools: Vec<Tool> =
-            (self.direction.tools().into_iter()).filter(|tool| self.plan.wants(*tool)).collect();
+        let all = if self.fragments.borrow().is_some() { IN_PIECES.to_vec() } else { self.direction.tools() };
+        let tools: Vec<Tool> = all.into_iter().filter(|tool| self.plan.wants(*tool)).collect();
         let mut rows = Vec::new();
         for tool in &tools {
             rows.push(self.warm_up(*tool)?);
         }
         drop_pointless(&mut rows);
 
-        for round in 0..self.plan.rounds {
+        // Steadiness takes more runs than a median.
+        let in_pieces = self.fragments.borrow().is_some();
+        let count = if in_pieces && !self.plan.quick {
+            self.plan.rounds.max(FEWEST_IN_PIECES)
+        } else {
+            self.plan.rounds
+        };
+        for round in 0..count {
             beside_round()?;
             for position in 0..rows.len() {
                 let row = &mut rows[(position + round) % tools.len()];
@@ -318,13 +349,7 @@ impl Field<'_> {
                     Err(why) => row.outcome = Outcome::Absent(why),
                 }
             }
-            eprintln!(
-                "{}, {:?}: round {} of {} done",
-                self.shape.title(),
-                self.direction,
-                round + 1,
-                self.plan.rounds
-            );
+            eprintln!("{}, {:?}: round {} of {} done", self.shape.title(), self.direction, round + 1, count);
         }
         Ok(rows)
     }
@@ -379,6 +404,9 @@ impl Field<'_> {
             return Ok(Err(absent.into()));
         };
         tool.forget_last_run(copy)?;
+        if let Some(fragments) = &mut *self.fragments.borrow_mut() {
+            fragments.renew()?;
+        }
         self.plan.scratch.settle()?;
 
         let errors = self.plan.scratch.disk.join("errors.txt");
@@ -463,6 +491,7 @@ mod tests {
             case: Case::Small,
             shape: Case::Small.shape(true),
             direction: Direction::Out,
+            in_pieces: false,
             census: Census::default(),
             rows,
         }

@@ -6,7 +6,7 @@
 //! cache, and is an eighth of what was free.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ondeck_bench::size::{GIB, KIB, MIB};
@@ -27,6 +27,7 @@ const FEW: f64 = 0.02;
 
 pub struct Fragments {
     file: File,
+    path: PathBuf,
     length: u64,
 }
 
@@ -35,7 +36,12 @@ impl Fragments {
     pub fn new(ram: &Path) -> Result<Self> {
         let path = ram.join("fragments");
         let file = File::create_new(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { file, length: 0 })
+        Ok(Self { file, path, length: 0 })
+    }
+
+    /// Gives back what is held.
+    pub fn end(self) -> Result<()> {
+        fs::remove_file(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
     }
 
     fn held(&self) -> u64 {

@@ -13,6 +13,8 @@ use ondeck_bench::size::{MIB, show};
 const WORST_RATIO: f64 = 1.05;
 /// Times as fast as `rsync -a`, into RAM.
 const AGAINST_RSYNC: [(Case, f64); 2] = [(Case::Medium, 4.0), (Case::Small, 2.5)];
+/// The slowest run over the median, of files of 1 MiB into RAM and where memory is in small pieces.
+const STEADY: f64 = 2.0;
 /// Share of the memcpy rate for one large file into RAM.
 const OF_MEMCPY: [(Checksum, f64); 2] = [(Checksum::None, 0.55), (Checksum::Xxh3, 0.45)];
 /// Time with the default checksum over time without.
@@ -65,12 +67,13 @@ pub fn judge_all(results: &Results, overheads: &[Overhead]) -> Vec<Judged> {
     judged.extend(checksum_costs(results));
     judged.push(peak_memory(results));
     judged.extend(overheads.iter().map(run_overhead));
+    judged.extend(steady(results));
     judged
 }
 
 fn against_fastest_peer(results: &Results) -> Vec<Judged> {
     let mut judged = Vec::new();
-    for comparison in &results.comparisons {
+    for comparison in results.comparisons.iter().filter(|c| !c.in_pieces) {
         let measures: &[(Until, bool, &str)] = match comparison.direction {
             Direction::In => &[(Until::Returned, true, "in")],
             Direction::Out => {
@@ -84,14 +87,47 @@ fn against_fastest_peer(results: &Results) -> Vec<Judged> {
                 let met = (ratio * 100.0).round() <= (WORST_RATIO * 100.0).round();
                 Some(Figure { of, shown: format!("{ratio:.2}x"), met })
             });
+            let bare = (comparison.case == Case::Tree && until == Until::Returned).then(|| {
+                let ratio = comparison.ratio(Tool::Bare, until)?;
+                let met = (ratio * 100.0).round() <= (WORST_RATIO * 100.0).round();
+                Some(Figure {
+                    of: "with the metadata that such a peer keeps",
+                    shown: format!("{ratio:.2}x"),
+                    met,
+                })
+            });
+            let figures = figures.into_iter().chain(bare).collect();
             judged.push(judge(
                 &format!("1: at most {WORST_RATIO}x the time of the fastest peer"),
                 format!("{}, {name}", comparison.shape.title()),
-                figures.into(),
+                figures,
             ));
         }
     }
     judged
+}
+
+/// Every run of `ondeck stage` into RAM, of one file or of files of 1 MiB.
+fn steady(results: &Results) -> Vec<Judged> {
+    let cases = results
+        .comparisons
+        .iter()
+        .filter(|c| c.direction == Direction::In && matches!(c.case, Case::Medium | Case::Large));
+    cases
+        .map(|comparison| {
+            let figures = WITHOUT_AND_WITH.map(|(checksum, of)| {
+                let summary = comparison.summary(Tool::ondeck(checksum, true), Until::Returned)?;
+                let slowest = summary.max_s / summary.median_s;
+                Some(Figure { of, shown: format!("{slowest:.2}x"), met: slowest <= STEADY })
+            });
+            let pieces = if comparison.in_pieces { ", memory in small pieces" } else { "" };
+            judge(
+                &format!("7: the slowest run at most {STEADY}x the median"),
+                format!("{}, in{pieces}", comparison.shape.title()),
+                figures.into(),
+            )
+        })
+        .collect()
 }
 
 fn against_rsync(results: &Results) -> Vec<Judged> {

@@ -107,6 +107,9 @@ enum Command {
     /// Drop the files of a directory from the page cache, so that the next to read them finds the
     /// disk
     Evict { directory: PathBuf },
+    /// Copy with the engine alone, in a process of its own
+    #[command(hide = true)]
+    BareCopy { source: PathBuf, target: PathBuf },
     /// Measure copying memory, in a process of its own
     #[command(hide = true)]
     Memcpy,
@@ -172,6 +175,7 @@ fn main() -> ExitCode {
         Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
+        Command::BareCopy { source, target } => tools::bare_copy(&source, &target),
         Command::Memcpy => memcpy::print(),
         Command::Load { action } => ramdisk::load::print(&action),
     };

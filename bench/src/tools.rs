@@ -51,6 +51,9 @@ pub enum Tool {
     Xcp,
     Lms,
     Ondeck(Stage),
+    /// The engine of `ondeck stage` with no more than most peers do: neither checksum nor manifest nor sync, and of a file
+    /// no metadata but its permission bits. Nothing that a user can call, so it stands for itself, not for a command.
+    Bare,
 }
 
 /// What a tool is asked to copy.
@@ -145,7 +148,7 @@ impl Tool {
     }
 
     pub fn is_ondeck(self) -> bool {
-        matches!(self, Self::Ondeck(_))
+        matches!(self, Self::Ondeck(_) | Self::Bare)
     }
 
     /// The command as a reader would type it.
@@ -169,6 +172,7 @@ impl Tool {
                 let sync = if stage.sync { "" } else { " --no-sync" };
                 format!("ondeck stage{checksum}{sync}")
             }
+            Self::Bare => "ondeck's engine, modes only".into(),
         }
     }
 
@@ -184,13 +188,14 @@ impl Tool {
             Self::Cpz => "cpz",
             Self::Xcp => "xcp",
             Self::Lms => "lms",
-            Self::Ondeck(_) => "ondeck",
+            Self::Ondeck(_) | Self::Bare => "ondeck",
         }
     }
 
     pub fn program(self, programs: &Programs) -> Option<PathBuf> {
         match self {
             Self::Ondeck(_) => programs.ondeck.clone(),
+            Self::Bare => std::env::current_exe().ok(),
             _ => programs.named(self.program_name()),
         }
     }
@@ -248,6 +253,7 @@ impl Tool {
             Self::Fcp | Self::Cpz => command.args([source, target]),
             Self::Xcp => command.args(["-r", "--no-progress"]).args([source, target]),
             Self::Lms => command.arg("cp").args([source, target]),
+            Self::Bare => command.arg("bare-copy").args([source, target]),
             Self::Ondeck(stage) => {
                 command.args(["stage", "--checksum", stage.checksum.argument()]);
                 if !stage.sync {
@@ -258,6 +264,25 @@ impl Tool {
         };
         Some(command)
     }
+}
+
+/// What [`Tool::Bare`] runs.
+pub fn bare_copy(source: &Path, target: &Path) -> Result<()> {
+    // As `ondeck stage` does: the modes are the source's, whatever the umask.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let options = ondeck_transfer::Options {
+        checksum: ondeck_transfer::Checksum::None,
+        modes_only: true,
+        sync: false,
+        ..ondeck_transfer::Options::default()
+    };
+    let progress = ondeck_transfer::Progress::new();
+    let monitor = ondeck_transfer::Monitor { progress: &progress, event: &|_| {} };
+    let summary = ondeck_transfer::stage(source, target, &options, &monitor)?;
+    if summary.errors > 0 {
+        bail!("{} entries could not be copied", summary.errors);
+    }
+    Ok(())
 }
 
 /// rsync and fpsync copy what is *in* a directory when it ends in a slash.

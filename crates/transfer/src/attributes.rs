@@ -224,6 +224,15 @@ pub(crate) fn apply_at(
     lost.map_or(Ok(()), Err)
 }
 
+/// Gives an open file of the target, whose state is `have`, the permission bits of the source, and nothing else.
+pub(crate) fn apply_permissions(fd: BorrowedFd<'_>, have: &Stat, want: &Stat) -> Result<(), Fault> {
+    let mode = want.st_mode & 0o777;
+    if have.st_mode & 0o7777 != mode {
+        fs::fchmod(fd, Mode::from_raw_mode(mode)).during("setting its mode")?;
+    }
+    Ok(())
+}
+
 /// Changes some attributes of an open directory of the target, whose state is `have`, in the order of [`apply`].
 ///
 /// An owner or an extended attribute that can't be changed is the error, after everything else has been applied.

@@ -53,6 +53,9 @@ pub struct Options {
     /// Do not call it a failure if the caller can't read what belongs to another user: leave that behind, and tell of it
     /// ([`crate::Event::LeftBehind`]).
     pub leave_others: bool,
+    /// Of a regular file keep the permission bits alone: no owner, times, extended attributes or ACLs. For comparisons with
+    /// tools that keep no more; such a copy can't be resumed.
+    pub modes_only: bool,
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.
     pub recheck: bool,
@@ -116,6 +119,7 @@ impl Default for Options {
             ownership: Ownership::Preserve,
             attributes_best_effort: false,
             leave_others: false,
+            modes_only: false,
             recheck: false,
             again_from: None,
             tag: None,

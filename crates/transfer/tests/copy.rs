@@ -78,6 +78,12 @@ proptest! {
         let again = stage(&second, &third, &Options { checksum: Checksum::Blake3, ..verify });
         prop_assert_eq!(again.files, 0);
         trees::assert_same(&first, &third);
+        // Without a checksum data goes another way: through the kernel alone.
+        let (fourth, fifth) = (ram.path().join("d"), disk.path().join("e"));
+        let unchecked = Options { checksum: Checksum::None, ..Options::default() };
+        stage(&third, &fourth, &unchecked);
+        stage(&fourth, &fifth, &unchecked);
+        trees::assert_same(&first, &fifth);
     }
 
     #[test]
@@ -411,6 +417,51 @@ fn a_file_that_changes_while_it_is_copied_is_reported_and_not_left_half_done() {
     assert_eq!(names, ["quiet"]);
 }
 
+/// Random sizes around what one call of the kernel takes, and what one buffer holds.
+#[test]
+fn without_a_checksum_every_byte_of_small_files_arrives_too() {
+    let (ram, disk) = (ram(), disk());
+    let (source, there, back) = (disk.path().join("s"), ram.path().join("t"), disk.path().join("b"));
+    fs::create_dir(&source).unwrap();
+    let edges = [1_usize, 4095, 4096, 4097, 65_535, 65_536, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1];
+    for (seed, size) in edges.into_iter().enumerate() {
+        let data: Vec<u8> = (0..size).map(|at| (at * 31 + at / 251 + seed) as u8).collect();
+        fs::write(source.join(size.to_string()), data).unwrap();
+    }
+    let unchecked = Options { checksum: Checksum::None, ..Options::default() };
+    stage(&source, &there, &unchecked);
+    stage(&there, &back, &unchecked);
+    for size in edges.map(|size| size.to_string()) {
+        assert!(fs::read(source.join(&size)).unwrap() == fs::read(back.join(&size)).unwrap(), "{size}");
+    }
+}
+
+#[test]
+fn with_modes_alone_a_copy_has_no_times_or_attributes_of_its_source() {
+    let ram = ram();
+    let (source, target) = (ram.path().join("s"), ram.path().join("t"));
+    fs::create_dir(&source).unwrap();
+    for (name, mode) in [("a", 0o640), ("b", 0o755), ("c", 0o4755)] {
+        let file = source.join(name);
+        fs::write(&file, name).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(long_ago).unwrap();
+    }
+    let bare = Options { checksum: Checksum::None, modes_only: true, ..Options::default() };
+    stage(&source, &target, &bare);
+    for (name, mode) in [("a", 0o640), ("b", 0o755), ("c", 0o755)] {
+        let copy = fs::metadata(target.join(name)).unwrap();
+        assert_eq!(
+            copy.mode() & 0o7777,
+            mode,
+            "{name}: rights that a set-id bit lends are no permission bits"
+        );
+        assert!(copy.modified().unwrap().elapsed().unwrap() < Duration::from_secs(3600), "{name}");
+        assert_eq!(fs::read_to_string(target.join(name)).unwrap(), name);
+    }
+}
+
 #[test]
 fn errors_do_not_stop_the_rest() {
     let ram = ram();
@@ -567,16 +618,18 @@ fn a_target_that_is_full_is_told_by_path_and_nothing_half_done_is_left() {
         fs::write(source.join(format!("f{number}")), vec![1; 300_000]).unwrap();
     }
     fs::write(source.join("large"), vec![1; 70 << 20]).unwrap();
-    let mounted = Mounted::tmpfs(&target, "size=1m");
-    let (summary, failures) = stage_with(&source, &target, &Options::default());
-    let summary = summary.unwrap();
-    assert!(summary.files >= 2 && summary.files + summary.errors == 9, "{summary:?}");
-    assert!(failures.iter().all(|failure| failure.contains("No space left")), "{failures:?}");
-    for entry in fs::read_dir(&target).unwrap() {
-        let entry = entry.unwrap();
-        assert_eq!(entry.metadata().unwrap().len(), 300_000, "{:?}", entry.file_name());
+    for checksum in [Checksum::Xxh3, Checksum::None] {
+        let mounted = Mounted::tmpfs(&target, "size=1m");
+        let (summary, failures) = stage_with(&source, &target, &Options { checksum, ..Options::default() });
+        let summary = summary.unwrap();
+        assert!(summary.files >= 2 && summary.files + summary.errors == 9, "{summary:?}");
+        assert!(failures.iter().all(|failure| failure.contains("No space left")), "{failures:?}");
+        for entry in fs::read_dir(&target).unwrap() {
+            let entry = entry.unwrap();
+            assert_eq!(entry.metadata().unwrap().len(), 300_000, "{:?}", entry.file_name());
+        }
+        drop(mounted);
     }
-    drop(mounted);
 }
 
 /// A mount that goes with the test, whatever its end.
