@@ -250,7 +250,34 @@ impl Plan<'_> {
                 self.run_direction(case, shape, direction, &mut results)?;
             }
         }
+        // Last: memory stays in pieces for a while, which is nobody else's case.
+        for &case in self.cases.iter().filter(|case| matches!(case, Case::Medium | Case::Large)) {
+            if self.copies && self.directions.contains(&Direction::In) {
+                results.comparisons.push(self.run_in_pieces(case)?);
+            }
+        }
         Ok(results)
+    }
+
+    fn run_in_pieces(&self, case: Case) -> Result<Comparison> {
+        let (shape, direction) = (case.shape(self.quick), Direction::In);
+        let field = Field {
+            plan: self,
+            shape,
+            direction,
+            source: &self.scratch.disk.join("source"),
+            target: &self.scratch.ram.join("target"),
+            fragments: RefCell::new(None),
+        };
+        eprintln!("{}: making the data, for memory in small pieces", shape.title());
+        field.make()?;
+        field.fragments.replace(Some(Fragments::new(&self.scratch.ram)?));
+        let rows = field.rounds(&mut || Ok(()))?;
+        field.fragments.take().map(Fragments::end).transpose()?;
+        let census = Census::take(field.source)?;
+        remove(field.source)?;
+        remove(field.target)?;
+        Ok(Comparison { case, shape, direction, in_pieces: true, census, rows })
     }
 
     fn run_direction(
@@ -264,7 +291,7 @@ impl Plan<'_> {
             Direction::In => (&self.scratch.disk, &self.scratch.ram),
             Direction::Out => (&self.scratch.ram, &self.scratch.disk),
         };
-        let mut field = Field {
+        let field = Field {
             plan: self,
             shape,
             direction,
@@ -273,11 +300,7 @@ impl Plan<'_> {
             fragments: RefCell::new(None),
         };
         eprintln!("{}, {direction:?}: making the data", shape.title());
-        shape.create(field.source)?;
-        if matches!(shape, Shape::OneFile(_)) {
-            fs::create_dir(field.target)
-                .with_context(|| format!("cannot make {}", field.target.display()))?;
-        }
+        field.make()?;
         if self.copies {
             let with_memcpy = matches!((case, direction), (Case::Large, Direction::In));
             let rows = field.rounds(&mut || {
@@ -287,15 +310,7 @@ impl Plan<'_> {
                 Ok(())
             })?;
             let census = Census::take(field.source)?;
-            let comparison = Comparison { case, shape, direction, in_pieces: false, census, rows };
-            results.comparisons.push(comparison.clone());
-            if direction == Direction::In && matches!(case, Case::Medium | Case::Large) {
-                eprintln!("{}: the same where memory is in small pieces", shape.title());
-                field.fragments = RefCell::new(Some(Fragments::new(&self.scratch.ram)?));
-                let rows = field.rounds(&mut || Ok(()))?;
-                field.fragments.take().map(Fragments::end).transpose()?;
-                results.comparisons.push(Comparison { in_pieces: true, rows, ..comparison });
-            }
+            results.comparisons.push(Comparison { case, shape, direction, in_pieces: false, census, rows });
         }
         if self.checksum_costs && direction == Direction::In {
             results.checksum_costs.extend(field.checksum_cost()?);
@@ -321,6 +336,15 @@ struct Field<'a> {
 }
 
 impl Field<'_> {
+    /// Makes the data, and where a single file goes.
+    fn make(&self) -> Result<()> {
+        self.shape.create(self.source)?;
+        if matches!(self.shape, Shape::OneFile(_)) {
+            fs::create_dir(self.target).with_context(|| format!("cannot make {}", self.target.display()))?;
+        }
+        Ok(())
+    }
+
     fn rounds(&self, beside_round: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Row>> {
         let all = if self.fragments.borrow().is_some() { IN_PIECES.to_vec() } else { self.direction.tools() };
         let tools: Vec<Tool> = all.into_iter().filter(|tool| self.plan.wants(*tool)).collect();
