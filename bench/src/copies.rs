@@ -156,7 +156,8 @@ impl Row {
     }
 }
 
-const FEWEST_IN_PIECES: usize = 9;
+/// Rounds where memory is in small pieces: whether a copy is steady takes more runs to tell than its median.
+pub const FEWEST_IN_PIECES: usize = 9;
 
 /// Who is also compared where memory is in small pieces: those that were fastest, and the command of every day.
 const IN_PIECES: [Tool; 5] =
@@ -261,7 +262,7 @@ impl Plan<'_> {
 
     fn run_in_pieces(&self, case: Case) -> Result<Comparison> {
         let (shape, direction) = (case.shape(self.quick), Direction::In);
-        let field = Field {
+        let run = CaseRun {
             plan: self,
             shape,
             direction,
@@ -270,13 +271,13 @@ impl Plan<'_> {
             fragments: RefCell::new(None),
         };
         eprintln!("{}: making the data, for memory in small pieces", shape.title());
-        field.make()?;
-        field.fragments.replace(Some(Fragments::new(&self.scratch.ram)?));
-        let rows = field.rounds(&mut || Ok(()))?;
-        field.fragments.take().map(Fragments::end).transpose()?;
-        let census = Census::take(field.source)?;
-        remove(field.source)?;
-        remove(field.target)?;
+        run.make()?;
+        run.fragments.replace(Some(Fragments::new(&self.scratch.ram)?));
+        let rows = run.rounds(&mut || Ok(()))?;
+        run.fragments.take().map(Fragments::end).transpose()?;
+        let census = Census::take(run.source)?;
+        remove(run.source)?;
+        remove(run.target)?;
         Ok(Comparison { case, shape, direction, in_pieces: true, census, rows })
     }
 
@@ -291,7 +292,7 @@ impl Plan<'_> {
             Direction::In => (&self.scratch.disk, &self.scratch.ram),
             Direction::Out => (&self.scratch.ram, &self.scratch.disk),
         };
-        let field = Field {
+        let run = CaseRun {
             plan: self,
             shape,
             direction,
@@ -300,23 +301,23 @@ impl Plan<'_> {
             fragments: RefCell::new(None),
         };
         eprintln!("{}, {direction:?}: making the data", shape.title());
-        field.make()?;
+        run.make()?;
         if self.copies {
             let with_memcpy = matches!((case, direction), (Case::Large, Direction::In));
-            let rows = field.rounds(&mut || {
+            let rows = run.rounds(&mut || {
                 if with_memcpy {
                     results.memcpy.add(memcpy::measure_in_child()?);
                 }
                 Ok(())
             })?;
-            let census = Census::take(field.source)?;
+            let census = Census::take(run.source)?;
             results.comparisons.push(Comparison { case, shape, direction, in_pieces: false, census, rows });
         }
         if self.checksum_costs && direction == Direction::In {
-            results.checksum_costs.extend(field.checksum_cost()?);
+            results.checksum_costs.extend(run.checksum_cost()?);
         }
-        remove(field.source)?;
-        remove(field.target)
+        remove(run.source)?;
+        remove(run.target)
     }
 
     fn wants(&self, tool: Tool) -> bool {
@@ -325,7 +326,7 @@ impl Plan<'_> {
 }
 
 /// One case in one direction, with its data in place.
-struct Field<'a> {
+struct CaseRun<'a> {
     plan: &'a Plan<'a>,
     shape: Shape,
     direction: Direction,
@@ -335,7 +336,7 @@ struct Field<'a> {
     fragments: RefCell<Option<Fragments>>,
 }
 
-impl Field<'_> {
+impl CaseRun<'_> {
     /// Makes the data, and where a single file goes.
     fn make(&self) -> Result<()> {
         self.shape.create(self.source)?;
@@ -346,7 +347,8 @@ impl Field<'_> {
     }
 
     fn rounds(&self, beside_round: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Row>> {
-        let all = if self.fragments.borrow().is_some() { IN_PIECES.to_vec() } else { self.direction.tools() };
+        let in_pieces = self.fragments.borrow().is_some();
+        let all = if in_pieces { IN_PIECES.to_vec() } else { self.direction.tools() };
         let tools: Vec<Tool> = all.into_iter().filter(|tool| self.plan.wants(*tool)).collect();
         let mut rows = Vec::new();
         for tool in &tools {
@@ -354,13 +356,7 @@ impl Field<'_> {
         }
         drop_pointless(&mut rows);
 
-        // Steadiness takes more runs than a median.
-        let in_pieces = self.fragments.borrow().is_some();
-        let count = if in_pieces && !self.plan.quick {
-            self.plan.rounds.max(FEWEST_IN_PIECES)
-        } else {
-            self.plan.rounds
-        };
+        let count = if in_pieces { self.plan.rounds.max(FEWEST_IN_PIECES) } else { self.plan.rounds };
         for round in 0..count {
             beside_round()?;
             for position in 0..rows.len() {

@@ -90,11 +90,7 @@ fn against_fastest_peer(results: &Results) -> Vec<Judged> {
             let bare = (comparison.case == Case::Tree && until == Until::Returned).then(|| {
                 let ratio = comparison.ratio(Tool::Bare, until)?;
                 let met = (ratio * 100.0).round() <= (WORST_RATIO * 100.0).round();
-                Some(Figure {
-                    of: "with the metadata that such a peer keeps",
-                    shown: format!("{ratio:.2}x"),
-                    met,
-                })
+                Some(Figure { of: "with modes as the only metadata", shown: format!("{ratio:.2}x"), met })
             });
             let figures = figures.into_iter().chain(bare).collect();
             judged.push(judge(

@@ -117,7 +117,7 @@ enum Command {
     #[command(hide = true)]
     Load {
         #[command(subcommand)]
-        action: ramdisk::load::Action,
+        action: ramdisk::load::LoadCommand,
     },
 }
 

@@ -25,7 +25,7 @@ pub const COLUMNS: [&str; 8] =
 
 /// What one tool kept; a column that could not be tested here is `None`.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptMetadata {
     pub tool: Tool,
     /// The columns' answers, or why the tool was not run.
     pub answers: Result<[Option<bool>; COLUMNS.len()], String>,
@@ -38,7 +38,7 @@ const SPARSE_SIZE: u64 = 16 * MIB;
 /// Before any clock of the copy itself, and with nanoseconds that microseconds would lose.
 const TIME: Timespec = Timespec { tv_sec: 1_400_000_000, tv_nsec: 123_456_789 };
 
-pub fn compare(scratch: &Scratch, programs: &Programs, only: &[String]) -> Result<Vec<Kept>> {
+pub fn compare(scratch: &Scratch, programs: &Programs, only: &[String]) -> Result<Vec<KeptMetadata>> {
     let source = scratch.disk.join("probe");
     let target = scratch.ram.join("probe");
     let notes = scratch.disk.join("notes");
@@ -66,7 +66,7 @@ pub fn compare(scratch: &Scratch, programs: &Programs, only: &[String]) -> Resul
                 }
             }
         };
-        table.push(Kept { tool, answers });
+        table.push(KeptMetadata { tool, answers });
     }
     Ok(table)
 }

@@ -7,7 +7,7 @@ use crate::copies::{CHECKSUM_PAIRS, Comparison, Direction, Outcome, Results, Row
 use crate::data::Case;
 use crate::goals;
 use crate::machine;
-use crate::metadata::{self, Kept};
+use crate::metadata::{self, KeptMetadata};
 use crate::run_overhead::{Overhead, RUNS};
 use crate::tools::Tool;
 use ondeck_bench::size::show;
@@ -21,7 +21,7 @@ pub struct Page {
     pub quick: bool,
     pub ondeck_is_built: bool,
     pub results: Results,
-    pub metadata: Vec<Kept>,
+    pub metadata: Vec<KeptMetadata>,
     pub overheads: Vec<Overhead>,
 }
 
@@ -50,7 +50,9 @@ impl Page {
                  rounds in rotated order: one to warm up, which is dropped, then {}. Ratios are of \
                  medians, to the fastest peer that copied everything: below 1 is faster. The \
                  spread is (slowest - fastest) / median. The page cache is warm; before each run \
-                 the last target is removed and the disk left to settle.",
+                 the last target is removed and the disk left to settle. The row \"ondeck's engine, \
+                 modes only\" copies of the metadata only modes, as most peers do; all other rows of \
+                 ondeck's copy all of it.",
                 self.command, self.rounds
             ),
         );
@@ -259,7 +261,7 @@ fn copies(page: &mut String, comparison: &Comparison) {
         paragraph(
             page,
             "Before each run free memory was broken up, as on a machine that has run for a while: at most 2 % of it lay \
-             in blocks of 32 KiB or more. 9 rounds, or as many as elsewhere if those are more.",
+             in blocks of 32 KiB or more. There are at least 9 rounds.",
         );
     }
     match comparison.direction {

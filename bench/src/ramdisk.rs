@@ -10,7 +10,7 @@
 //!
 //! | module | measures |
 //! |---|---|
-//! | [`field`] | nothing: the hosts, their agents, the commands that build and destroy |
+//! | [`testbed`] | nothing: the hosts, their agents, the commands that build and destroy |
 //! | [`load`] | nothing: what a host does with a mounted RAM disk |
 //! | [`samples`] | nothing: repeated measurements of one thing |
 //! | [`lifetime`] | creating and destroying, with their steps |
@@ -23,7 +23,6 @@
 
 mod by_hand;
 mod cpu;
-mod field;
 mod lifetime;
 pub mod load;
 mod memory;
@@ -31,6 +30,7 @@ mod metadata_device;
 mod preallocate;
 pub mod samples;
 mod staging;
+mod testbed;
 mod throughput;
 
 use std::fs;
@@ -43,8 +43,8 @@ use clap::ValueEnum;
 use crate::goals::Judged;
 use crate::machine;
 use crate::page::{Table, heading, paragraph};
-use crate::ramdisk::field::Field;
 use crate::ramdisk::samples::Samples;
+use crate::ramdisk::testbed::AgentTestbed;
 use crate::{command_line, interrupt};
 
 #[derive(clap::Args)]
@@ -82,15 +82,15 @@ enum Part {
 }
 
 impl Part {
-    fn measure(self, field: &Field, effort: Effort) -> Result<Section> {
+    fn measure(self, testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
         match self {
-            Self::Lifetime => lifetime::measure(field, effort),
-            Self::Throughput => throughput::measure(field, effort),
-            Self::Cpu => cpu::measure(field, effort),
-            Self::Memory => memory::measure(field, effort),
-            Self::Preallocate => preallocate::measure(field, effort),
-            Self::Staging => staging::measure(field, effort),
-            Self::MetadataDevice => metadata_device::measure(field, effort),
+            Self::Lifetime => lifetime::measure(testbed, effort),
+            Self::Throughput => throughput::measure(testbed, effort),
+            Self::Cpu => cpu::measure(testbed, effort),
+            Self::Memory => memory::measure(testbed, effort),
+            Self::Preallocate => preallocate::measure(testbed, effort),
+            Self::Staging => staging::measure(testbed, effort),
+            Self::MetadataDevice => metadata_device::measure(testbed, effort),
         }
     }
 }
@@ -149,7 +149,7 @@ pub fn run(options: &Options) -> Result<()> {
     interrupt::install()?;
     let began = Instant::now();
     let effort = Effort { quick: options.quick, rounds: options.rounds };
-    let field = Field::new()?;
+    let testbed = AgentTestbed::new()?;
     let mut sections = Vec::new();
     for part in Part::value_variants() {
         if !options.parts.is_empty() && !options.parts.contains(part) {
@@ -157,11 +157,11 @@ pub fn run(options: &Options) -> Result<()> {
         }
         let part_began = Instant::now();
         eprintln!("{part:?}: begins");
-        let section = part.measure(&field, effort).or_else(|error| {
+        let section = part.measure(&testbed, effort).or_else(|error| {
             // One part that fails is no reason to lose the others.
             interrupt::check()?;
             eprintln!("{part:?}: {error:#}");
-            field.reset()?;
+            testbed.reset()?;
             let mut section = Section::new(&format!("{part:?}"));
             paragraph(&mut section.text, &format!("**Not measured**: {error:#}."));
             anyhow::Ok(section)
@@ -169,9 +169,9 @@ pub fn run(options: &Options) -> Result<()> {
         sections.push(section);
         eprintln!("{part:?}: {:.0} s", part_began.elapsed().as_secs_f64());
     }
-    let page = render(&field, effort, &sections);
-    let page = crate::without_paths(page, field.dir());
-    drop(field);
+    let page = render(&testbed, effort, &sections);
+    let page = crate::without_paths(page, testbed.dir());
+    drop(testbed);
     print!("{page}");
     eprintln!("took {:.0} s", began.elapsed().as_secs_f64());
     if let Some(file) = &options.markdown {
@@ -180,7 +180,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn render(field: &Field, effort: Effort, sections: &[Section]) -> String {
+fn render(testbed: &AgentTestbed, effort: Effort, sections: &[Section]) -> String {
     let mut page = String::from("# Benchmarks of RAM disks\n\n");
     paragraph(
         &mut page,
@@ -213,11 +213,11 @@ fn render(field: &Field, effort: Effort, sections: &[Section]) -> String {
     }
     heading(&mut page, "The machine");
     let mut table = Table::new(&["", ""]);
-    for (name, value) in machine::facts(&field.disk_label(), "tmpfs, one for each node") {
+    for (name, value) in machine::facts(&testbed.disk_label(), "tmpfs, one for each node") {
         table.add([name.to_owned(), value]);
     }
     let versions = [
-        machine::first_line(field.ondeck(), &["--version"]),
+        machine::first_line(testbed.ondeck(), &["--version"]),
         machine::first_line("glusterfs", &["--version"]),
         machine::first_line("ceph", &["--version"]),
     ];

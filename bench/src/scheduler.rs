@@ -59,7 +59,6 @@ const PARTS: [&str; 3] = ["schedule", "hooks", "thesis"];
 
 /// What one command found out.
 struct Part {
-    /// The command.
     name: &'static str,
     title: &'static str,
     introduction: String,

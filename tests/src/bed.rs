@@ -21,8 +21,10 @@ use crate::host::Host;
 use crate::inside::in_path;
 use crate::munge::Munge;
 use crate::observe::{self, Namespace, Process};
-use crate::plan::{HostPlan, MAX_HOSTS, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, address_of, port_of};
-use crate::slurm::{self, Slurm, SlurmSetup};
+use crate::plan::{
+    HostPlan, MAX_HOSTS, Plan, Ready, Replaced, SLURM_DIRECTORY, SWITCH, SWITCH_ADDRESS, address_of, port_of,
+    slurm_directory_in,
+};
 use crate::users::{self, User};
 
 /// Names the `ondeck-testbed` binary, for tests that can't find it beside themselves.
@@ -257,20 +259,6 @@ impl Testbed {
         Ok(munge.insert(started).socket.clone())
     }
 
-    /// Starts a Slurm cluster on hosts of this bed, and waits until its nodes are idle.
-    ///
-    /// # Errors
-    ///
-    /// If Slurm or MUNGE is not installed, a file can't be written, or the daemons don't start or are not ready in time,
-    /// with the ends of their logs.
-    ///
-    /// # Panics
-    ///
-    /// If the bed has not got a host that is named, or munged does not answer.
-    pub fn slurm(&self, setup: SlurmSetup) -> Result<Slurm> {
-        Slurm::start(self, setup)
-    }
-
     /// Writes `bin/on` and `bin/as`. `on` names the holders as the processes in the bed know them.
     fn write_launchers(&self, binary: &Path) -> Result<()> {
         let mut on = "#!/bin/sh\n# on HOST COMMAND...: runs a command in another host of the testbed.\n\
@@ -394,10 +382,10 @@ fn write_plan(names: &[String], private_directories: &[PathBuf], users: &[User],
         replaced.push(Replaced { path: Path::new("/etc").join(name), by });
     }
     // Already here, and empty until it is needed: mounts that a host is built with survive its reboot.
-    let by = slurm::directory_in(dir);
+    let by = slurm_directory_in(dir);
     users::make_directory(&by, 0, 0, 0o755)?;
-    if Path::new(slurm::DIRECTORY).is_dir() {
-        replaced.push(Replaced { path: slurm::DIRECTORY.into(), by });
+    if Path::new(SLURM_DIRECTORY).is_dir() {
+        replaced.push(Replaced { path: SLURM_DIRECTORY.into(), by });
     }
     let control_group = dir.file_name().context("a directory in /tmp")?.to_string_lossy().into_owned();
     Ok(Plan { hosts, replaced, control_group })

@@ -39,7 +39,7 @@ pub struct Credentials {
     pub uid: u32,
     /// The group id.
     pub gid: u32,
-    /// Further groups.
+    /// The supplementary groups, without the primary one.
     pub groups: Vec<u32>,
 }
 

@@ -32,13 +32,13 @@ const CRASH_DEADLINE: Duration = Duration::from_secs(20);
 /// The methods that observe or harm a host panic when they fail, as tests have no other use for such an error.
 #[derive(Clone)]
 pub struct Host {
-    place: Arc<Place>,
+    inner: Arc<HostInner>,
     credentials: Option<Credentials>,
     login: Option<User>,
 }
 
 /// What is the same for all handles of a host.
-struct Place {
+struct HostInner {
     name: String,
     address: Ipv4Addr,
     /// The process that keeps the namespaces.
@@ -65,7 +65,7 @@ impl Host {
     ) -> Result<Host> {
         let network = Namespace::Network.of(holder).with_context(|| format!("{name} has ended"))?;
         let own_mounts = observe::mounts_of(holder)?.into_iter().map(|mount| mount.id).collect();
-        let place = Place {
+        let inner = HostInner {
             name: name.to_owned(),
             address,
             holder,
@@ -75,22 +75,22 @@ impl Host {
             init,
             binary: binary.to_owned(),
         };
-        Ok(Host { place: Arc::new(place), credentials: None, login: None })
+        Ok(Host { inner: Arc::new(inner), credentials: None, login: None })
     }
 
-    /// The hostname.
+    /// The hostname, which all hosts of the bed resolve.
     pub fn name(&self) -> &str {
-        &self.place.name
+        &self.inner.name
     }
 
     /// The address in the bed's network, which all hosts also know by the name.
     pub fn address(&self) -> Ipv4Addr {
-        self.place.address
+        self.inner.address
     }
 
     /// The id, for the test process, of the process that keeps the host's namespaces.
     pub fn holder(&self) -> Pid {
-        self.place.holder
+        self.inner.holder
     }
 
     /// This host, with programs run as another user without further groups.
@@ -103,7 +103,7 @@ impl Host {
     /// This host, with programs run as another user with further groups.
     pub fn as_user_in(&self, uid: u32, gid: u32, groups: &[u32]) -> Host {
         let credentials = Some(Credentials { uid, gid, groups: groups.to_owned() });
-        Host { place: Arc::clone(&self.place), credentials, login: None }
+        Host { inner: Arc::clone(&self.inner), credentials, login: None }
     }
 
     /// This host, with programs run as after a login of this user: with all groups, in the home directory, and with
@@ -115,7 +115,7 @@ impl Host {
 
     /// This host, with programs run as root.
     pub fn as_root(&self) -> Host {
-        Host { place: Arc::clone(&self.place), credentials: None, login: None }
+        Host { inner: Arc::clone(&self.inner), credentials: None, login: None }
     }
 
     /// A command that runs `program` in this host. Arguments, environment and streams can be added as to any other;
@@ -138,7 +138,7 @@ impl Host {
     }
 
     fn enter(&self, deadline: Option<Duration>, program: &OsStr) -> Command {
-        let mut command = enter_command(&self.place.binary, self.place.holder);
+        let mut command = enter_command(&self.inner.binary, self.inner.holder);
         if let Some(deadline) = deadline {
             command.arg("--deadline-ms").arg(deadline.as_millis().to_string());
         }
@@ -170,7 +170,7 @@ impl Host {
         let mut command = self.bounded_command(program);
         match command.args(arguments).output() {
             Ok(output) => Ran::of(output),
-            Err(error) => panic!("cannot run {}: {error}", self.place.binary.display()),
+            Err(error) => panic!("cannot run {}: {error}", self.inner.binary.display()),
         }
     }
 
@@ -203,7 +203,7 @@ impl Host {
     pub fn in_network<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         let ended = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                let holder = rustix::process::pidfd_open(self.place.holder, PidfdFlags::empty())?;
+                let holder = rustix::process::pidfd_open(self.inner.holder, PidfdFlags::empty())?;
                 // Of the four namespaces, the network is the one that a single thread may join.
                 rustix::thread::move_into_thread_name_spaces(holder.as_fd(), ThreadNameSpaceType::NETWORK)?;
                 io::Result::Ok(action())
@@ -236,13 +236,13 @@ impl Host {
     }
 
     fn proc(&self, name: &str) -> PathBuf {
-        Path::new("/proc").join(self.place.holder.as_raw_nonzero().to_string()).join(name)
+        Path::new("/proc").join(self.inner.holder.as_raw_nonzero().to_string()).join(name)
     }
 
     /// The processes in the host, its holder left out: all that are in its network namespace.
     pub fn processes(&self) -> Vec<Process> {
-        let mut processes = observe::processes_in(Namespace::Network, &self.place.network);
-        processes.retain(|process| process.pid != self.place.holder);
+        let mut processes = observe::processes_in(Namespace::Network, &self.inner.network);
+        processes.retain(|process| process.pid != self.inner.holder);
         processes
     }
 
@@ -253,7 +253,7 @@ impl Host {
     /// If the bed has gone.
     #[track_caller]
     pub fn mounts(&self) -> Vec<Mount> {
-        match observe::mounts_of(self.place.holder) {
+        match observe::mounts_of(self.inner.holder) {
             Ok(mounts) => mounts,
             Err(error) => panic!("cannot read the mounts of {}: {error}", self.name()),
         }
@@ -267,7 +267,7 @@ impl Host {
     #[track_caller]
     pub fn new_mounts(&self) -> Vec<Mount> {
         let mut mounts = self.mounts();
-        mounts.retain(|mount| !self.place.own_mounts.contains(&mount.id));
+        mounts.retain(|mount| !self.inner.own_mounts.contains(&mount.id));
         mounts
     }
 
@@ -278,7 +278,7 @@ impl Host {
     /// If the bed has gone.
     #[track_caller]
     pub fn listening(&self) -> Vec<SocketAddr> {
-        match observe::listening_in_network_of(self.place.holder) {
+        match observe::listening_in_network_of(self.inner.holder) {
             Ok(sockets) => sockets,
             Err(error) => panic!("cannot read the sockets of {}: {error}", self.name()),
         }
@@ -307,7 +307,7 @@ impl Host {
 
     #[track_caller]
     fn set_link(&self, state: &str) {
-        let Place { binary, init, port, name, .. } = &*self.place;
+        let HostInner { binary, init, port, name, .. } = &*self.inner;
         let output = enter_command(binary, *init).args(["--", "ip", "link", "set", port, state]).output();
         match output {
             Ok(output) => assert!(output.status.success(), "cannot set {name}'s link {state}: {output:?}"),
@@ -326,7 +326,7 @@ impl Host {
         wait_until(CRASH_DEADLINE, "every process of the crashed host has ended", || {
             let processes = self.processes();
             for process in &processes {
-                observe::signal(process, Namespace::Network, &self.place.network, Signal::KILL);
+                observe::signal(process, Namespace::Network, &self.inner.network, Signal::KILL);
             }
             processes.is_empty()
         });
@@ -353,7 +353,7 @@ impl Host {
 
 impl fmt::Debug for Host {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Host({} {})", self.place.name, self.place.address)
+        write!(formatter, "Host({} {})", self.inner.name, self.inner.address)
     }
 }
 

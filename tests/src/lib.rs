@@ -81,14 +81,14 @@ pub use slurm::{Slurm, SlurmSetup};
 pub use users::User;
 pub use wait::{Outcome, wait_until};
 
-/// Whether a bed can be built by this user on this machine; if not, says why on stderr.
+/// Whether a bed can be built by this user on this machine; if not, the test that asks is skipped, with the reason.
 ///
 /// For the first line of a test: `if !ondeck_testbed::available() { return; }`.
 pub fn available() -> bool {
     match bed::check() {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            ondeck_skip::skipped(format_args!("{error:#}"));
             false
         }
     }

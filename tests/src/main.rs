@@ -19,11 +19,11 @@ use ondeck_testbed::{Pid, SlurmSetup, Testbed, enter, inside, wait_until};
 #[command(name = "ondeck-testbed", version)]
 struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: TestbedCommand,
 }
 
 #[derive(Subcommand)]
-enum Action {
+enum TestbedCommand {
     /// Build the hosts ctl, n1, n2, ... and give a shell on ctl; needs root.
     Shell {
         /// How many hosts besides ctl.
@@ -100,17 +100,17 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-fn act(action: Action) -> Result<ExitCode, Failure> {
+fn act(action: TestbedCommand) -> Result<ExitCode, Failure> {
     match action {
-        Action::Shell { hosts, with_munge, with_agents, with_slurm } => {
+        TestbedCommand::Shell { hosts, with_munge, with_agents, with_slurm } => {
             return Ok(shell(hosts, with_munge, with_agents, with_slurm)?);
         }
-        Action::Supervise { control_group } => inside::supervise(&control_group)?,
-        Action::Init => inside::init()?,
-        Action::Host { name, address, port, control_group, private_directory } => {
+        TestbedCommand::Supervise { control_group } => inside::supervise(&control_group)?,
+        TestbedCommand::Init => inside::init()?,
+        TestbedCommand::Host { name, address, port, control_group, private_directory } => {
             inside::hold(&name, address, &port, &control_group, &private_directory)?;
         }
-        Action::Enter { pid, uid, gid, group, deadline_ms, program } => {
+        TestbedCommand::Enter { pid, uid, gid, group, deadline_ms, program } => {
             let holder = Pid::from_raw(pid).context("not a process id")?;
             let credentials = uid.zip(gid).map(|(uid, gid)| Credentials { uid, gid, groups: group });
             let deadline = deadline_ms.map(Duration::from_millis);

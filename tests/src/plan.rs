@@ -1,10 +1,12 @@
 //! What the test process and init tell each other: one line of JSON each way, over init's stdin and stdout.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+/// Where Slurm's programs look for their configuration on Debian.
+pub(crate) const SLURM_DIRECTORY: &str = "/etc/slurm";
 /// The name of init's own host, which only has the bridge; munged runs there.
 pub const SWITCH: &str = "switch";
 /// The bridge's own address.
@@ -41,7 +43,7 @@ pub struct Replaced {
 /// What one holder is to build.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HostPlan {
-    /// The hostname.
+    /// The hostname, unique in the bed.
     pub name: String,
     /// The address of `eth0`.
     pub address: Ipv4Addr,
@@ -54,6 +56,11 @@ pub struct HostPlan {
 pub struct Ready {
     /// The holders' process ids in the bed's process-id namespace, in the order of the plan's hosts.
     pub holders: Vec<i32>,
+}
+
+/// The directory that the hosts of the bed in `dir` find at [`SLURM_DIRECTORY`].
+pub(crate) fn slurm_directory_in(dir: &Path) -> PathBuf {
+    dir.join("etc/slurm")
 }
 
 /// The address of the host at `index`: 10.77.0.1, then 10.77.0.11, 10.77.0.12 and so on.

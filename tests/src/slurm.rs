@@ -42,13 +42,12 @@ use crate::control;
 use crate::daemon::{Daemon, tail};
 use crate::host::{Host, Ran};
 use crate::inside::in_path;
+use crate::plan::slurm_directory_in;
 use crate::users::{self, User, make_directory};
 use crate::wait::wait_until;
 
 mod accounting;
 
-/// Where Slurm's programs look for their configuration on Debian.
-pub(crate) const DIRECTORY: &str = "/etc/slurm";
 /// The user that slurmctld runs as; the package makes it.
 const USER: &str = "slurm";
 const CONTROLLER_PORT: u16 = 6817;
@@ -198,11 +197,6 @@ fn what_is_set(line: &str) -> Option<String> {
     Some(key)
 }
 
-/// The directory that the hosts of the bed in `dir` find at [`DIRECTORY`].
-pub(crate) fn directory_in(dir: &Path) -> PathBuf {
-    dir.join("etc/slurm")
-}
-
 /// A running Slurm cluster, made by [`Testbed::slurm`]. Its daemons are killed when this is dropped; what is left of
 /// jobs then goes with the bed.
 ///
@@ -219,8 +213,24 @@ pub struct Slurm {
     daemons: Mutex<BTreeMap<String, Daemon>>,
 }
 
+impl Testbed {
+    /// Starts a Slurm cluster on hosts of this bed, and waits until its nodes are idle.
+    ///
+    /// # Errors
+    ///
+    /// If Slurm or MUNGE is not installed, a file can't be written, or the daemons don't start or are not ready in time,
+    /// with the ends of their logs.
+    ///
+    /// # Panics
+    ///
+    /// If the bed has not got a host that is named, or munged does not answer.
+    pub fn slurm(&self, setup: SlurmSetup) -> Result<Slurm> {
+        Slurm::start(self, setup)
+    }
+}
+
 impl Slurm {
-    pub(crate) fn start(bed: &Testbed, setup: SlurmSetup) -> Result<Slurm> {
+    fn start(bed: &Testbed, setup: SlurmSetup) -> Result<Slurm> {
         for program in ["slurmctld", "slurmd", "sbatch"] {
             ensure!(
                 in_path(program),
@@ -234,7 +244,7 @@ impl Slurm {
         make_directory(&work.join("spool"), 0, 0, 0o755)?;
         make_directory(&log, uid, gid, 0o755)?;
 
-        let directory = directory_in(bed.dir());
+        let directory = slurm_directory_in(bed.dir());
         let lua = setup.job_submit.iter().map(|script| (script, "job_submit.lua".into()));
         let others = setup.files.iter().map(|file| (file, file.file_name().unwrap_or_default().to_owned()));
         for (file, name) in lua.chain(others) {

@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ondeck_core::RamDiskId;
-use ondeck_ramdisk::Place;
+use ondeck_ramdisk::RuntimeDir;
 use ondeck_ramdisk::holders::holders;
-use ondeck_ramdisk::place::marked;
 use ondeck_ramdisk::processes::look_at_one;
+use ondeck_ramdisk::runtime_dir::marked;
 
 /// Whose process it is.
 const USER: u32 = 20_777;
@@ -119,13 +119,13 @@ fn a_process_that_never_leaves_execve_holds_nobody_up() {
     }
     assert!(self::threads() < threads + CROWD / 2, "{} threads", self::threads());
     assert!(marked(&scope).unwrap().is_empty());
-    let place =
-        Place::open(&scope, RamDiskId { name: "test".parse().unwrap(), epoch: ondeck_core::Epoch(1) })
+    let runtime_dir =
+        RuntimeDir::open(&scope, RamDiskId { name: "test".parse().unwrap(), epoch: ondeck_core::Epoch(1) })
             .unwrap();
-    place.adopt().unwrap();
-    place.kill_all(Instant::now() + SOON).unwrap();
+    runtime_dir.adopt().unwrap();
+    runtime_dir.kill_all(Instant::now() + SOON).unwrap();
     // The kernel's parent reaps who was killed.
-    place.end_users_of(device, Instant::now() + SOON).unwrap();
+    runtime_dir.end_users_of(device, Instant::now() + SOON).unwrap();
     assert!(made.processes[1].wait().unwrap().code().is_none());
     assert_eq!(found(USER + 1), []);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());

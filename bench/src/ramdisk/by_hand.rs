@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use ondeck_testbed::{Daemon, Host, Pid};
 
 use crate::interrupt;
-use crate::ramdisk::field::{CLIENT, Field, text};
+use crate::ramdisk::testbed::{AgentTestbed, CLIENT, text};
 
 /// How long it may take until all bricks answer.
 const STARTING: Duration = Duration::from_secs(20);
@@ -33,7 +33,7 @@ pub struct Flavour {
 
 /// A running stack of two bricks and a client.
 pub struct ByHand<'a> {
-    field: &'a Field,
+    testbed: &'a AgentTestbed,
     mounts: Vec<(&'a Host, PathBuf)>,
     daemons: Vec<Daemon>,
     pub client: &'a Host,
@@ -41,13 +41,13 @@ pub struct ByHand<'a> {
 }
 
 impl<'a> ByHand<'a> {
-    pub fn start(field: &'a Field, flavour: Flavour, brick_bytes: u64) -> Result<Self> {
-        let dir = field.dir().join(format!("hand-{}", flavour.number));
+    pub fn start(testbed: &'a AgentTestbed, flavour: Flavour, brick_bytes: u64) -> Result<Self> {
+        let dir = testbed.dir().join(format!("hand-{}", flavour.number));
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let mount = dir.join("mnt");
         fs::create_dir(&mount)?;
         let mut stack =
-            Self { field, mounts: Vec::new(), daemons: Vec::new(), client: field.host(CLIENT), mount };
+            Self { testbed, mounts: Vec::new(), daemons: Vec::new(), client: testbed.host(CLIENT), mount };
         let port = 30_000 + flavour.number;
         for name in NODES {
             stack.start_brick(&dir, name, port, flavour.huge, brick_bytes)?;
@@ -61,12 +61,12 @@ impl<'a> ByHand<'a> {
     }
 
     fn start_brick(&mut self, dir: &Path, name: &str, port: u16, huge: bool, bytes: u64) -> Result<()> {
-        let host = self.field.host(name);
+        let host = self.testbed.host(name);
         let brick = dir.join(name);
         fs::create_dir(&brick)?;
         let options = format!("size={bytes}{}", if huge { ",huge=within_size" } else { "" });
         let words = ["mount", "-t", "tmpfs", "-o", &options, "brick", &text(&brick)].map(String::from);
-        self.field.run(host, &words)?;
+        self.testbed.run(host, &words)?;
         self.mounts.push((host, brick.clone()));
         let outside = host.path_from_outside(&brick);
         let flags = rustix::fs::XattrFlags::empty();
@@ -83,7 +83,7 @@ impl<'a> ByHand<'a> {
 
     fn start_client(&mut self, dir: &Path, port: u16, correct: bool) -> Result<()> {
         let volfile = dir.join("client.vol");
-        let addresses = NODES.map(|name| self.field.host(name).address().to_string());
+        let addresses = NODES.map(|name| self.testbed.host(name).address().to_string());
         fs::write(&volfile, client_volfile(&addresses, port))?;
         let mut client = self.client.command("glusterfs");
         client.arg("-N").arg("-f").arg(&volfile).arg("--volfile-id=rsa");

@@ -13,8 +13,8 @@ use ondeck_testbed::Pid;
 
 use crate::interrupt;
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{Field, Marked, Recipe};
 use crate::ramdisk::samples::Samples;
+use crate::ramdisk::testbed::{AgentTestbed, Marked, Recipe};
 use crate::ramdisk::{Effort, Section, write_absent};
 
 /// The role of the process that mounts, in the mark that an agent gives it.
@@ -36,11 +36,11 @@ struct Costs {
     absent: Option<String>,
 }
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
     let mut recipes: Vec<Recipe> = [1, 2, 4, 8].map(|nodes| Recipe::new("gluster", nodes)).into();
     recipes.extend([1, 2, 4].map(|nodes| Recipe::new("ceph", nodes)));
     // Some engines keep data in their processes, others copy it once more into the client's cache.
-    let (bytes, note) = field.fit(if effort.quick { 512 * MIB } else { GIB }, 3, 256 * MIB)?;
+    let (bytes, note) = testbed.fit(if effort.quick { 512 * MIB } else { GIB }, 3, 256 * MIB)?;
     let mut costs: Vec<(Recipe, Costs)> =
         recipes.into_iter().map(|recipe| (recipe, Costs::default())).collect();
     let rounds = effort.rounds(2, 3);
@@ -51,11 +51,11 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
             if costs.absent.is_some() {
                 continue;
             }
-            if let Err(error) = once(field, *recipe, bytes, (round > 0).then_some(&mut *costs)) {
+            if let Err(error) = once(testbed, *recipe, bytes, (round > 0).then_some(&mut *costs)) {
                 interrupt::check()?;
                 eprintln!("processor time: {}: {error:#}", recipe.title());
                 costs.absent = Some(format!("{error:#}"));
-                field.reset()?;
+                testbed.reset()?;
             }
         }
         eprintln!("processor time: round {round} of {rounds} done (0 warms up)");
@@ -63,16 +63,16 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
     Ok(render(&costs, bytes, note))
 }
 
-fn once(field: &Field, recipe: Recipe, bytes: u64, costs: Option<&mut Costs>) -> Result<()> {
-    let built = field.create(recipe, size(recipe, bytes))?;
-    let processes = field.marked();
+fn once(testbed: &AgentTestbed, recipe: Recipe, bytes: u64, costs: Option<&mut Costs>) -> Result<()> {
+    let built = testbed.create(recipe, size(recipe, bytes))?;
+    let processes = testbed.marked();
     let path = built.mount.join("data");
     let before = times(&processes);
-    let write = field.write(built.client, &path, bytes)?;
+    let write = testbed.write(built.client, &path, bytes)?;
     let between = times(&processes);
-    let read = field.read(built.client, &path)?;
+    let read = testbed.read(built.client, &path)?;
     let after = times(&processes);
-    field.destroy(built)?;
+    testbed.destroy(built)?;
     if let Some(costs) = costs {
         costs.write.add(&before, &between, write.cpu_s, bytes);
         costs.read.add(&between, &after, read.cpu_s, bytes);

@@ -5,8 +5,8 @@ use ondeck_bench::size::{GIB, MIB, show};
 
 use crate::goals::Judged;
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{Field, Recipe, StepTime, Timed};
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, Recipe, StepTime, Timed};
 use crate::ramdisk::{Effort, Section, judged, write_absent};
 use crate::{interrupt, machine};
 
@@ -54,7 +54,7 @@ fn add_steps(known: &mut Vec<(String, Samples)>, steps: &[StepTime]) {
     }
 }
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
     let mut recipes: Vec<Recipe> = [1, 2, 4, 8].map(|nodes| Recipe::new("gluster", nodes)).into();
     recipes.extend([1, 2, 4, 8].map(|nodes| Recipe::new("ceph", nodes)));
     recipes.push(Recipe::new("tmpfs", 1));
@@ -77,28 +77,28 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
             if lifetime.absent.is_some() {
                 continue;
             }
-            match once(field, lifetime.recipe) {
+            match once(testbed, lifetime.recipe) {
                 Ok((create, destroy)) if round > 0 => lifetime.add(&create, &destroy),
                 Ok(_) => {}
                 Err(error) => {
                     interrupt::check()?;
                     eprintln!("create and destroy: {}: {error:#}", lifetime.recipe.title());
                     lifetime.absent = Some(format!("{error:#}"));
-                    field.reset()?;
+                    testbed.reset()?;
                 }
             }
         }
         eprintln!("create and destroy: round {round} of {rounds} done (0 warms up)");
     }
-    let full = destroy_full(field, effort);
+    let full = destroy_full(testbed, effort);
     interrupt::check()?;
 
     let mut section = Section::new("Create and destroy");
-    write_times(&mut section, &lifetimes, field.entering()?);
+    write_times(&mut section, &lifetimes, testbed.entering()?);
     match &full {
         Ok(full) => write_full(&mut section, full),
         Err(error) => {
-            field.reset()?;
+            testbed.reset()?;
             paragraph(&mut section.text, &format!("Destroying a full one was not measured: {error:#}."));
         }
     }
@@ -112,10 +112,10 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-fn once(field: &Field, recipe: Recipe) -> Result<(Timed, Timed)> {
-    let built = field.create(recipe, SHARE * recipe.nodes as u64)?;
+fn once(testbed: &AgentTestbed, recipe: Recipe) -> Result<(Timed, Timed)> {
+    let built = testbed.create(recipe, SHARE * recipe.nodes as u64)?;
     let create = built.timed.clone();
-    Ok((create, field.destroy(built)?))
+    Ok((create, testbed.destroy(built)?))
 }
 
 /// A RAM disk that was destroyed full.
@@ -129,22 +129,22 @@ struct Full {
     recipe: Recipe,
 }
 
-fn destroy_full(field: &Field, effort: Effort) -> Result<Full> {
+fn destroy_full(testbed: &AgentTestbed, effort: Effort) -> Result<Full> {
     let recipe = Recipe::new("gluster", 2);
     let wanted = if effort.quick { 2 * GIB } else { FULL };
     // The client's page cache holds a second copy for as long as there is room.
-    let (bytes, note) = field.fit(wanted, 2, GIB)?;
+    let (bytes, note) = testbed.fit(wanted, 2, GIB)?;
     let (destroy, freed) = Default::default();
     let mut full = Full { bytes, note, destroy, freed, steps: Vec::new(), recipe };
     let rounds = effort.rounds(2, 3);
     for round in 0..=rounds {
         // Files lie whole on one brick each, so that one gets more of them than the other.
-        let built = field.create(recipe, bytes * 2)?;
+        let built = testbed.create(recipe, bytes * 2)?;
         for number in 0..bytes / FULL_FILE {
-            field.write(built.client, &built.mount.join(format!("f{number}")), FULL_FILE)?;
+            testbed.write(built.client, &built.mount.join(format!("f{number}")), FULL_FILE)?;
         }
         let filled = machine::memory("Shmem");
-        let destroy = field.destroy(built)?;
+        let destroy = testbed.destroy(built)?;
         let left = machine::memory("Shmem");
         if round > 0 {
             full.freed.add((filled as f64 - left as f64) / bytes as f64);

@@ -18,7 +18,7 @@ pub const BLOCK: usize = MIB as usize;
 
 /// The hidden subcommand.
 #[derive(Subcommand)]
-pub enum Action {
+pub enum LoadCommand {
     /// Write a file; one that exists is written over in place
     Write {
         path: PathBuf,
@@ -72,7 +72,7 @@ impl Load {
 }
 
 /// Does it, and prints a line for [`Load::parse`].
-pub fn print(action: &Action) -> Result<()> {
+pub fn print(action: &LoadCommand) -> Result<()> {
     let mut parts = Vec::new();
     let mut cpu_s = 0.0;
     let mut part = |name: &str, work: &mut dyn FnMut() -> Result<()>| -> Result<()> {
@@ -83,11 +83,11 @@ pub fn print(action: &Action) -> Result<()> {
         Ok(())
     };
     match action {
-        Action::Write { path, bytes } => {
+        LoadCommand::Write { path, bytes } => {
             let block = block();
             part("write", &mut || write(path, *bytes, &block))?;
         }
-        Action::Read { path } => {
+        LoadCommand::Read { path } => {
             let mut block = block();
             let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             fadvise(&file, 0, None, Advice::DontNeed).context("cannot empty the cache")?;
@@ -96,14 +96,14 @@ pub fn print(action: &Action) -> Result<()> {
                 Ok(())
             })?;
         }
-        Action::Files { directory, count, bytes } => {
+        LoadCommand::Files { directory, count, bytes } => {
             let content = vec![0x5a; *bytes];
             part("create", &mut || {
                 fs::create_dir(directory)?;
                 (0..*count).try_for_each(|number| Ok(fs::write(directory.join(name(number)), &content)?))
             })?;
         }
-        Action::Metadata { directory, count } => {
+        LoadCommand::Metadata { directory, count } => {
             fs::create_dir(directory)?;
             let content = vec![0x5a; KIB as usize];
             let paths: Vec<PathBuf> = (0..*count).map(|number| directory.join(name(number))).collect();

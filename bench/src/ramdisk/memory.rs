@@ -11,8 +11,8 @@ use ondeck_testbed::Process;
 
 use crate::goals::Judged;
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{Built, CLIENT, Field, Marked, Recipe};
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, CLIENT, Marked, MountedRamDisk, Recipe};
 use crate::ramdisk::{Effort, Section, judged};
 use crate::{interrupt, machine};
 
@@ -22,7 +22,7 @@ const FILE_BYTES: u64 = KIB;
 const DATA: u64 = GIB;
 
 /// A process at one moment.
-struct Seen {
+struct ProcessMemory {
     host: String,
     role: String,
     memory: u64,
@@ -31,7 +31,7 @@ struct Seen {
 /// One RAM disk: its processes at rest, after one large file, after many small ones.
 struct Use {
     recipe: Recipe,
-    moments: [Vec<Seen>; 3],
+    moments: [Vec<ProcessMemory>; 3],
     /// What an agent sets aside for the processes of the first server.
     budget: u64,
     /// Kernel memory for each small file that can't be reclaimed, and that can.
@@ -39,7 +39,7 @@ struct Use {
     reclaimable: f64,
 }
 
-pub fn measure(field: &Field, _effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, _effort: Effort) -> Result<Section> {
     let mut section = Section::new("Memory");
     let recipes = [Recipe::new("gluster", 2), Recipe::new("ceph", 2), Recipe::new("tmpfs", 1)];
     paragraph(
@@ -54,13 +54,13 @@ pub fn measure(field: &Field, _effort: Effort) -> Result<Section> {
     );
     let mut uses = Vec::new();
     for recipe in recipes {
-        match once(field, recipe) {
+        match once(testbed, recipe) {
             Ok(used) => uses.push(used),
             Err(error) => {
                 interrupt::check()?;
                 eprintln!("memory: {}: {error:#}", recipe.title());
                 paragraph(&mut section.text, &format!("{}: not measured: {error:#}.", recipe.title()));
-                field.reset()?;
+                testbed.reset()?;
             }
         }
         eprintln!("memory: {} done", recipe.title());
@@ -75,16 +75,16 @@ fn share() -> u64 {
     DATA + DATA / 2
 }
 
-fn once(field: &Field, recipe: Recipe) -> Result<Use> {
-    field.fit(DATA * 3, 1, DATA * 3)?;
-    let built = field.create(recipe, share() * recipe.nodes as u64)?;
+fn once(testbed: &AgentTestbed, recipe: Recipe) -> Result<Use> {
+    testbed.fit(DATA * 3, 1, DATA * 3)?;
+    let built = testbed.create(recipe, share() * recipe.nodes as u64)?;
     let budget = budget(&built)?;
-    let idle = look(field);
-    field.write(built.client, &built.mount.join("data"), DATA)?;
-    let filled = look(field);
+    let idle = look(testbed);
+    testbed.write(built.client, &built.mount.join("data"), DATA)?;
+    let filled = look(testbed);
     let before = [machine::memory("SUnreclaim"), machine::memory("SReclaimable")];
     let directory = built.mount.join("files");
-    field.load(
+    testbed.load(
         built.client,
         &[
             "files",
@@ -97,24 +97,24 @@ fn once(field: &Field, recipe: Recipe) -> Result<Use> {
     )?;
     let [unreclaimable, reclaimable] = [("SUnreclaim", before[0]), ("SReclaimable", before[1])]
         .map(|(field, before)| (machine::memory(field) as f64 - before as f64) / FILES as f64);
-    let many = look(field);
-    field.destroy(built)?;
+    let many = look(testbed);
+    testbed.destroy(built)?;
     Ok(Use { recipe, moments: [idle, filled, many], budget, unreclaimable, reclaimable })
 }
 
-fn budget(built: &Built) -> Result<u64> {
+fn budget(built: &MountedRamDisk) -> Result<u64> {
     let layout: Layout = serde_json::from_value(built.layout.clone()).context("not a layout")?;
     let server = layout.servers.first().context("a layout without servers")?;
     ensure!(layout.engine != EngineKind::Simulated, "nothing to measure");
     Ok(ondeck_ramdisk::engine(layout.engine).process_memory(&layout, 0, server.share).0)
 }
 
-fn look(field: &Field) -> Vec<Seen> {
+fn look(testbed: &AgentTestbed) -> Vec<ProcessMemory> {
     let nodes = (1..=2).map(|number| format!("n{number}"));
     let mut seen = Vec::new();
     for host in nodes.chain([CLIENT.to_owned()]) {
-        for Marked { role, process } in field.marked_on(field.host(&host)) {
-            seen.push(Seen { host: host.clone(), role, memory: resident(&process) });
+        for Marked { role, process } in testbed.marked_on(testbed.host(&host)) {
+            seen.push(ProcessMemory { host: host.clone(), role, memory: resident(&process) });
         }
     }
     seen
@@ -128,8 +128,8 @@ fn resident(process: &Process) -> u64 {
 }
 
 /// The most that the servers on one host have together; the client counts where it mounts.
-fn most_on_a_server(moments: &[Vec<Seen>; 3]) -> u64 {
-    let on = |moment: &[Seen], host: &str| -> u64 {
+fn most_on_a_server(moments: &[Vec<ProcessMemory>; 3]) -> u64 {
+    let on = |moment: &[ProcessMemory], host: &str| -> u64 {
         moment.iter().filter(|seen| seen.host == host).map(|seen| seen.memory).sum()
     };
     moments.iter().flat_map(|moment| ["n1", "n2"].map(|host| on(moment, host))).max().unwrap_or(0)
@@ -140,7 +140,7 @@ fn write_processes(section: &mut Section, uses: &[Use]) {
     for used in uses {
         let [idle, filled, many] = &used.moments;
         for (index, seen) in idle.iter().enumerate() {
-            let later = |moment: &[Seen]| {
+            let later = |moment: &[ProcessMemory]| {
                 let same = moment.get(index).filter(|other| other.role == seen.role);
                 same.map_or("ended".to_owned(), |other| show(other.memory))
             };

@@ -4,15 +4,15 @@ use anyhow::{Context, Result};
 use ondeck_bench::size::GIB;
 
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{DISK, Field, Recipe, text};
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, DISK, Recipe, text};
 use crate::ramdisk::{Effort, Section};
 
 const FILES: usize = 5_000;
 /// Building the RAM disk, and the parts of the load.
 const PARTS: [&str; 4] = ["(building it)", "create", "stat", "unlink"];
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
     let recipe = |metadata| Recipe { devices: Some((DISK, metadata)), ..Recipe::new("ceph", 1) };
     let recipes = [("disk", recipe(None)), ("RAM", recipe(Some("ram")))];
     let mut times: [[Samples; PARTS.len()]; 2] = Default::default();
@@ -20,7 +20,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
     for round in 0..=rounds {
         for position in 0..recipes.len() {
             let which = (position + round) % recipes.len();
-            let seconds = once(field, recipes[which].1)?;
+            let seconds = once(testbed, recipes[which].1)?;
             if round > 0 {
                 times[which].iter_mut().zip(seconds).for_each(|(samples, seconds)| samples.add(seconds));
             }
@@ -36,7 +36,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
              disk of `{}`, beside the same without `--metadata-device`. The disk is a directory \
              of {}.",
             recipes[1].1.command(2 * GIB),
-            field.disk_label()
+            testbed.disk_label()
         ),
     );
     let mut table = Table::new(&["disk / it", "metadata on", "part", "median s", "min s", "max s"]);
@@ -56,12 +56,12 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-fn once(field: &Field, recipe: Recipe) -> Result<[f64; PARTS.len()]> {
-    let built = field.create(recipe, 2 * GIB)?;
+fn once(testbed: &AgentTestbed, recipe: Recipe) -> Result<[f64; PARTS.len()]> {
+    let built = testbed.create(recipe, 2 * GIB)?;
     let directory = text(&built.mount.join("files"));
-    let load = field.load(built.client, &["metadata", &directory, "--count", &FILES.to_string()])?;
+    let load = testbed.load(built.client, &["metadata", &directory, "--count", &FILES.to_string()])?;
     let built_s = built.timed.seconds;
-    field.destroy(built)?;
+    testbed.destroy(built)?;
     let parts = load.parts.iter().map(|(_, seconds)| *seconds);
     let seconds: Vec<f64> = std::iter::once(built_s).chain(parts).collect();
     seconds.try_into().ok().context("a load with other parts")

@@ -5,8 +5,8 @@ use ondeck_bench::size::{GIB, MIB, show};
 
 use crate::interrupt;
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{Field, Recipe};
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, Recipe};
 use crate::ramdisk::{Effort, Section, write_absent};
 
 #[derive(Default)]
@@ -18,8 +18,8 @@ struct Gain {
     absent: Option<String>,
 }
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
-    let (bytes, note) = field.fit(if effort.quick { 512 * MIB } else { GIB }, 4, 256 * MIB)?;
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
+    let (bytes, note) = testbed.fit(if effort.quick { 512 * MIB } else { GIB }, 4, 256 * MIB)?;
     let recipes = [Recipe::new("tmpfs", 1), Recipe::new("gluster", 2)]
         .into_iter()
         .flat_map(|recipe| [false, true].map(|preallocate| Recipe { preallocate, ..recipe }));
@@ -32,7 +32,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
             if gain.absent.is_some() {
                 continue;
             }
-            match once(field, *recipe, bytes) {
+            match once(testbed, *recipe, bytes) {
                 Ok((create_s, first_s, again_s)) if round > 0 => {
                     gain.create.add(create_s);
                     gain.first.add(bytes as f64 / first_s / 1e9);
@@ -42,7 +42,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
                 Err(error) => {
                     interrupt::check()?;
                     gain.absent = Some(format!("{error:#}"));
-                    field.reset()?;
+                    testbed.reset()?;
                 }
             }
         }
@@ -97,12 +97,12 @@ fn size(recipe: Recipe, bytes: u64) -> u64 {
 }
 
 /// Seconds to create, for the first write, and for the next.
-fn once(field: &Field, recipe: Recipe, bytes: u64) -> Result<(f64, f64, f64)> {
-    let built = field.create(recipe, size(recipe, bytes))?;
+fn once(testbed: &AgentTestbed, recipe: Recipe, bytes: u64) -> Result<(f64, f64, f64)> {
+    let built = testbed.create(recipe, size(recipe, bytes))?;
     let path = built.mount.join("data");
-    let first = field.write(built.client, &path, bytes)?;
-    let again = field.write(built.client, &path, bytes)?;
+    let first = testbed.write(built.client, &path, bytes)?;
+    let again = testbed.write(built.client, &path, bytes)?;
     let create_s = built.timed.seconds;
-    field.destroy(built)?;
+    testbed.destroy(built)?;
     Ok((create_s, first.seconds(), again.seconds()))
 }

@@ -8,8 +8,8 @@ use ondeck_bench::size::{GIB, MIB};
 use ondeck_testbed::Host;
 
 use crate::page::{Table, paragraph};
-use crate::ramdisk::field::{CLIENT, Field, Recipe, text};
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, CLIENT, Recipe, text};
 use crate::ramdisk::{Effort, Section};
 
 const FILE: u64 = MIB;
@@ -22,23 +22,23 @@ struct Times {
     outward: Samples,
 }
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
     let wanted = if effort.quick { GIB / 2 } else { 2 * GIB };
     // The source, the bricks, the client's cache, and what comes out.
-    let (bytes, note) = field.fit(wanted, 4, GIB / 2)?;
+    let (bytes, note) = testbed.fit(wanted, 4, GIB / 2)?;
     let files = bytes / FILE;
-    let client = field.host(CLIENT);
-    let ram = field.dir().join("ram");
+    let client = testbed.host(CLIENT);
+    let ram = testbed.dir().join("ram");
     fs::create_dir(&ram)?;
     let options = format!("size={},huge=within_size", 3 * bytes);
-    field.run(client, &["mount", "-t", "tmpfs", "-o", &options, "ram", &text(&ram)].map(String::from))?;
+    testbed.run(client, &["mount", "-t", "tmpfs", "-o", &options, "ram", &text(&ram)].map(String::from))?;
     let source = ram.join("source");
     let (count, each) = (files.to_string(), FILE.to_string());
-    field.load(client, &["files", &text(&source), "--count", &count, "--bytes", &each])?;
+    testbed.load(client, &["files", &text(&source), "--count", &count, "--bytes", &each])?;
 
     let recipe = Recipe::new("gluster", 2);
     let size = bytes + bytes / 2;
-    let built = field.create(recipe, size)?;
+    let built = testbed.create(recipe, size)?;
     let paths =
         Paths { source, inside: built.mount.join("staged"), out: ram.join("out"), notes: ram.join("notes") };
     let mut times: [Times; THREADS.len()] = Default::default();
@@ -50,10 +50,10 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
             if round == 0 && which > 0 {
                 continue;
             }
-            let inward = paths.stage(field, client, &paths.source, &paths.inside, THREADS[which])?;
-            let outward = paths.stage(field, client, &paths.inside, &paths.out, THREADS[which])?;
-            field.remove(client, &paths.inside)?;
-            field.remove(client, &paths.out)?;
+            let inward = paths.stage(testbed, client, &paths.source, &paths.inside, THREADS[which])?;
+            let outward = paths.stage(testbed, client, &paths.inside, &paths.out, THREADS[which])?;
+            testbed.remove(client, &paths.inside)?;
+            testbed.remove(client, &paths.out)?;
             if round > 0 {
                 times[which].inward.add(inward);
                 times[which].outward.add(outward);
@@ -61,8 +61,8 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
         }
         eprintln!("staging: round {round} of {rounds} done (0 warms up)");
     }
-    field.destroy(built)?;
-    field.run(client, &["umount".to_owned(), text(&ram)])?;
+    testbed.destroy(built)?;
+    testbed.run(client, &["umount".to_owned(), text(&ram)])?;
 
     let mut section = Section::new("Staging through the mount, gluster on 2 nodes");
     paragraph(
@@ -88,14 +88,21 @@ struct Paths {
 
 impl Paths {
     /// Seconds of the whole command.
-    fn stage(&self, field: &Field, host: &Host, from: &Path, to: &Path, threads: Option<u32>) -> Result<f64> {
+    fn stage(
+        &self,
+        testbed: &AgentTestbed,
+        host: &Host,
+        from: &Path,
+        to: &Path,
+        threads: Option<u32>,
+    ) -> Result<f64> {
         // What is left of another run would be resumed.
-        field.remove(host, &self.notes)?;
+        testbed.remove(host, &self.notes)?;
         fs::create_dir(host.path_from_outside(&self.notes))?;
-        let mut words = vec![text(field.ondeck()), "stage".to_owned()];
+        let mut words = vec![text(testbed.ondeck()), "stage".to_owned()];
         words.extend(threads.map(|threads| format!("--threads={threads}")));
         words.extend(["--manifest".to_owned(), text(&self.notes.join("manifest")), text(from), text(to)]);
-        Ok(field.run(host, &words)?.0)
+        Ok(testbed.run(host, &words)?.0)
     }
 }
 

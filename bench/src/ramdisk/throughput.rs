@@ -10,9 +10,9 @@ use crate::memcpy;
 use crate::page::{Table, paragraph};
 use crate::ramdisk::by_hand::{ByHand, Flavour};
 use crate::ramdisk::cpu::cpu_s;
-use crate::ramdisk::field::{Field, Recipe};
 use crate::ramdisk::load::Load;
 use crate::ramdisk::samples::{Samples, number};
+use crate::ramdisk::testbed::{AgentTestbed, Recipe};
 use crate::ramdisk::{Effort, Section, judged};
 
 /// Of what the stack by hand moves.
@@ -50,16 +50,17 @@ struct Rates {
     read: Direction,
 }
 
-pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
+pub fn measure(testbed: &AgentTestbed, effort: Effort) -> Result<Section> {
     let recipe = Recipe::new("gluster", 2);
     // Many short rounds: what others do on the machine meets all stacks alike.
-    let (bytes, note) = field.fit(GIB, 2, 512 * MIB)?;
+    let (bytes, note) = testbed.fit(GIB, 2, 512 * MIB)?;
     let share = bytes + bytes / 4;
-    let built = field.create(recipe, 2 * share)?;
-    let hand =
-        |number, correct_client, huge| ByHand::start(field, Flavour { number, correct_client, huge }, share);
+    let built = testbed.create(recipe, 2 * share)?;
+    let hand = |number, correct_client, huge| {
+        ByHand::start(testbed, Flavour { number, correct_client, huge }, share)
+    };
     let hands = [hand(1, false, false)?, hand(2, true, false)?, hand(3, true, true)?];
-    let ours = field.marked().into_iter().map(|marked| marked.process.pid).collect();
+    let ours = testbed.marked().into_iter().map(|marked| marked.process.pid).collect();
     let mut stacks = vec![Stack { client: built.client, mount: built.mount.clone(), processes: ours }];
     stacks.extend(hands.iter().map(|hand| Stack {
         client: hand.client,
@@ -74,7 +75,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
         for position in 0..stacks.len() {
             let which = (position + round) % stacks.len();
             let counts = (round > 0).then_some(&mut rates[which]);
-            stacks[which].once(field, &format!("round-{round}"), bytes, counts)?;
+            stacks[which].once(testbed, &format!("round-{round}"), bytes, counts)?;
         }
         if round % 5 == 1 {
             memory.add(memcpy::measure_in_child()?);
@@ -82,7 +83,7 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
         eprintln!("throughput: round {round} of {rounds} done (0 warms up)");
     }
     drop(hands);
-    field.destroy(built)?;
+    testbed.destroy(built)?;
 
     let mut section = Section::new("Throughput of one client, gluster on 2 nodes");
     paragraph(
@@ -105,14 +106,14 @@ pub fn measure(field: &Field, effort: Effort) -> Result<Section> {
 
 impl Stack<'_> {
     /// Writes, reads and removes one file.
-    fn once(&self, field: &Field, name: &str, bytes: u64, rates: Option<&mut Rates>) -> Result<()> {
+    fn once(&self, testbed: &AgentTestbed, name: &str, bytes: u64, rates: Option<&mut Rates>) -> Result<()> {
         let path = self.mount.join(name);
         let before = self.cpu_s();
-        let write = field.write(self.client, &path, bytes)?;
+        let write = testbed.write(self.client, &path, bytes)?;
         let between = self.cpu_s();
-        let read = field.read(self.client, &path)?;
+        let read = testbed.read(self.client, &path)?;
         let after = self.cpu_s();
-        field.remove(self.client, &path)?;
+        testbed.remove(self.client, &path)?;
         if let Some(rates) = rates {
             rates.write.add(bytes, &write, between - before);
             rates.read.add(bytes, &read, after - between);

@@ -22,7 +22,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(20);
 const AGENT_PORT: u16 = 7272;
 
-/// What differs.
+/// What differs between the clusters of the benchmarks.
 pub struct Setup<'a> {
     /// What each RSA node lends.
     pub lends: &'a str,

@@ -29,23 +29,23 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// How often the figures are looked at.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// How the queue stands.
+/// What the jobs of the queue are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
+enum QueueShape {
     Usual,
     AllOnDeck,
 }
 
-impl Queue {
+impl QueueShape {
     fn title(self) -> String {
         match self {
-            Queue::Usual => format!("{NEXT} jobs on deck, {RUNNING} run, the rest waits"),
-            Queue::AllOnDeck => format!("all on deck, {RUNNING} run"),
+            QueueShape::Usual => format!("{NEXT} jobs on deck, {RUNNING} run, the rest waits"),
+            QueueShape::AllOnDeck => format!("all on deck, {RUNNING} run"),
         }
     }
 
     fn next(self) -> u32 {
-        if self == Queue::Usual { NEXT } else { PENDING }
+        if self == QueueShape::Usual { NEXT } else { PENDING }
     }
 }
 
@@ -69,7 +69,7 @@ impl Drop for Daemon {
 }
 
 impl Daemon {
-    fn start(ondeck: &Path, queue: Queue) -> Result<Daemon> {
+    fn start(ondeck: &Path, queue: QueueShape) -> Result<Daemon> {
         // In the machine's temporary directory, where the journal is as on a real disk.
         let dir = std::env::temp_dir().join(format!("ondeck-bench-serve.{}", std::process::id()));
         scratch::remove(&dir)?;
@@ -127,7 +127,7 @@ impl Daemon {
     }
 
     /// Waits until it has seen all jobs and given nodes to those that get some; tells how long that took.
-    fn settle(&self, queue: Queue) -> Result<f64> {
+    fn settle(&self, queue: QueueShape) -> Result<f64> {
         let began = Instant::now();
         let busy = ["ASSIGNED", "BOOTING", "BOOTED", "STAGING_IN", "MOUNTING"];
         let known = f64::from(queue.next() + RUNNING);
@@ -174,7 +174,7 @@ impl Daemon {
 }
 
 /// `squeue` and `scontrol` as scripts, and what they print.
-fn write_stand_in(dir: &Path, queue: Queue) -> Result<()> {
+fn write_stand_in(dir: &Path, queue: QueueShape) -> Result<()> {
     let mut lines = String::new();
     for number in 1..=RUNNING + PENDING {
         let pending = number.checked_sub(RUNNING + 1);
@@ -219,11 +219,11 @@ fn write_stand_in(dir: &Path, queue: Queue) -> Result<()> {
         "#!/bin/sh\n# SQUEUE_FORMAT2=NAME:SEPARATOR,... squeue --noheader --all --states=all [-j ID]\njob=\n\
          while [ $# -gt 1 ]; do [ \"$1\" = -j ] && job=$2; shift; done\n\
          separator=${{SQUEUE_FORMAT2%%,*}}; separator=${{separator#*:}}\n\
-         if [ -n \"$job\" ]; then echo \"$job|PENDING|0|/gpfs/run-$job|/gpfs/run-$job/out|(null)|(null)|\"; else cat {dir}/queue; fi |\n\
+         if [ -n \"$job\" ]; then echo \"$job|PENDING|0|/gpfs/run-$job|/gpfs/run-$job/log|(null)|(null)|/gpfs/run-$job/log|\"; else cat {dir}/queue; fi |\n\
          exec sed \"s/|/$separator/g\"\n"
     );
-    let scontrol = "#!/bin/sh\n# scontrol write batch_script ID -\n\
-         [ \"$1\" = write ] || exit 0\n\
+    let scontrol = "#!/bin/sh\n# scontrol write batch_script ID - | show config\n\
+         [ \"$1\" = write ] || { echo 'ClusterName = bench'; exit 0; }\n\
          printf '#!/bin/sh\\n#RSA_DATA_OUT=/gpfs/run-%s/out\\nsrun program\\n' \"$3\"\n";
     for (name, script) in [("squeue", squeue.as_str()), ("scontrol", scontrol)] {
         let path = bin.join(name);
@@ -238,7 +238,8 @@ pub fn measure(options: &Options, part: &mut Part) -> Result<()> {
     let ondeck =
         programs.ondeck().context("ondeck is not built; run cargo build --release, or set ONDECK")?;
     let watched = Duration::from_secs(if options.quick { 4 } else { 30 });
-    let queues: &[Queue] = if options.quick { &[Queue::Usual] } else { &[Queue::Usual, Queue::AllOnDeck] };
+    let queues: &[QueueShape] =
+        if options.quick { &[QueueShape::Usual] } else { &[QueueShape::Usual, QueueShape::AllOnDeck] };
     paragraph(
         &mut part.text,
         &format!(

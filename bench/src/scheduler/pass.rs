@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ondeck_core::schedule::{
-    Action, Effects, Event, Node, Nodes, Outcome, RsaState, Schedule, Seen, Sharing, Site, Time,
+    Action, Effects, Event, Node, Nodes, ObservedJob, Outcome, RsaState, Schedule, Sharing, Site, Time,
 };
 use ondeck_core::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing};
 
@@ -14,7 +14,6 @@ use crate::interrupt;
 
 /// Jobs that wait.
 pub const PENDING: u32 = 10_000;
-/// RSA nodes.
 pub const NODES: u32 = 1_000;
 /// Jobs that are next, where the queue is as usual.
 pub const NEXT: u32 = 50;
@@ -75,7 +74,7 @@ impl Case {
     }
 
     /// The schedule before the look, and the look.
-    fn prepare(self) -> Result<(Schedule, Vec<Seen>)> {
+    fn prepare(self) -> Result<(Schedule, Vec<ObservedJob>)> {
         let shared = self == Case::AllOnDeckShared;
         let site = Site {
             debounce: Duration::ZERO,
@@ -95,7 +94,7 @@ impl Case {
         // Jobs that run, each on a node of its own and with results.
         let running = if typical { RUNNING } else { NODES - FREE };
         let width = if shared { 64 } else { 1 };
-        let mut ahead: Vec<Seen> = (0..running).map(|n| seen(n, Standing::Next, width)).collect();
+        let mut ahead: Vec<ObservedJob> = (0..running).map(|n| seen(n, Standing::Next, width)).collect();
         look(&mut schedule, &ahead)?;
         ahead.iter_mut().for_each(|seen| seen.job.standing = Standing::Running);
         look(&mut schedule, &ahead)?;
@@ -115,14 +114,20 @@ impl Case {
         let mut queue = [ahead, pending.collect()].concat();
         if shared {
             // The few free nodes are in use too, by jobs that leave too little for another.
-            let few: Vec<Seen> = (0..FREE).map(|n| seen(running + PENDING + n, Standing::Next, 40)).collect();
+            let few: Vec<ObservedJob> =
+                (0..FREE).map(|n| seen(running + PENDING + n, Standing::Next, 40)).collect();
             look(&mut schedule, &[&queue[..running as usize], &few].concat())?;
             queue.extend(few);
         }
         match self {
             Case::Typical | Case::AllOnDeck | Case::AllOnDeckShared => {}
-            Case::TypicalUnchanged | Case::AllOnDeckUnchanged => look(&mut schedule, &queue)?,
+            // At rest: the look after nodes were given still tells those who got none how many are free now.
+            Case::TypicalUnchanged | Case::AllOnDeckUnchanged => {
+                look(&mut schedule, &queue)?;
+                look(&mut schedule, &queue)?;
+            }
             Case::AllOnDeckOneEnds => {
+                look(&mut schedule, &queue)?;
                 look(&mut schedule, &queue)?;
                 queue[0].job.standing = Standing::Ended;
             }
@@ -132,7 +137,7 @@ impl Case {
 }
 
 /// A job as the queue shows it; every one has directories of its own.
-fn seen(number: u32, standing: Standing, node_count: u32) -> Seen {
+fn seen(number: u32, standing: Standing, node_count: u32) -> ObservedJob {
     let home = format!("/gpfs/scratch/user{}/project-{}", number % 200, number % 7);
     let request = Request {
         data_in: if number.is_multiple_of(2) {
@@ -160,9 +165,10 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> Seen {
         dependent: false,
         depends_on: Vec::new(),
         component_of: None,
+        several: false,
     };
     let io_nodes = vec!["c1".parse()].into_iter().flatten().collect();
-    Seen { job, request: Some(request), work_dir: home.into(), io_nodes }
+    ObservedJob { job, request: Some(request), work_dir: home.into(), io_nodes }
 }
 
 fn handle(schedule: &mut Schedule, now: Time, event: Event) -> Result<Effects> {
@@ -170,13 +176,13 @@ fn handle(schedule: &mut Schedule, now: Time, event: Event) -> Result<Effects> {
 }
 
 /// One look, with all work that follows done at once.
-fn look(schedule: &mut Schedule, jobs: &[Seen]) -> Result<()> {
+fn look(schedule: &mut Schedule, jobs: &[ObservedJob]) -> Result<()> {
     let begun = handle(schedule, BEGIN, Event::Queue { taken: BEGIN, jobs: jobs.to_vec() })?;
     let mut actions = begun.actions;
     while let Some(action) = actions.pop() {
-        if let Action::Begin(job, task) = action {
+        if let Action::Begin(job, order) = action {
             let outcome = Outcome::Done(String::new());
-            let ended = Event::Ended { job, number: task.number, outcome };
+            let ended = Event::Ended { job, number: order.number, outcome };
             actions.extend(handle(schedule, BEGIN, ended)?.actions);
         }
     }
@@ -186,9 +192,9 @@ fn look(schedule: &mut Schedule, jobs: &[Seen]) -> Result<()> {
         if ready {
             let begun = handle(schedule, BEGIN, Event::Starting(Box::new(seen.clone())))?;
             for action in begun.actions {
-                if let Action::Begin(job, task) = action {
+                if let Action::Begin(job, order) = action {
                     let outcome = Outcome::Done(String::new());
-                    handle(schedule, BEGIN, Event::Ended { job, number: task.number, outcome })?;
+                    handle(schedule, BEGIN, Event::Ended { job, number: order.number, outcome })?;
                 }
             }
         }

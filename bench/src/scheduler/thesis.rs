@@ -51,7 +51,6 @@ impl Pattern {
         if self == Pattern::SharedFile { "ceph" } else { "gluster" }
     }
 
-    /// RSA nodes.
     fn lenders(self) -> usize {
         match self {
             Pattern::OneProcess => 1,

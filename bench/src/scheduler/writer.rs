@@ -19,7 +19,7 @@ const BLOCK: usize = MIB as usize;
 #[derive(Args)]
 pub struct Writer {
     #[command(subcommand)]
-    action: Action,
+    action: WriterCommand,
     /// The directory of the output
     #[arg(long, global = true, default_value = ".")]
     directory: PathBuf,
@@ -38,7 +38,7 @@ pub struct Writer {
 }
 
 #[derive(Clone, Copy, Subcommand, PartialEq, Eq)]
-enum Action {
+enum WriterCommand {
     /// Write the output
     Write,
     /// Read it, past this host's page cache
@@ -104,7 +104,7 @@ impl Writer {
         let (rank, processes) = (number("SLURM_PROCID").unwrap_or(0), number("SLURM_NTASKS").unwrap_or(1));
         let pieces = self.pieces(rank, processes);
         let mut block = vec![0x5a; BLOCK];
-        if self.action == Action::Read {
+        if self.action == WriterCommand::Read {
             // The disk shall be read, not what this host still has of the output.
             for piece in &pieces {
                 let file = open(&piece.path, false)?;
@@ -120,7 +120,7 @@ impl Writer {
         let [mut opening, mut moving, mut closing] = [0.0; 3];
         for piece in &pieces {
             let now = Instant::now();
-            let mut file = open(&piece.path, self.action == Action::Write)?;
+            let mut file = open(&piece.path, self.action == WriterCommand::Write)?;
             opening += now.elapsed().as_secs_f64();
             let now = Instant::now();
             transfer(&mut file, piece, self.action, &mut block)
@@ -135,7 +135,7 @@ impl Writer {
             closing += now.elapsed().as_secs_f64();
         }
         let ended = seconds_since_1970();
-        let step = if self.action == Action::Write { "write" } else { "read" };
+        let step = if self.action == WriterCommand::Write { "write" } else { "read" };
         let record =
             json!({ "began": began, "ended": ended, "open": opening, "transfer": moving, "close": closing });
         let path = self.record.join(format!("{step}-{rank}.json"));
@@ -153,14 +153,14 @@ fn open(path: &Path, write: bool) -> Result<File> {
     options.open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-fn transfer(file: &mut File, piece: &Piece, action: Action, block: &mut [u8]) -> Result<()> {
+fn transfer(file: &mut File, piece: &Piece, action: WriterCommand, block: &mut [u8]) -> Result<()> {
     file.seek(SeekFrom::Start(piece.from))?;
     let mut left = piece.bytes;
     while left > 0 {
         let now = left.min(block.len() as u64) as usize;
         match action {
-            Action::Write => file.write_all(&block[..now])?,
-            Action::Read => file.read_exact(&mut block[..now])?,
+            WriterCommand::Write => file.write_all(&block[..now])?,
+            WriterCommand::Read => file.read_exact(&mut block[..now])?,
         }
         left -= now as u64;
     }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn processes_share_the_output_without_gap_or_overlap() {
         let writer = |files| Writer {
-            action: Action::Write,
+            action: WriterCommand::Write,
             directory: "/out".into(),
             bytes: 4096,
             files,

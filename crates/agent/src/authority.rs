@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// The file in the agent's directory.
 const FILE: &str = "authority.json";
 
-/// The version of [`Kept`].
+/// The version of [`ObeyedJournal`].
 const FORMAT: u32 = 1;
 
 /// The longest name of a journal. It stands in a file and in messages.
@@ -33,7 +33,7 @@ const LONGEST_NAME: usize = 128;
 /// What is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct ObeyedJournal {
     format: u32,
     journal: String,
     session: u64,
@@ -43,7 +43,7 @@ struct Kept {
     replaced: BTreeSet<String>,
 }
 
-impl Kept {
+impl ObeyedJournal {
     fn told(&self) -> Obeyed {
         Obeyed {
             journal: self.journal.clone(),
@@ -57,15 +57,15 @@ impl Kept {
 /// Whom the agent of this node obeys.
 pub struct Commander {
     directory: PathBuf,
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<ObeyedJournal>>,
 }
 
 /// What a person may do about the RAM disk of a job, beside the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum OrderKind {
     /// Destroy it, or give its results up. The guard of its results decides.
     End,
-    /// Anything else.
+    /// Anything else: of the RAM disk of a job, only the scheduler in charge may order it.
     Other,
 }
 
@@ -77,7 +77,7 @@ impl Commander {
     pub fn load(directory: &Path) -> std::io::Result<Commander> {
         let kept = match std::fs::read(directory.join(FILE)) {
             Ok(text) => {
-                let kept: Kept = serde_json::from_slice(&text)?;
+                let kept: ObeyedJournal = serde_json::from_slice(&text)?;
                 if kept.format != FORMAT {
                     return Err(std::io::Error::other(format!(
                         "its format is {}, not {FORMAT}",
@@ -97,17 +97,17 @@ impl Commander {
         directory.join(FILE)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Option<ObeyedJournal>> {
         // What it protects is whole after every statement.
         self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Whose scheduler is obeyed; nothing if none has claimed this agent.
     pub fn obeyed(&self) -> Option<Obeyed> {
-        self.kept().as_ref().map(Kept::told)
+        self.kept().as_ref().map(ObeyedJournal::told)
     }
 
-    fn keep(&self, kept: &Kept) -> Result<(), Refusal> {
+    fn keep(&self, kept: &ObeyedJournal) -> Result<(), Refusal> {
         let path = self.directory.join(FILE);
         let partial = self.directory.join(format!("{FILE}.partial"));
         let write = || -> std::io::Result<()> {
@@ -177,7 +177,7 @@ impl Commander {
         }
         replaced.remove(&claim.journal);
         let (journal, session) = (claim.journal.clone(), claim.session);
-        let next = Kept { format: FORMAT, journal, session, counter, replaced };
+        let next = ObeyedJournal { format: FORMAT, journal, session, counter, replaced };
         if now.as_ref() != Some(&next) {
             self.keep(&next)?;
             let before = now.as_ref().map(|kept| kept.journal.as_str());
@@ -208,13 +208,13 @@ impl Commander {
         &self,
         node: &NodeName,
         authority: Option<&Authority>,
-        order: Order,
+        order: OrderKind,
         layouts: &[&Layout],
     ) -> Result<(), Refusal> {
         let not_in_charge = |message: String| Err(Refusal::new(RefusalCode::NotInCharge, message));
         let mut now = self.kept();
         let Some(authority) = authority else {
-            let Some(kept) = now.as_ref().filter(|_| order == Order::Other) else { return Ok(()) };
+            let Some(kept) = now.as_ref().filter(|_| order == OrderKind::Other) else { return Ok(()) };
             let version = env!("CARGO_PKG_VERSION");
             let in_charge = format!(
                 "the agent of {node} obeys the scheduler of journal {}, and the order names none: a scheduler needs the \
@@ -260,7 +260,7 @@ impl Commander {
             ));
         }
         if authority.counter > kept.counter {
-            let next = Kept { counter: authority.counter, ..kept.clone() };
+            let next = ObeyedJournal { counter: authority.counter, ..kept.clone() };
             self.keep(&next)?;
             *now = Some(next);
         }
@@ -288,7 +288,7 @@ mod tests {
         let load = || Commander::load(directory.path()).unwrap();
         let commander = load();
         let obeys = |commander: &Commander, authority: &Authority| {
-            commander.permit(&node, Some(authority), Order::Other, &[]).map_err(|refusal| refusal.code)
+            commander.permit(&node, Some(authority), OrderKind::Other, &[]).map_err(|refusal| refusal.code)
         };
         assert_eq!(commander.obeyed(), None);
         assert_eq!(obeys(&commander, &order("a", 1, 1)), Err(RefusalCode::NotInCharge));
@@ -332,7 +332,7 @@ mod tests {
         };
         let said = |journal: &str| {
             let order = order(journal, 1, 1);
-            load().permit(&node, Some(&order), Order::Other, &[]).unwrap_err().message
+            load().permit(&node, Some(&order), OrderKind::Other, &[]).unwrap_err().message
         };
         load().claim(&node, &claim("b", 1, 1)).unwrap();
         // Nobody has taken over: it obeys another one, and was not there.

@@ -7,8 +7,9 @@ use ondeck_api::config::{AgentConfig, DeviceConfig};
 use ondeck_api::wire::DeviceReport;
 use ondeck_core::{Bytes, Layout};
 use ondeck_ramdisk::device::{self, RAM};
+use ondeck_ramdisk::engine::device_sizes;
 use ondeck_ramdisk::memory::free_ram;
-use ondeck_ramdisk::{Device, Engine, EngineError, engine};
+use ondeck_ramdisk::{Device, EngineError, engine};
 
 /// RAM that stays with the operating system and the agent if the configuration names no other reserve: a sixteenth of
 /// the machine, at least this much.
@@ -138,20 +139,6 @@ pub struct Promise {
     pub ram_used: Bytes,
     /// Whether its devices have been made.
     pub devices_made: bool,
-}
-
-/// The devices that a server is given, with their sizes.
-pub fn device_sizes<'a>(engine: &dyn Engine, layout: &'a Layout, share: Bytes) -> Vec<(&'a str, Bytes)> {
-    let mut sizes = Vec::new();
-    if engine.uses_device(layout) {
-        sizes.push((layout.device.as_str(), engine.device_size(share)));
-    }
-    if let Some(device) = &layout.metadata_device
-        && engine.metadata_size(layout, share) > Bytes::ZERO
-    {
-        sizes.push((device.as_str(), engine.metadata_size(layout, share)));
-    }
-    sizes
 }
 
 /// The machine's RAM.

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondeck_api::wire::Has;
+use ondeck_api::host::since_boot_ms;
+use ondeck_api::wire::Presence;
+use ondeck_fleet::Fleet;
 
-use crate::fleet::Fleet;
-use crate::node::{Node, since_boot_ms};
+use crate::node::Node;
 use crate::ramdisk::RamDisk;
 
 /// How often it looks.
@@ -38,9 +39,9 @@ async fn ask(node: &Arc<Node>, fleet: &Fleet, ramdisk: Arc<RamDisk>) {
     let mut whole = true;
     for other in others {
         match fleet.has(ramdisk.id(), other).await {
-            Ok(Has::All) => {}
-            Ok(Has::Unfinished) => whole = false,
-            Ok(Has::Nothing) => {
+            Ok(Presence::All) => {}
+            Ok(Presence::Unfinished) => whole = false,
+            Ok(Presence::Nothing) => {
                 let (node, ramdisk, other) = (Arc::clone(node), Arc::clone(&ramdisk), other.clone());
                 let removed = tokio::task::spawn_blocking(move || node.remove_part(&ramdisk, &other)).await;
                 if let Err(error) = removed {

@@ -1,4 +1,4 @@
-//! The agent of a node, and those who drive many of them.
+//! The agent of a node.
 //!
 //! An agent does what it is told for one RAM disk at a time: a [`step`](ondeck_api::wire::Step) of building it, or taking
 //! all of it down. It decides nothing, except to protect what it lends: it promises no byte twice, refuses whoever
@@ -7,11 +7,12 @@
 //!
 //! # Layout
 //!
-//! - [`server`]: the routes, behind the two sockets of [`ondeck_api::server`]
+//! - [`server`]: the agent as a whole; `routes`: what it answers, behind the two sockets of [`ondeck_api::server`]
 //! - [`authority`]: whom the agent obeys
 //! - [`node`]: what the agent knows of its node and its RAM disks; start-up after a crash
 //! - [`ramdisk`]: one RAM disk on this node: the steps up, the way down, its report
-//!   - `ramdisk::covers`: showing it over the directories of a job, and taking it away
+//!   - `ramdisk::overmount`: showing it over the directories of a job, and taking it away
+//! - `unmount` and `hang`: mounts and paths that may hang, be in use or be out of root's reach
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
@@ -19,18 +20,21 @@
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`started`]: the jobs that have begun on this node without their RAM disk
 //! - [`watch`]: what the agent does unasked
-//! - [`fleet`]: building, showing, looking at and destroying a RAM disk over many agents
+//! - `story`: what ties the lines of the log together
 
 pub mod authority;
 pub mod capacity;
 mod doubt;
-pub mod fleet;
 pub mod freeze;
+mod hang;
 pub mod hooks;
 pub mod node;
 pub mod ramdisk;
 pub mod record;
+mod routes;
 pub mod server;
 pub mod started;
+mod story;
 pub mod task;
+mod unmount;
 pub mod watch;

@@ -1,12 +1,12 @@
-//! What an agent keeps of a RAM disk in its place, so that it finds its way after a crash: written before a step
-//! changes anything that the next agent would have to know of.
+//! What an agent keeps of a RAM disk in its runtime directory, so that it finds its way after a crash: written before a
+//! step changes anything that the next agent would have to know of.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use ondeck_api::wire::Cover;
+use ondeck_api::wire::Overmount;
 use ondeck_core::{Bytes, Incarnation, Layout};
-use ondeck_ramdisk::{EngineError, Place, Secret, View};
+use ondeck_ramdisk::{EngineError, RuntimeDir, Secret, View};
 use serde::{Deserialize, Serialize};
 
 const RECORD: &str = "record.json";
@@ -14,7 +14,7 @@ const SECRET: &str = "secret";
 
 /// What is kept.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
+pub struct RamDiskRecord {
     /// The version of this format; another one is not read.
     pub version: u32,
     /// The RAM disk.
@@ -27,10 +27,11 @@ pub struct Record {
     pub ports: Vec<u16>,
     /// Where it is shown.
     pub shown: Vec<Shown>,
-    /// The directories that it covers, the outer ones first.
-    #[serde(default)]
-    pub covered: Vec<Covered>,
-    /// Whether all nodes of the job covered the same before one of them was told so: a job that begins here keeps it.
+    /// The directories that it is mounted over, the outer ones first.
+    #[serde(default, rename = "covered")]
+    pub overmounts: Vec<RecordedOvermount>,
+    /// Whether all nodes of the job had the same overmounts before one of them was told so: a job that begins here keeps
+    /// it.
     #[serde(default)]
     pub whole: bool,
     /// Whether all steps were done.
@@ -55,58 +56,59 @@ fn settled() -> bool {
 /// A path where the RAM disk is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
-    /// The path.
+    /// The directory that it is mounted on.
     pub path: PathBuf,
     /// Whether the directory was made for it.
     pub made: bool,
 }
 
-/// A directory that the RAM disk covers.
+/// An overmount that is there, or was about to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Covered {
+pub struct RecordedOvermount {
     /// As it was asked for.
-    pub cover: Cover,
+    #[serde(rename = "cover")]
+    pub overmount: Overmount,
     /// Where the directory really is.
     pub real: PathBuf,
 }
 
-/// The version of [`Record`].
+/// The version of [`RamDiskRecord`].
 pub const VERSION: u32 = 2;
 
 /// The version before, which did not know which RAM disks may hold results.
 const FORMER: u32 = 1;
 
-impl Record {
+impl RamDiskRecord {
     /// Writes it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn save(&self, place: &Place) -> Result<(), EngineError> {
+    pub fn save(&self, runtime_dir: &RuntimeDir) -> Result<(), EngineError> {
         let text = serde_json::to_vec(self).map_err(|error| EngineError::Refused(error.to_string()))?;
-        place.write_private(RECORD, &text)?;
+        runtime_dir.write_private(RECORD, &text)?;
         Ok(())
     }
 
-    /// Reads it from the directory of a place.
+    /// Reads it from a runtime directory.
     ///
     /// # Errors
     /// If there is none, or it is not understood.
-    pub fn load(place: &Path) -> std::io::Result<Record> {
-        let path = place.join(RECORD);
+    pub fn load(runtime_dir: &Path) -> std::io::Result<RamDiskRecord> {
+        let path = runtime_dir.join(RECORD);
         let told =
             |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let text = std::fs::read(&path).map_err(told)?;
-        Record::parse(&text).map_err(told)
+        RamDiskRecord::parse(&text).map_err(told)
     }
 
-    fn parse(text: &[u8]) -> std::io::Result<Record> {
+    fn parse(text: &[u8]) -> std::io::Result<RamDiskRecord> {
         let mut value: serde_json::Value = serde_json::from_slice(text)?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => Ok(serde_json::from_value(value)?),
             Some(version) if version == u64::from(FORMER) => {
                 value["version"] = VERSION.into();
                 value["guarded"] = false.into();
-                let mut record: Record = serde_json::from_value(value)?;
+                let mut record: RamDiskRecord = serde_json::from_value(value)?;
                 // Only its name tells that it is a job's, and nobody can say whether the job has written to it.
                 let is_a_jobs = Incarnation::of_ramdisk(&record.layout.id.name).is_some();
                 record.guarded = record.server && record.complete && is_a_jobs;
@@ -124,8 +126,8 @@ impl Record {
 ///
 /// # Errors
 /// The kernel's.
-pub fn save_secret(place: &Place, secret: &Secret) -> Result<(), EngineError> {
-    place.write_private(SECRET, secret.reveal().as_bytes())?;
+pub fn save_secret(runtime_dir: &RuntimeDir, secret: &Secret) -> Result<(), EngineError> {
+    runtime_dir.write_private(SECRET, secret.reveal().as_bytes())?;
     Ok(())
 }
 
@@ -133,10 +135,24 @@ pub fn save_secret(place: &Place, secret: &Secret) -> Result<(), EngineError> {
 ///
 /// # Errors
 /// If it can't be read.
-pub fn load_secret(place: &Path) -> std::io::Result<Secret> {
-    let path = place.join(SECRET);
+pub fn load_secret(runtime_dir: &Path) -> std::io::Result<Secret> {
+    let path = runtime_dir.join(SECRET);
     let wrong =
         |kind, why: &dyn std::fmt::Display| std::io::Error::new(kind, format!("{}: {why}", path.display()));
     let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.kind(), &error))?;
     text.trim().parse().map_err(|error| wrong(std::io::ErrorKind::InvalidData, &error))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overmount_is_kept_as_former_agents_kept_it() {
+        let former = r#"{"cover":{"path":"/data/out","from":"1","read_only":false},"real":"/real/out"}"#;
+        let read: RecordedOvermount = serde_json::from_str(former).unwrap();
+        assert_eq!(read.overmount.from, "1");
+        assert_eq!(serde_json::to_string(&read).unwrap(), former);
+    }
 }

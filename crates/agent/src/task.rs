@@ -1,6 +1,6 @@
 //! Tasks: staging and users' scripts, each in a process of its own that the agent holds on a leash.
 //!
-//! The agent starts its own program as a *runner* and tells it, on its standard input, what to do ([`Order`]). The runner
+//! The agent starts its own program as a *runner* and tells it, on its standard input, what to do ([`TaskOrder`]). The runner
 //! makes namespaces for it, becomes the user there and does the work; it says how far it is, line by line, on its standard
 //! output ([`Line`]). The input stays open for as long as the task may live: when the agent closes it, or dies, the runner
 //! ends, and with its process-id namespace everything that the work has started. The output ends when nothing of it is
@@ -13,16 +13,18 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ondeck_api::wire::{TaskReport, TaskRequest, TaskState, Unit};
-use ondeck_core::{Bytes, NodeName, RamDiskId};
-use ondeck_ramdisk::{EngineError, Place, place};
-use serde::{Deserialize, Serialize};
+use ondeck_api::wire::{TaskReport, TaskState};
+use ondeck_ramdisk::{EngineError, RuntimeDir, runtime_dir};
+use ondeck_staging::task::order::{Line, Room};
 use tokio::sync::watch;
+
+use crate::story;
+pub(crate) use ondeck_staging::task::order::TaskOrder;
 
 pub use self::group::{MemoryGroup, remove_left_over as remove_left_over_groups};
 
@@ -37,103 +39,6 @@ const ENVIRONMENT: [&str; 4] = ["PATH", "LANG", "ONDECK_LOG", "RUST_BACKTRACE"];
 
 /// The longest line of a runner.
 const LONGEST_LINE: u64 = 1 << 20;
-
-/// What a runner is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// The RAM disk.
-    pub ramdisk: RamDiskId,
-    /// The node, for messages.
-    pub node: NodeName,
-    /// What to do.
-    pub request: TaskRequest,
-    /// The owner's directory of the RAM disk, where only root can reach it.
-    pub data: PathBuf,
-    /// The agent's directory.
-    pub state: PathBuf,
-    /// The agent's socket.
-    pub socket: PathBuf,
-    /// The most memory that a script may take.
-    pub script_memory: Bytes,
-    /// Whether a script must have a memory group, or is not run.
-    pub require_memory_group: bool,
-    /// How long this node may believe what it saw of the RAM disk before, though the job has changed it since.
-    pub out_of_date: Duration,
-}
-
-/// What a runner says.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Line {
-    /// How far it is.
-    Progress {
-        /// Entries found.
-        entries_found: u64,
-        /// Entries done.
-        entries_done: u64,
-        /// Bytes found.
-        bytes_found: u64,
-        /// Bytes done.
-        bytes_done: u64,
-    },
-    /// An entry failed.
-    Error(String),
-    /// A file was put beside another.
-    Beside(String),
-    /// What a survey has found.
-    Units(Vec<Unit>),
-    /// The end of a script's output.
-    Log(String),
-    /// It ends.
-    Done {
-        /// Whether all was done.
-        ok: bool,
-        /// What the user should know.
-        message: Option<String>,
-        /// Whether the same again may succeed.
-        retryable: bool,
-    },
-}
-
-/// Names of each kind in a report.
-pub const MOST_NAMED: usize = 20;
-
-/// The most entries that a survey tells of. What is not told of is left to the task that comes last.
-pub const MOST_UNITS: usize = 2000;
-
-/// The longest text in a report: some long paths and what is wrong with them.
-const LONGEST_TEXT: usize = 64 << 10;
-
-/// What a report has room for. Whoever passes a worker's lines on asks it: a report must not grow without end, whatever
-/// the worker has become.
-#[derive(Debug, Default)]
-pub struct Room {
-    errors: usize,
-    beside: usize,
-    units: usize,
-}
-
-impl Room {
-    /// Whether there is room for a line, which is taken then.
-    pub fn take(&mut self, line: &Line) -> bool {
-        let named = |count: &mut usize, text: &str| {
-            *count += 1;
-            *count <= MOST_NAMED && text.len() <= LONGEST_TEXT
-        };
-        match line {
-            Line::Error(text) => named(&mut self.errors, text),
-            Line::Beside(text) => named(&mut self.beside, text),
-            Line::Units(units) => {
-                self.units = self.units.saturating_add(units.len());
-                // A directory's name is a plain one, and the kernel allows no longer entries.
-                let fits = |unit: &Unit| unit.directory.len() <= 64 && unit.entry.len() <= 255;
-                self.units <= MOST_UNITS && units.iter().all(fits)
-            }
-            Line::Log(text) | Line::Done { message: Some(text), .. } => text.len() <= LONGEST_TEXT,
-            Line::Progress { .. } | Line::Done { message: None, .. } => true,
-        }
-    }
-}
 
 /// The tasks of one RAM disk.
 #[derive(Default)]
@@ -157,7 +62,7 @@ impl Tasks {
     pub fn find_or_start(
         &self,
         name: &str,
-        place: &Place,
+        runtime_dir: &RuntimeDir,
         start: impl FnOnce() -> Result<Arc<Task>, EngineError>,
     ) -> Result<Arc<Task>, EngineError> {
         let mut known = lock(&self.0);
@@ -165,14 +70,15 @@ impl Tasks {
             return Ok(Arc::clone(found));
         }
         // Asked for under the lock that whoever destroys it takes afterwards: so no task is started unseen.
-        if place.is_given_up() {
+        if runtime_dir.is_given_up() {
             return Err(EngineError::GivenUp);
         }
         if known.len() >= MOST {
             let ended = known.iter().filter(|(_, task)| task.has_ended());
             let oldest = ended.min_by_key(|(_, task)| task.began).map(|(name, _)| name.clone());
             let Some(oldest) = oldest else {
-                let text = format!("{} has {MOST} tasks on this node already; end one of them", place.id());
+                let text =
+                    format!("{} has {MOST} tasks on this node already; end one of them", runtime_dir.id());
                 return Err(EngineError::Refused(text));
             };
             known.remove(&oldest);
@@ -214,7 +120,7 @@ impl Tasks {
     }
 }
 
-/// A task.
+/// A process that copies, or a script, as the owner of a RAM disk; it ends when nobody holds its leash.
 pub struct Task {
     report: Mutex<TaskReport>,
     began: Instant,
@@ -253,9 +159,9 @@ impl Task {
     ///
     /// # Errors
     /// If it can't be started.
-    pub fn start(name: &str, place: &Place, order: &Order) -> Result<Arc<Task>, EngineError> {
+    pub fn start(name: &str, runtime_dir: &RuntimeDir, order: &TaskOrder) -> Result<Arc<Task>, EngineError> {
         let failed = |source| EngineError::Program { program: format!("ondeck {RUNNER}"), source };
-        let log = place.log("tasks");
+        let log = runtime_dir.log("tasks");
         let stderr = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
         let stderr = stderr.map_err(|error| EngineError::io("open", &log, error))?;
         // This very program, also if another version has been installed since.
@@ -263,7 +169,7 @@ impl Task {
         command.arg(RUNNER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         // The agent's environment is not for whoever works as a user.
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        place.mark(&format!("{}{name}", place::TASK), &mut command);
+        runtime_dir.mark(&format!("{}{name}", runtime_dir::TASK), &mut command);
         // SAFETY: one system call between fork and exec.
         unsafe {
             command.pre_exec(|| {
@@ -295,6 +201,7 @@ impl Task {
         // A thread for each task that runs: there are a few of them, and each is listened to until nothing is left.
         let thread = std::thread::Builder::new().name("task".into());
         let thread = thread.spawn(move || {
+            let _of_job = story::of(&id).entered();
             let name = lock(&listening.report).name.clone();
             listening.listen(child, said, &state);
             let state = lock(&listening.report).state.clone();
@@ -412,6 +319,9 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
+    use ondeck_api::wire::Unit;
+    use ondeck_staging::task::order::{MOST_NAMED, MOST_UNITS};
+
     use super::*;
 
     #[test]
@@ -435,16 +345,16 @@ mod tests {
     #[test]
     fn tasks_that_ended_make_room_for_others() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::open(dir.path(), "job@1".parse().unwrap()).unwrap();
+        let runtime_dir = RuntimeDir::open(dir.path(), "job@1".parse().unwrap()).unwrap();
         let tasks = Tasks::default();
         let runs = Arc::new(Task {
             ended: watch::Sender::new(None),
             ..Arc::into_inner(Task::pretended("")).unwrap()
         });
-        tasks.find_or_start("runs", &place, || Ok(Arc::clone(&runs))).unwrap();
+        tasks.find_or_start("runs", &runtime_dir, || Ok(Arc::clone(&runs))).unwrap();
         for number in 0..MOST * 2 {
             let name = format!("home-{number}");
-            tasks.find_or_start(&name, &place, || Ok(Task::pretended(&name))).unwrap();
+            tasks.find_or_start(&name, &runtime_dir, || Ok(Task::pretended(&name))).unwrap();
         }
         assert!(tasks.find("runs").is_some() && tasks.find("home-0").is_none());
         assert!(tasks.find(&format!("home-{}", MOST * 2 - 1)).is_some());

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use ondeck_core::RamDiskId;
 
-use crate::node::{Node, since_boot_ms};
+use ondeck_api::host::since_boot_ms;
+
+use crate::node::Node;
+use crate::story;
 
 /// How often it looks. A lost server must be seen within five seconds; a look costs less than a millisecond.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -20,10 +23,12 @@ pub fn watch(node: &Node, stop: &AtomicBool) {
         said.retain(|id, _| ramdisks.iter().any(|known| known.id() == id));
         // First what protects data, which does not wait for a filesystem; then what may take a second for each.
         for ramdisk in &ramdisks {
+            let _of_job = story::of(ramdisk.id()).entered();
             ramdisk.guard(node.name());
             ramdisk.tidy(node.name());
         }
         for ramdisk in &ramdisks {
+            let _of_job = story::of(ramdisk.id()).entered();
             let record = ramdisk.record();
             if !record.complete {
                 if since_boot_ms() > record.lease_until_ms {

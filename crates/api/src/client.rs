@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes as Body;
@@ -24,6 +24,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// Where a daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum Endpoint {
     /// The agent of this machine.
     Socket(PathBuf),
@@ -31,7 +32,6 @@ pub enum Endpoint {
     Node {
         /// Its name, which it must be known by itself.
         name: NodeName,
-        /// Its port.
         port: u16,
     },
 }
@@ -47,13 +47,12 @@ impl std::fmt::Display for Endpoint {
 
 /// Why a call brought no answer, or not the wanted one.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum CallError {
-    /// No connection.
+    /// There is no connection, or it was lost before the answer.
     #[error("{endpoint} can't be reached: {why}{}", unreachable_hint(.endpoint))]
     Unreachable {
-        /// Whom.
         endpoint: Endpoint,
-        /// Why not.
         why: String,
         /// Whether there was one, which was lost before the answer.
         cut_off: bool,
@@ -61,7 +60,6 @@ pub enum CallError {
     /// It did not answer in time.
     #[error("{endpoint} did not answer within {:.1} s", .waited.as_secs_f64())]
     Silent {
-        /// Who.
         endpoint: Endpoint,
         /// How long was waited.
         waited: Duration,
@@ -72,7 +70,6 @@ pub enum CallError {
     /// The answer was not proved to be the agent's.
     #[error("{endpoint} did not prove that it is the agent: {why}")]
     Impostor {
-        /// Who.
         endpoint: Endpoint,
         /// What was missing.
         why: String,
@@ -80,19 +77,13 @@ pub enum CallError {
     /// The answer can't be understood.
     #[error("{endpoint} gave an answer that can't be understood ({why}); are the versions the same?")]
     Gibberish {
-        /// Who.
         endpoint: Endpoint,
         /// What was wrong.
         why: String,
     },
     /// The agent refused.
     #[error("{endpoint}: {}", .refusal.message)]
-    Refused {
-        /// Who.
-        endpoint: Endpoint,
-        /// Why.
-        refusal: Refusal,
-    },
+    Refused { endpoint: Endpoint, refusal: Refusal },
 }
 
 impl CallError {
@@ -118,12 +109,16 @@ pub type Provider = Arc<dyn Fn() -> Authority + Send + Sync>;
 /// Is told of each agent that does not obey an order, because it is not of the scheduler that it obeys.
 pub type Doubted = Arc<dyn Fn(&Endpoint) + Send + Sync>;
 
+/// Is told of each call that has ended: method and path, how long it took, and why it failed if it did.
+pub type Observer = Arc<dyn Fn(&str, &str, Duration, Option<&CallError>) + Send + Sync>;
+
 /// Makes calls. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     munge: Munge,
     authority: Option<Provider>,
     not_in_charge: Option<Doubted>,
+    observer: Option<Observer>,
 }
 
 impl std::fmt::Debug for Client {
@@ -136,7 +131,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client that proves itself by the munged at this socket.
     pub fn new(munge_socket: &Path) -> Client {
-        Client { munge: Munge::new(munge_socket), authority: None, not_in_charge: None }
+        Client { munge: Munge::new(munge_socket), authority: None, not_in_charge: None, observer: None }
     }
 
     /// A client whose orders, which is all but `GET`, are given in a scheduler's name. The provider must not block.
@@ -150,6 +145,13 @@ impl Client {
     #[must_use]
     pub fn with_doubts(mut self, doubted: Doubted) -> Client {
         self.not_in_charge = Some(doubted);
+        self
+    }
+
+    /// A client that tells of every call when it has ended. What is told must not block.
+    #[must_use]
+    pub fn with_observer(mut self, observer: Observer) -> Client {
+        self.observer = Some(observer);
         self
     }
 
@@ -170,15 +172,29 @@ impl Client {
             Some(body) => serde_json::to_vec(body).map_err(|error| gibberish(endpoint, &error))?,
             None => Vec::new(),
         };
+        let began = Instant::now();
         let call = self.exchange(endpoint, method, path, body, secret);
-        let (status, answer) = tokio::time::timeout(limit, call)
-            .await
-            .map_err(|_| CallError::Silent { endpoint: endpoint.clone(), waited: limit })??;
-        if (200..300).contains(&status) {
-            return serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error));
+        let call = tokio::time::timeout(limit, call).await;
+        let result = call
+            .unwrap_or_else(|_| Err(CallError::Silent { endpoint: endpoint.clone(), waited: limit }))
+            .and_then(|(status, answer)| self.understood(endpoint, status, &answer));
+        if let Some(observer) = &self.observer {
+            observer(method, path, began.elapsed(), result.as_ref().err());
         }
-        let refusal: Refusal =
-            serde_json::from_slice(&answer).map_err(|error| gibberish(endpoint, &error))?;
+        result
+    }
+
+    /// What an answer means.
+    fn understood<A: DeserializeOwned>(
+        &self,
+        endpoint: &Endpoint,
+        status: u16,
+        answer: &[u8],
+    ) -> Result<A, CallError> {
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(answer).map_err(|error| gibberish(endpoint, &error));
+        }
+        let refusal: Refusal = serde_json::from_slice(answer).map_err(|error| gibberish(endpoint, &error))?;
         if refusal.code == RefusalCode::NotInCharge
             && let Some(doubted) = &self.not_in_charge
         {

@@ -1,13 +1,15 @@
 //! The site's configuration, `/etc/ondeck/ondeck.toml`, the same file on all nodes. Everything has a default.
 
+mod scheduler;
+
+pub use scheduler::{LimitsConfig, PoolConfig, SchedulerConfig, SlurmConfig};
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 
 use ondeck_core::{Bytes, NodeName};
 use serde::{Deserialize, Deserializer, Serialize};
-
-use crate::scheduler::{SchedulerConfig, SlurmConfig};
 
 /// Where the file is looked for if neither `--config` nor `ONDECK_CONFIG` names one.
 pub const DEFAULT_PATH: &str = "/etc/ondeck/ondeck.toml";
@@ -75,11 +77,12 @@ pub struct AgentConfig {
     pub device: BTreeMap<String, DeviceConfig>,
 }
 
-/// A device.
+/// What an RSA node lends, as the part `[agent.device.NAME]` says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum DeviceConfig {
-    /// RAM.
+    /// RAM of the machine, in a tmpfs for each RAM disk.
     Ram {
         /// The most that is lent; by default the machine's RAM without the reserve.
         #[serde(default, deserialize_with = "optional_size")]
@@ -90,7 +93,6 @@ pub enum DeviceConfig {
     },
     /// A directory, usually of an SSD's filesystem.
     Dir {
-        /// Which.
         path: PathBuf,
         /// The most that is lent.
         #[serde(deserialize_with = "size")]
@@ -144,7 +146,7 @@ impl Default for AgentConfig {
 pub enum Listen {
     /// What the host name means.
     Auto,
-    /// This one.
+    /// This address, whatever the host name means.
     Address(IpAddr),
 }
 
@@ -160,9 +162,9 @@ pub struct Administrator {
 /// A range of TCP ports, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PortRange {
-    /// The first.
+    /// The first that may be taken.
     pub first: u16,
-    /// The last.
+    /// The last that may be taken, itself included.
     pub last: u16,
 }
 
@@ -224,19 +226,14 @@ impl<'de> Deserialize<'de> for PortRange {
 
 /// Why the configuration can't be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum ConfigError {
     /// The file can't be read.
     #[error("can't read the configuration {}: {source}", .path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Unreadable { path: PathBuf, source: std::io::Error },
     /// The file is not understood.
     #[error("{}: {message}{hint}", .path.display())]
     Malformed {
-        /// Which file.
         path: PathBuf,
         /// The line, and what is wrong with it.
         message: String,

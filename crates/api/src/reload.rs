@@ -10,8 +10,7 @@ use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::Config;
-use crate::config::{AgentConfig, ConfigError, DEFAULT_PATH, DeviceConfig};
-use crate::scheduler::{SchedulerConfig, SlurmConfig};
+use crate::config::{AgentConfig, ConfigError, DEFAULT_PATH, DeviceConfig, SchedulerConfig, SlurmConfig};
 
 /// Reads the configuration again, from where a daemon was given it.
 pub type ReadAgain = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;

@@ -1,365 +1,50 @@
-//! The parts `[scheduler]` and `[slurm]` of the configuration, and what the scheduler is asked and answers.
+//! What the scheduler is asked and answers. Its routes stand with their handlers in `ondeck-scheduler`; the description that
+//! is made of both, `GET /v1/openapi.json`, has all of it.
 //!
-//! | method and path | does | who |
-//! |---|---|---|
-//! | `POST /v1/hooks/prolog` | a job starts on a node: [`Hook`] -> [`HookAnswer`], once its RAM disk is mounted or will not be | root of that node |
-//! | `POST /v1/hooks/epilog` | a job has ended on a node: the same, once its RAM disk is unmounted | root of that node |
-//! | `GET /v1/jobs` | what is done for each job, and the nodes: [`Status`] | users see their own jobs |
-//! | `GET /v1/jobs/ID` | all that is known of a job, also of one that is gone: [`JobStory`] | its user |
-//! | `GET /v1/jobs/ID/wait?ms=N` | [`Waited`]: once nothing of it is to be done any more, or after that time | its user |
-//! | `POST /v1/jobs/ID/retry`, `POST /v1/jobs/ID/retry?salvage=true`, `POST /v1/jobs/ID/abandon` | what to do with results that could not be staged out | its user |
-//! | `POST /v1/nodes/NAME/drain` [`Drain`], `POST /v1/nodes/NAME/resume` | whether an RSA node lends | administrators |
-//! | `GET /v1/usage?days=N` | what each user and account had of the RSA: [`Usage`] | users see their own |
-//! | `GET /v1/log` | the log of all jobs, in the form of the thesis | administrators |
-//! | `GET /v1/metrics` | figures for Prometheus, which `ondeck status --metrics` prints | anybody |
+//! # Layout
+//!
+//! - `status`: what is going on
+//! - `story`: all that is known of one job
+//! - here: hooks, waiting, orders and usage
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::time::Duration;
+mod status;
+mod story;
 
-use ondeck_core::schedule::{Job, JobState, Limits, LockIn, NodeState, RsaState, Sharing, Site};
-use ondeck_core::{Bytes, EngineKind, Incarnation, NodeName, Owner, Rate, duration};
-use serde::{Deserialize, Deserializer, Serialize};
+use ondeck_core::{Incarnation, NodeName};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use crate::config::{Administrator, Listen};
-
-/// The TCP port of the scheduler.
-pub const DEFAULT_PORT: u16 = 7273;
-
-/// The part `[scheduler]`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SchedulerConfig {
-    /// The host where `ondeck serve` runs: hooks and `ondeck status` ask there. Without it they ask this machine.
-    pub host: Option<NodeName>,
-    /// Its TCP port.
-    pub port: u16,
-    /// The address it listens on: an address, or `auto` for what its host name means.
-    pub listen: Option<Listen>,
-    /// Its Unix socket.
-    pub socket: PathBuf,
-    /// Where it keeps its journal: on a disk that outlives a reboot.
-    pub state: PathBuf,
-    /// Who sees all jobs and gives orders over TCP, as `user@host`. Root on its machine always may.
-    pub administrators: Vec<Administrator>,
-    /// The pools of RSA nodes. Without one all `nodes` are the pool `default`.
-    pub pool: BTreeMap<String, PoolConfig>,
-    /// The pool of jobs that name none; the only one if there is one.
-    pub default_pool: Option<String>,
-    /// So many compute nodes get one RSA node.
-    pub proportion: u32,
-    /// Whether a job that is too small for a whole RSA node gets a part of one.
-    pub fractions: bool,
-    /// When the RAM disk is switched from input to output, unless the job says: the thesis's script has 300 s.
-    #[serde(deserialize_with = "time")]
-    pub delay: Duration,
-    /// The engine of jobs that name none.
-    pub engine: EngineKind,
-    /// How the RSA is shared between jobs that run and jobs that stage: `half` or `any`.
-    pub sharing: Sharing,
-    /// Who has waited for RSA nodes for so long comes before all who have not, and is not overtaken.
-    #[serde(deserialize_with = "time")]
-    pub patience: Duration,
-    /// How a staged job is kept in front of the queue: `off`, `priority` or `qos`.
-    pub lock_in: LockIn,
-    /// The quality of service of `lock_in = "qos"`.
-    pub lock_in_qos: Option<String>,
-    /// How long the queue must say otherwise before a job is taken for next, or for demoted.
-    #[serde(deserialize_with = "time")]
-    pub debounce: Duration,
-    /// A job that waits behind others but is expected to start within this time is next, too.
-    #[serde(deserialize_with = "time")]
-    pub horizon: Duration,
-    /// How often building, filling and mounting is tried for a job.
-    pub attempts: u32,
-    /// How often staging out is tried before it waits for somebody to look.
-    pub stage_out_attempts: u32,
-    /// How long is waited before something is tried again; doubled each time for staging out.
-    #[serde(deserialize_with = "time")]
-    pub backoff: Duration,
-    /// A node that failed so many times in a row is drained.
-    pub node_failures: u32,
-    /// A node that has not answered for this long is taken for lost.
-    #[serde(deserialize_with = "time")]
-    pub node_timeout: Duration,
-    /// The most RSA nodes that one user's jobs may have.
-    pub user_nodes: Option<u32>,
-    /// The most RSA nodes that one account's jobs may have.
-    pub account_nodes: Option<u32>,
-    /// What all staging together may take from the disk filesystem; needs `staging`.
-    #[serde(deserialize_with = "optional_rate")]
-    pub bandwidth: Option<Rate>,
-    /// How many jobs may stage at the same time; each gets its part of `bandwidth`.
-    pub staging: Option<u32>,
-    /// The longest that each kind of work may take.
-    pub limits: LimitsConfig,
-    /// A command that is given a job's number and node list and prints the nodes where its RAM disk is to be shown, one a
-    /// line. Without it these are the job's own nodes.
-    pub io_nodes: Vec<String>,
-    /// Whether a RAM disk is shown on nodes where other jobs run, too. It is shown to the whole node, so another job of
-    /// the same user would work in it, and lose it when the first one ends. Without this, such a job works on disk.
-    pub shared_nodes: bool,
-    /// How long the log of a job is kept after it has ended.
-    #[serde(deserialize_with = "time")]
-    pub keep: Duration,
-    /// Watch the queue and decide, but lend nothing: RAM disks are pretended, each step takes this long.
-    #[serde(deserialize_with = "optional_time")]
-    pub simulate: Option<Duration>,
-}
-
-/// A pool: RSA nodes of one kind.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PoolConfig {
-    /// Its nodes.
-    pub nodes: Vec<NodeName>,
-    /// What of them is lent: `ram`, or a directory's device.
-    #[serde(default = "ram")]
-    pub device: String,
-}
-
-fn ram() -> String {
-    ondeck_ramdisk::device::RAM.to_owned()
-}
-
-/// The part `[scheduler.limits]`: the longest that each kind of work may take.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LimitsConfig {
-    /// Building a RAM disk.
-    #[serde(deserialize_with = "time")]
-    pub construct: Duration,
-    /// Filling it.
-    #[serde(deserialize_with = "time")]
-    pub stage_in: Duration,
-    /// Mounting it on a job's nodes.
-    #[serde(deserialize_with = "time")]
-    pub mount: Duration,
-    /// Unmounting it.
-    #[serde(deserialize_with = "time")]
-    pub unmount: Duration,
-    /// Bringing results home, once.
-    #[serde(deserialize_with = "time")]
-    pub stage_out: Duration,
-    /// Removing it.
-    #[serde(deserialize_with = "time")]
-    pub destroy: Duration,
-    /// From the end of a job until its last process and its last Epilog: longer than Slurm's KillWait.
-    #[serde(deserialize_with = "time")]
-    pub ending: Duration,
-    /// Being held until there are RSA nodes: then the job works on disk.
-    #[serde(deserialize_with = "time")]
-    pub hold: Duration,
-    /// Waiting for its start behind others, with all its input in RAM: then its RSA nodes are for others.
-    #[serde(deserialize_with = "time")]
-    pub ready: Duration,
-    /// The whole of a Prolog: then the job starts on disk.
-    #[serde(deserialize_with = "time")]
-    pub prolog: Duration,
-    /// The whole of an Epilog.
-    #[serde(deserialize_with = "time")]
-    pub epilog: Duration,
-}
-
-/// The part `[slurm]`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SlurmConfig {
-    /// The directory of Slurm's commands; they are looked for in PATH without it.
-    pub bin_dir: Option<PathBuf>,
-    /// Its slurm.conf; what Slurm itself uses without it.
-    pub conf: Option<PathBuf>,
-    /// How often the queue is looked at.
-    #[serde(deserialize_with = "time")]
-    pub interval: Duration,
-    /// How long a Slurm command may take.
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
-}
-
-impl Default for SchedulerConfig {
-    fn default() -> Self {
-        let site = Site::default();
-        SchedulerConfig {
-            host: None,
-            port: DEFAULT_PORT,
-            listen: None,
-            socket: "/run/ondeck/scheduler.sock".into(),
-            state: "/var/lib/ondeck".into(),
-            administrators: Vec::new(),
-            pool: BTreeMap::new(),
-            default_pool: None,
-            proportion: site.proportion,
-            fractions: site.fractions,
-            delay: site.delay,
-            engine: site.engine,
-            sharing: site.sharing,
-            patience: site.patience,
-            lock_in: site.lock_in,
-            lock_in_qos: None,
-            debounce: site.debounce,
-            horizon: site.horizon,
-            attempts: site.attempts,
-            stage_out_attempts: site.stage_outs,
-            backoff: site.backoff,
-            node_failures: site.node_failures,
-            node_timeout: Duration::from_secs(15),
-            user_nodes: None,
-            account_nodes: None,
-            bandwidth: None,
-            staging: None,
-            limits: LimitsConfig::default(),
-            io_nodes: Vec::new(),
-            shared_nodes: false,
-            keep: Duration::from_secs(30 * 86_400),
-            simulate: None,
-        }
-    }
-}
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        let limits = Limits::default();
-        LimitsConfig {
-            construct: limits.construct,
-            stage_in: limits.stage_in,
-            mount: limits.mount,
-            unmount: limits.unmount,
-            stage_out: limits.stage_out,
-            destroy: limits.destroy,
-            ending: limits.ending,
-            hold: limits.hold,
-            ready: limits.ready,
-            prolog: Duration::from_secs(20),
-            epilog: Duration::from_secs(20),
-        }
-    }
-}
-
-impl Default for SlurmConfig {
-    fn default() -> Self {
-        SlurmConfig {
-            bin_dir: None,
-            conf: None,
-            interval: Duration::from_secs(1),
-            timeout: Duration::from_secs(10),
-        }
-    }
-}
-
-fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    // A bare number is seconds.
-    match text.strip_suffix("ms").and_then(|number| number.trim().parse().ok()) {
-        Some(milliseconds) => Ok(Duration::from_millis(milliseconds)),
-        None => duration::parse(&text, 1).map_err(serde::de::Error::custom),
-    }
-}
-
-fn optional_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    time(deserializer).map(Some)
-}
-
-fn optional_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Rate>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
-}
-
-impl SchedulerConfig {
-    /// The pools, with the one of all `nodes` if none is named.
-    pub fn pools(&self, nodes: &[NodeName]) -> BTreeMap<String, PoolConfig> {
-        if !self.pool.is_empty() {
-            return self.pool.clone();
-        }
-        BTreeMap::from([("default".to_owned(), PoolConfig { nodes: nodes.to_vec(), device: ram() })])
-    }
-
-    /// What the site decides, for the schedule.
-    ///
-    /// # Errors
-    /// What can't be, in words.
-    pub fn site(&self, nodes: &[NodeName]) -> Result<Site, String> {
-        let pools = self.pools(nodes);
-        let mut known: BTreeMap<&NodeName, &str> = BTreeMap::new();
-        for (name, pool) in &pools {
-            if pool.nodes.is_empty() {
-                return Err(format!("the pool `{name}` has no nodes"));
-            }
-            for node in &pool.nodes {
-                if let Some(other) = known.insert(node, name) {
-                    return Err(format!("the node {node} is in two pools, `{other}` and `{name}`"));
-                }
-            }
-        }
-        let pool = match (&self.default_pool, pools.len()) {
-            (Some(pool), _) if pools.contains_key(pool) => pool.clone(),
-            (Some(pool), _) => return Err(format!("default_pool = \"{pool}\" is no pool")),
-            (None, 1) => pools.keys().next().cloned().unwrap_or_default(),
-            (None, _) => return Err("there are several pools; say which is the default_pool".into()),
-        };
-        if self.proportion == 0 {
-            return Err("proportion must be at least 1: so many compute nodes get one RSA node".into());
-        }
-        if self.engine == EngineKind::Tmpfs {
-            return Err("engine = \"tmpfs\" reaches one machine only; use gluster or ceph".into());
-        }
-        if self.lock_in == LockIn::Qos && self.lock_in_qos.is_none() {
-            return Err("lock_in = \"qos\" needs lock_in_qos".into());
-        }
-        if self.bandwidth.is_some() && self.staging.is_none() {
-            return Err("bandwidth is shared by `staging` jobs at a time; say how many".into());
-        }
-        Ok(Site {
-            proportion: self.proportion,
-            delay: self.delay,
-            fractions: self.fractions,
-            engine: if self.simulate.is_some() { EngineKind::Simulated } else { self.engine },
-            pool,
-            sharing: self.sharing,
-            patience: self.patience,
-            lock_in: self.lock_in,
-            debounce: self.debounce,
-            horizon: self.horizon,
-            attempts: self.attempts.max(1),
-            stage_outs: self.stage_out_attempts.max(1),
-            backoff: self.backoff,
-            node_failures: self.node_failures.max(1),
-            prolog: self.limits.prolog + self.limits.prolog,
-            limits: Limits {
-                construct: self.limits.construct,
-                stage_in: self.limits.stage_in,
-                mount: self.limits.mount,
-                unmount: self.limits.unmount,
-                stage_out: self.limits.stage_out,
-                destroy: self.limits.destroy,
-                ending: self.limits.ending,
-                hold: self.limits.hold,
-                ready: self.limits.ready,
-                ..Limits::default()
-            },
-            user_nodes: self.user_nodes,
-            account_nodes: self.account_nodes,
-            bandwidth: self.bandwidth,
-            staging: self.staging,
-        })
-    }
-}
+pub use status::{JobStatus, NodeStatus, Status, Transfer, Warning, WarningKind};
+pub use story::{AllocationView, JobStory, JobView, LogLine, LostPart, OtherLife, PartView};
 
 /// What a Prolog or Epilog says.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "job": "42.1",
+    "node": "c1",
+    "nodes": "",
+    "patience_ms": 18000
+})))]
 pub struct Hook {
-    /// The job's life.
+    /// The job's life: 42, or 42.1 after its first requeue.
+    #[schema(value_type = String)]
     pub job: Incarnation,
     /// The node where it runs.
+    #[schema(value_type = String)]
     pub node: NodeName,
     /// The job's nodes, in the workload manager's notation; empty if not known.
     pub nodes: String,
-    /// How long the hook waits.
+    /// How long the hook waits, in milliseconds.
     pub patience_ms: u64,
 }
 
 /// What a hook is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "mounted": true,
+    "message": "",
+    "undecided": false
+})))]
 pub struct HookAnswer {
     /// Whether the RAM disk is shown on the job's nodes.
     pub mounted: bool,
@@ -367,174 +52,30 @@ pub struct HookAnswer {
     pub message: String,
     /// Whether the nodes may show it all the same: what all of them show when the job begins, it keeps.
     #[serde(default)]
+    #[schema(required = true)]
     pub undecided: bool,
 }
 
 /// Why a node shall lend nothing new.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "why": "memory is replaced on Monday"
+})))]
 pub struct Drain {
     /// In words.
     pub why: String,
 }
 
-/// What is done for the jobs, and the nodes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
-    /// Jobs that have asked for something and are not done.
-    pub jobs: Vec<JobStatus>,
-    /// The RSA nodes.
-    pub nodes: Vec<NodeStatus>,
-    /// What is wrong with the workload manager, if anything.
-    pub workload_manager: Option<String>,
-    /// Whether RAM disks are only pretended.
-    pub simulated: bool,
-    /// The random name of the journal that agents obey; empty from a scheduler that does not say it.
-    #[serde(default)]
-    pub journal_name: String,
-    /// The journals that it has replaced: it claims their agents.
-    #[serde(default)]
-    pub replaced_journals: BTreeSet<String>,
-    /// Why the journal can't be written, while it can't. Nothing is decided then, and nothing else is told.
-    #[serde(default)]
-    pub journal: Option<String>,
-    /// What is wrong on compute nodes, for administrators.
-    #[serde(default)]
-    pub warnings: Vec<Warning>,
-}
-
-/// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Warning {
-    /// What it is about.
-    pub kind: WarningKind,
-    /// Which nodes.
-    pub nodes: Vec<NodeName>,
-    /// In a sentence.
-    pub text: String,
-}
-
-/// What is wrong with compute nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WarningKind {
-    /// Jobs have started there without any Prolog that asked the scheduler.
-    NoProlog,
-    /// The agent does not answer.
-    SilentAgent,
-    /// Something of a RAM disk is left that could not be removed.
-    LeftOver,
-}
-
-/// A job in a line.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct JobStatus {
-    /// Which.
-    pub id: Incarnation,
-    /// Whose.
-    pub owner: Owner,
-    /// What the workload manager does with it.
-    pub job_state: JobState,
-    /// What Ondeck does for it.
-    pub rsa_state: RsaState,
-    /// For how many seconds it has been in that state.
-    pub seconds: f64,
-    /// Its RSA nodes.
-    pub rsa_nodes: Vec<NodeName>,
-    /// The transfer under way.
-    pub transfer: Option<Transfer>,
-    /// What its user should know, or what it waits for; empty if nothing.
-    pub message: String,
-}
-
-/// A transfer under way.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Transfer {
-    /// Bytes found so far.
-    pub bytes: u64,
-    /// Bytes done.
-    pub bytes_done: u64,
-    /// Entries found so far.
-    pub entries: u64,
-    /// Entries done.
-    pub entries_done: u64,
-    /// Bytes in a second, so far.
-    pub rate: f64,
-    /// Seconds that are left, if what has been found is all.
-    pub seconds_left: Option<f64>,
-}
-
-/// An RSA node.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct NodeStatus {
-    /// Its name.
-    pub node: NodeName,
-    /// Its pool.
-    pub pool: String,
-    /// Whether it lends.
-    pub state: NodeState,
-    /// Why not, if it is drained.
-    pub why: String,
-    /// What it lends in all.
-    pub capacity: Bytes,
-    /// What nobody has.
-    pub free: Bytes,
-    /// Which jobs have something of it.
-    pub jobs: Vec<Incarnation>,
-}
-
-/// All that is known of a job.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct JobStory {
-    /// What is known of it; as it was last if it is gone.
-    pub job: Job,
-    /// Whether nothing of it is to be done any more.
-    pub done: bool,
-    /// The transfer under way.
-    pub transfer: Option<Transfer>,
-    /// What happened.
-    pub log: Vec<LogLine>,
-    /// Seconds that it spent in each state, in the order of the first entry.
-    pub phases: Vec<(RsaState, f64)>,
-    /// What the RSA nodes had of its results that are lost.
-    #[serde(default)]
-    pub lost: Vec<LostPart>,
-    /// Other lives of the job, and other jobs that had its number, as far as the caller may see them.
-    #[serde(default)]
-    pub others: Vec<OtherLife>,
-}
-
-/// A life of a job beside the one that was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OtherLife {
-    /// Which.
-    pub id: Incarnation,
-    /// What the workload manager does with it, or did last.
-    pub job_state: JobState,
-    /// What Ondeck does for it, or did last.
-    pub rsa_state: RsaState,
-    /// Whether nothing of it is to be done any more.
-    pub done: bool,
-}
-
-/// What an RSA node that was lost had of a job's results, when it was last asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LostPart {
-    /// Which.
-    pub node: NodeName,
-    /// When it was asked, in milliseconds since 1970.
-    pub seen_ms: u64,
-    /// How many files it had.
-    pub files: u64,
-    /// Their bytes.
-    pub bytes: Bytes,
-    /// Their paths on disk; the first of them if there are very many.
-    pub names: Vec<String>,
-}
-
 /// What a user had of the RSA, in one account.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "uid": 20001,
+    "account": "physics",
+    "node_seconds": 7200.0,
+    "allocations": 4
+})))]
 pub struct Usage {
-    /// Who.
+    /// Who, as a user id.
     pub uid: u32,
     /// The account; empty if jobs have none.
     pub account: String,
@@ -545,7 +86,14 @@ pub struct Usage {
 }
 
 /// What whoever waits for a job's results is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "done": false,
+    "abandoned": false,
+    "stuck": false,
+    "state": "RUNNING, INUSE_BOTH",
+    "message": ""
+})))]
 pub struct Waited {
     /// Whether nothing is to be waited for any more: all results are on disk, or there are none.
     pub done: bool,
@@ -557,17 +105,4 @@ pub struct Waited {
     pub state: String,
     /// What its user should know.
     pub message: String,
-}
-
-/// A line of a log.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LogLine {
-    /// Milliseconds since 1970.
-    pub at_ms: u64,
-    /// The job, if it is about one.
-    pub job: Option<Incarnation>,
-    /// The states of the job afterwards.
-    pub states: Option<(JobState, RsaState)>,
-    /// What happened.
-    pub text: String,
 }

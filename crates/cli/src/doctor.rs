@@ -45,7 +45,6 @@ pub struct DoctorArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// It works.
     Ok,
     /// It works, with a limit or more slowly.
     Limited,

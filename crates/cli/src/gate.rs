@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use ondeck_agent::fleet::Fleet;
 use ondeck_api::Config;
+use ondeck_fleet::Fleet;
 use ondeck_ramdisk::mounts;
 use ondeck_transfer::Gate;
 

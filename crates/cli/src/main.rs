@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - `run`: `ondeck run`, the life of a job on this machine
-//! - `stage`: `ondeck stage`, the staging engine by hand; `archive`: its `--pack`, `--unpack` and `--list`
+//! - `stage`: `ondeck stage`, the staging engine by hand, and archives by its `--pack`, `--unpack` and `--list`
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `task`: what the agent runs as the user: staging, and users' scripts
 //! - `cluster`: the scheduler, `ondeck serve`, and the commands that ask it
@@ -39,7 +39,6 @@ macro_rules! print {
 }
 
 mod agent;
-mod archive;
 mod cluster;
 mod display;
 mod doctor;

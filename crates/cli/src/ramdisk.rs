@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use ondeck_agent::fleet::{BuildError, Fleet, MountAt, NodeFault, Plan, Sight, Size};
-use ondeck_agent::node::host_name;
 use ondeck_api::Config;
+use ondeck_api::host_name;
 use ondeck_api::wire::{LocalReport, Release};
 use ondeck_core::allocation::Simulation;
 use ondeck_core::{EngineKind, NodeName, Owner, RamDiskId, RamDiskName, duration, exit};
+use ondeck_fleet::{BuildError, Fleet, FleetSnapshot, MountAt, NodeFault, Plan, Size};
 use ondeck_ramdisk::device::RAM;
 use ondeck_transfer::credentials::User;
 use serde_json::json;
@@ -353,9 +353,9 @@ struct Whole<'a> {
     faults: Vec<String>,
 }
 
-fn gather(sight: &Sight) -> BTreeMap<RamDiskId, Whole<'_>> {
+fn gather(snapshot: &FleetSnapshot) -> BTreeMap<RamDiskId, Whole<'_>> {
     let mut found: BTreeMap<RamDiskId, Whole> = BTreeMap::new();
-    for report in &sight.reports {
+    for report in &snapshot.reports {
         let whole = found
             .entry(report.layout.id.clone())
             .or_insert_with(|| Whole { reports: Vec::new(), faults: Vec::new() });
@@ -378,7 +378,7 @@ fn gather(sight: &Sight) -> BTreeMap<RamDiskId, Whole<'_>> {
             if whole.reports.iter().any(|report| report.node == server.node && report.server) {
                 continue;
             }
-            let silent = sight.unreachable.iter().find(|(node, _)| node.as_ref() == Some(&server.node));
+            let silent = snapshot.unreachable.iter().find(|(node, _)| node.as_ref() == Some(&server.node));
             whole.faults.push(match silent {
                 Some((_, error)) => error.to_string(),
                 None => format!("{}: its agent does not know the RAM disk: its share is lost", server.node),
@@ -388,15 +388,15 @@ fn gather(sight: &Sight) -> BTreeMap<RamDiskId, Whole<'_>> {
     found
 }
 
-fn print_unreachable(sight: &Sight) {
-    for (_, error) in &sight.unreachable {
+fn print_unreachable(snapshot: &FleetSnapshot) {
+    for (_, error) in &snapshot.unreachable {
         eprintln!("ondeck ramdisk: {error}");
     }
 }
 
 async fn list(fleet: &Fleet, nodes: &[NodeName], as_json: bool) -> Result<u8> {
-    let sight = fleet.look(nodes).await;
-    let found = gather(&sight);
+    let snapshot = fleet.look(nodes).await;
+    let found = gather(&snapshot);
     if as_json {
         let rows: Vec<_> = found.iter().map(|(id, whole)| summary(id, whole)).collect();
         println!("{}", serde_json::to_string_pretty(&rows)?);
@@ -409,14 +409,14 @@ async fn list(fleet: &Fleet, nodes: &[NodeName], as_json: bool) -> Result<u8> {
             let size = layout.capacity().to_string();
             println!("{:<20} {:<10} {size:>10}  {state:<7} {}", id.name, layout.engine, names.join(","));
         }
-        for report in &sight.reports {
+        for report in &snapshot.reports {
             for path in &report.dead_mounts {
                 println!("dead mount of {} on {}: {}", report.layout.id.name, report.node, path.display());
             }
         }
     }
-    print_unreachable(&sight);
-    Ok(if sight.unreachable.is_empty() { exit::OK } else { exit::FAILED })
+    print_unreachable(&snapshot);
+    Ok(if snapshot.unreachable.is_empty() { exit::OK } else { exit::FAILED })
 }
 
 fn summary(id: &RamDiskId, whole: &Whole) -> serde_json::Value {
@@ -435,10 +435,10 @@ fn summary(id: &RamDiskId, whole: &Whole) -> serde_json::Value {
 }
 
 async fn status(fleet: &Fleet, name: &RamDiskName, nodes: &[NodeName], as_json: bool) -> Result<u8> {
-    let sight = fleet.look(nodes).await;
-    let found: Vec<_> = gather(&sight).into_iter().filter(|(id, _)| id.name == *name).collect();
+    let snapshot = fleet.look(nodes).await;
+    let found: Vec<_> = gather(&snapshot).into_iter().filter(|(id, _)| id.name == *name).collect();
     if found.is_empty() {
-        print_unreachable(&sight);
+        print_unreachable(&snapshot);
         let asked: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
         let asked = if asked.is_empty() { "this machine".to_owned() } else { asked.join(", ") };
         eprintln!("ondeck ramdisk: there is no RAM disk {name} on {asked}");
@@ -489,9 +489,9 @@ fn print_status(id: &RamDiskId, whole: &Whole) {
             let free = report.filesystem.map(|(_, free)| format!(" ({free} free)")).unwrap_or_default();
             parts.push(format!("shows it at {}{free}", path.display()));
         }
-        for cover in &report.covers {
-            let how = if cover.read_only { ", read-only" } else { "" };
-            parts.push(format!("covers {} with {}{how}", cover.path.display(), cover.from));
+        for overmount in &report.overmounts {
+            let how = if overmount.read_only { ", read-only" } else { "" };
+            parts.push(format!("covers {} with {}{how}", overmount.path.display(), overmount.from));
         }
         for process in &report.processes {
             let state = if process.running { process.memory.to_string() } else { "ended".into() };

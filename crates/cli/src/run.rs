@@ -10,30 +10,38 @@
 //!
 //! - `plan`: from options and directives to directories, mechanisms and sizes, before anything is changed
 //! - `keeper`: the life of the job; `program`: starting processes inside, ending what they leave behind
-//! - `homecoming`: how results come home; `target`: if their directory is not where it was; `switch`: from input to
-//!   output after a delay
-//! - `heir`: who takes the place of a keeper that is killed; `journal`: what it must know
-//! - `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts talk
+//! - `shared`: what the phases of that life need; `outputs`: the directories in RAM that the program writes to; `mounting`:
+//!   showing them; `copy_out`: their results to disk, by [`ondeck_staging::merge_back`]; `findings`: single entries;
+//!   `places`: what files are called
+//! - `target`: if the directory of results is not where it was; `switch`: from input to output after a delay
+//! - `heir`: who takes the place of a keeper that is killed; what it must know is in
+//!   [`ondeck_staging::merge_back::journal`]
+//! - `launch`: starting one; `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts
+//!   talk
 //! - `slurm` and `deadline`: what changes inside a batch job; `report`: the record of a run
-//! - `held`: listing runs, giving up what one holds
+//! - `held`: listing runs, giving up what one holds; `claim`: whether a run lives
 
+mod claim;
+mod copy_out;
 mod deadline;
+mod findings;
 mod front;
 mod heir;
 mod held;
-pub mod homecoming;
-mod journal;
 mod keeper;
+mod launch;
 mod message;
+mod mounting;
+mod outputs;
+mod places;
 mod plan;
 mod program;
 mod report;
+mod shared;
 mod slurm;
 mod switch;
 mod target;
 mod watchers;
-
-pub use keeper::make_mount_point;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -217,7 +225,7 @@ pub fn run(args: RunArgs) -> ExitCode {
     let code = if args.list {
         held::list()
     } else if let Some(id) = &args.resume {
-        front::attach(id, message::Order::Resume, args.json, args.quiet)
+        front::attach(id, message::RunOrder::Resume, args.json, args.quiet)
     } else if let Some(id) = &args.abandon {
         held::abandon(id, args.yes, args.json, args.quiet)
     } else {
@@ -264,7 +272,7 @@ fn start(args: &RunArgs) -> anyhow::Result<u8> {
         eprintln!("ondeck: {error:#}");
     }
     match plan::Plan::make(args, &job) {
-        Ok(plan) => front::start(plan, job, args, fallback),
+        Ok(plan) => launch::start(plan, job, args, fallback),
         Err(error) if fallback == Fallback::Disk => {
             let why = without_disk(&format!("{error:#}"));
             eprintln!("ondeck: running on disk: {why}");

@@ -1,4 +1,6 @@
-//! `ondeck stage`: the staging engine by hand.
+//! `ondeck stage`: the staging engine by hand. Its archives are in `archive`.
+
+mod archive;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -17,7 +19,7 @@ use ondeck_transfer::{
 use serde_json::json;
 
 use crate::display::{self, Watch};
-use crate::{archive, gate, state};
+use crate::{gate, state};
 
 /// Copy a directory or a file: fast, verified, resumable, with everything a filesystem can hold
 ///

@@ -1,57 +1,20 @@
 //! The runner of an agent's task: staging, or a user's script, as the user and in namespaces of its own.
 //!
-//! Four processes take part. The *agent* starts the *runner*, as root, with the order on its standard input, which it holds
-//! open for as long as the task may live. The runner makes a mount and a process-id namespace, and becomes the parent of the
-//! *init* of the latter, which is root too and does nothing but watch: the agent's pipe, the deadline, and the *worker*. The
-//! worker has become the user and does the work. When the init ends, the kernel ends everything in its namespace, daemons
-//! that a script has left behind included; only then does the runner end.
-//!
-//! # Layout
-//!
-//! - [`confine`]: the namespaces, what can be seen in them, limits
-//! - [`supervise`]: the init: watching, and telling the agent
-//! - [`work`]: the worker, and what the kinds of work have in common; [`fill`], [`catch_up`] and [`bring_home`]: each of
-//!   them
-//! - [`script`]: running a user's script; [`restraint`] (in `agent`): how much of the node's processes and CPU it may have
-//! - [`kept`]: what a RAM disk keeps from the fill to the end, beside the job's data
+//! What it does, and in which processes, stands in [`ondeck_staging::task`]. Here is what that needs of this node: the order
+//! on standard input, the memory group and the [`restraint`] of a script, and the agent, which knows whether the RAM disk is
+//! whole.
 
-mod bring_home;
-mod catch_up;
-mod confine;
-mod fill;
-mod kept;
-mod script;
-mod share;
-mod supervise;
-mod work;
-
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::ExitCode;
 
-use ondeck_agent::task::{Line, MemoryGroup, Order, restraint};
+use ondeck_agent::task::{MemoryGroup, restraint};
+use ondeck_api::Config;
 use ondeck_core::exit;
+use ondeck_fleet::Fleet;
+use ondeck_staging::task::order::{Line, TaskOrder};
+use ondeck_staging::task::{self, Failure, Host};
+use ondeck_transfer::Gate;
 use ondeck_transfer::credentials::User;
-
-/// Why a task was not done.
-#[derive(Debug)]
-pub struct Failure {
-    /// What, where, and what to do.
-    pub message: String,
-    /// Whether the same again may succeed.
-    pub retryable: bool,
-}
-
-impl Failure {
-    /// Something that somebody must mend first.
-    pub fn lasting(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), retryable: false }
-    }
-
-    /// Something that may be over the next time.
-    pub fn passing(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), retryable: true }
-    }
-}
 
 /// Runs the task that standard input tells.
 pub fn run() -> ExitCode {
@@ -63,13 +26,13 @@ pub fn run() -> ExitCode {
         }
     };
     if let Err(failure) = begin(&order) {
-        say(&Line::Done { ok: false, message: Some(failure.message), retryable: failure.retryable });
+        task::say(&Line::Done { ok: false, message: Some(failure.message), retryable: failure.retryable });
     }
     ExitCode::from(exit::OK)
 }
 
 /// One line, and no byte more: the rest of the input is the agent's leash.
-fn read_order() -> std::io::Result<Order> {
+fn read_order() -> std::io::Result<TaskOrder> {
     let mut text = Vec::new();
     for byte in std::io::stdin().lock().bytes() {
         match byte? {
@@ -80,16 +43,7 @@ fn read_order() -> std::io::Result<Order> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Tells the agent. Whether it still listens is found out from the other pipe.
-pub fn say(line: &Line) {
-    if let Ok(mut text) = serde_json::to_vec(line) {
-        text.push(b'\n');
-        let mut out = std::io::stdout().lock();
-        let _ = out.write_all(&text).and_then(|()| out.flush());
-    }
-}
-
-fn begin(order: &Order) -> Result<(), Failure> {
+fn begin(order: &TaskOrder) -> Result<(), Failure> {
     let uid = order.request.uid;
     // Before anything is unshared: it asks other programs.
     let mut user = User::look_up(&uid.to_string()).map_err(|error| {
@@ -109,12 +63,56 @@ fn begin(order: &Order) -> Result<(), Failure> {
         )));
     }
     let restraint = script.map(|_| restraint::Restraint::begin());
-    let result = confine::enter(order).and_then(|()| supervise::start(order, &user, group.as_ref()));
+    let here = TaskHost { order, group };
+    let result = task::run(order, &user, &here);
     if let Some(restraint) = restraint {
         restraint.end();
     }
-    if let Some(group) = group {
+    if let Some(group) = here.group {
         group.remove();
     }
     result
+}
+
+/// This node, for its task.
+struct TaskHost<'a> {
+    order: &'a TaskOrder,
+    group: Option<MemoryGroup>,
+}
+
+impl Host for TaskHost<'_> {
+    fn gate(&self) -> Result<Gate, Failure> {
+        gate(self.order)
+    }
+
+    fn limit_memory(&self, pid: i32) -> bool {
+        self.group.as_ref().is_some_and(|group| group.admit(pid).is_ok())
+    }
+}
+
+/// Asks this node's agent whether the RAM disk is whole: now, and later whether it was all the time.
+fn gate(order: &TaskOrder) -> Result<Gate, Failure> {
+    let mut config = Config::default();
+    config.agent.socket.clone_from(&order.socket);
+    let (fleet, id) = (Fleet::new(&config), order.ramdisk.clone());
+    let ask = move || -> Result<String, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("can't ask the agent: {error}"))?;
+        let seen = runtime
+            .block_on(fleet.witness(&id))
+            .map_err(|error| format!("nobody can say whether the RAM disk {id} is whole: {error}"))?;
+        if seen.faults.is_empty() {
+            Ok(seen.witness)
+        } else {
+            Err(format!("the RAM disk {id} is not whole: {}", seen.faults.join("; ")))
+        }
+    };
+    let first = ask().map_err(Failure::passing)?;
+    Ok(Gate::new(move || {
+        if ask()? == first {
+            Ok(())
+        } else {
+            Err("the RAM disk lost a connection to one of its nodes while it was copied".to_owned())
+        }
+    }))
 }

@@ -26,7 +26,7 @@ impl Counting {
     /// Nothing where this machine has no freezer, or lets nobody use it.
     fn start(name: &str) -> Option<Counting> {
         if !rustix::process::geteuid().is_root() || !Path::new(FREEZER).join("cgroup.procs").exists() {
-            eprintln!("skipped: it needs root and the freezer of version 1 at {FREEZER}");
+            ondeck_skip::skipped(format_args!("it needs root and the freezer of version 1 at {FREEZER}"));
             return None;
         }
         let path = Path::new(FREEZER).join(format!("ondeck-testbed.{}.{name}", std::process::id()));

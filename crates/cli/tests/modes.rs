@@ -48,7 +48,7 @@ fn check(scene: &Scene, name: &str, mode: u32) {
 /// As root, or there would be nobody who can look into the directories.
 fn may_look() -> bool {
     if !is_root() {
-        eprintln!("not run: an ordinary user can't look into such directories afterwards");
+        ondeck_skip::skipped("an ordinary user can't look into such directories afterwards");
     }
     is_root()
 }

@@ -412,7 +412,7 @@ fn an_input_with_access_control_lists_can_be_staged_by_an_ordinary_user() {
 #[test]
 fn a_filesystem_mounted_inside_an_output_directory_is_refused() {
     if !is_root() {
-        return eprintln!("not run: mounting needs root");
+        return ondeck_skip::skipped("mounting needs root");
     }
     let scene = Scene::new(Who::Me);
     scene.dir("out");
@@ -479,7 +479,7 @@ fn a_second_command_may_watch_a_run_beside_the_first() {
 #[test]
 fn group_directories_come_out_right_for_an_ordinary_user() {
     if !is_root() {
-        return eprintln!("not run: making a directory of another group needs root");
+        return ondeck_skip::skipped("making a directory of another group needs root");
     }
     let scene = Scene::new(Who::User);
     for (name, held) in [("empty", false), ("full", true)] {
@@ -663,7 +663,7 @@ fn a_program_that_fills_the_ram_disk_sees_enospc_and_what_it_wrote_is_saved() {
 #[test]
 fn a_target_that_is_full_or_read_only_loses_nothing_and_resume_finishes() {
     if !is_root() {
-        return eprintln!("not run: mounting a small tmpfs needs root");
+        return ondeck_skip::skipped("mounting a small tmpfs needs root");
     }
     for who in everyone() {
         let scene = Scene::new(who);
@@ -706,7 +706,7 @@ fn a_target_that_is_full_or_read_only_loses_nothing_and_resume_finishes() {
 #[test]
 fn results_are_given_up_only_by_name_and_with_confirmation() {
     if !is_root() {
-        return eprintln!("not run: mounting a small tmpfs needs root");
+        return ondeck_skip::skipped("mounting a small tmpfs needs root");
     }
     let scene = Scene::new(Who::User);
     let out = scene.dir("out");
@@ -959,7 +959,7 @@ fn closed_files_are_copied_out_while_the_program_runs() {
 #[test]
 fn regular_copies_that_fail_are_told_while_the_program_runs() {
     if !is_root() {
-        return eprintln!("not run: mounting a small tmpfs needs root");
+        return ondeck_skip::skipped("mounting a small tmpfs needs root");
     }
     for who in everyone() {
         let scene = Scene::new(who);

@@ -12,7 +12,6 @@ use std::process::Command;
 
 use scene::{Ran, Scene, UID, Who, is_root, wait_until};
 
-/// Somebody else.
 const OTHER: u32 = UID + 7;
 
 const USUAL: &str = "/dev/shm/ondeck-20001";
@@ -39,7 +38,7 @@ fn as_other(script: &str) {
 #[test]
 fn whoever_takes_the_name_of_the_state_directory_keeps_nobody_from_running() {
     if !is_root() {
-        eprintln!("not run: it needs root");
+        ondeck_skip::skipped("it needs root");
         return;
     }
     own_shm();

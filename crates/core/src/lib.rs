@@ -9,7 +9,9 @@
 //! - [`duration`]: durations as people write them
 //! - [`request`]: what a job asks for, whether it came from `#RSA_` lines or from options
 //! - [`fit`]: does it fit into the RAM that is free, and when must a job end so that its results get out
-//! - [`allocation`]: what a RAM disk is made of: names, epochs, servers, equal shares
+//! - [`names`]: the names of nodes and RAM disks, and their epochs
+//! - [`job_id`]: which job, and which of its lives
+//! - [`allocation`]: what a RAM disk is made of: servers, equal shares
 //! - [`queue`]: what a workload manager shows of its queue
 //! - [`schedule`]: what the scheduler decides: states, placement, policies, as one pure state machine
 //! - [`text`]: texts of others, fit for a terminal and a log
@@ -19,13 +21,17 @@ pub mod allocation;
 pub mod duration;
 pub mod exit;
 pub mod fit;
+pub mod job_id;
+pub mod names;
 pub mod queue;
 pub mod request;
 pub mod schedule;
 pub mod size;
 pub mod text;
 
-pub use allocation::{Epoch, Layout, NodeName, Owner, RamDiskId, RamDiskName, Server};
-pub use queue::{Incarnation, JobId, JobSelector, QueuedJob, Standing};
+pub use allocation::{Layout, Owner, Server};
+pub use job_id::{Incarnation, JobId, JobSelector};
+pub use names::{Epoch, NodeName, RamDiskId, RamDiskName};
+pub use queue::{QueuedJob, Standing};
 pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};

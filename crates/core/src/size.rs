@@ -33,7 +33,7 @@ pub struct ParseError {
 }
 
 impl Bytes {
-    /// Zero bytes.
+    /// Nothing at all.
     pub const ZERO: Bytes = Bytes(0);
 
     /// `self + other`, at most `u64::MAX`.

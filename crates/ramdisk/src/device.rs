@@ -15,7 +15,7 @@ use std::time::Instant;
 use ondeck_core::Bytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::{EngineError, Place, mounts, tmpfs};
+use crate::{EngineError, RuntimeDir, mounts, tmpfs};
 
 /// A device holds one file for every so many bytes: without a limit, empty files would take kernel memory that nobody
 /// has promised.
@@ -33,17 +33,15 @@ pub const RAM: &str = "ram";
 
 /// Where data lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum Device {
-    /// A tmpfs.
+    /// A tmpfs of its own for each RAM disk.
     Ram {
         /// Touch every page before the device is handed over.
         preallocate: bool,
     },
     /// An image file in a directory of another filesystem, usually an SSD's.
-    Dir {
-        /// The directory.
-        path: PathBuf,
-    },
+    Dir { path: PathBuf },
 }
 
 /// How many files a device of this size holds.
@@ -65,29 +63,29 @@ impl Device {
         }
     }
 
-    /// Makes the device of `size` bytes, with so many inodes, and mounts it in the place; returns where.
+    /// Makes the device of `size` bytes, with so many inodes, and mounts it in the runtime directory; returns where.
     ///
     /// # Errors
     /// The kernel's, or of the programs that make a filesystem. What was made so far is removed by [`Device::remove`].
     pub fn prepare(
         &self,
-        place: &Place,
+        runtime_dir: &RuntimeDir,
         name: &str,
         size: Bytes,
         inodes: u64,
         until: Instant,
     ) -> Result<PathBuf, EngineError> {
-        let at = place.subdirectory(name)?;
+        let at = runtime_dir.subdirectory(name)?;
         match self {
             Device::Ram { preallocate } => {
-                tmpfs::mount_limited(&format!("ondeck:{}", place.id()), &at, size, inodes)
+                tmpfs::mount_limited(&format!("ondeck:{}", runtime_dir.id()), &at, size, inodes)
                     .map_err(|error| EngineError::io("mount a tmpfs on", &at, error))?;
                 if *preallocate {
-                    touch_all(place, &at, size, until)?;
+                    touch_all(runtime_dir, &at, size, until)?;
                 }
             }
             Device::Dir { path } => {
-                mount_image(place, &at, &image_path(path, place, name), size, inodes, until)?;
+                mount_image(runtime_dir, &at, &image_path(path, runtime_dir, name), size, inodes, until)?;
             }
         }
         Ok(at)
@@ -97,11 +95,11 @@ impl Device {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn remove(&self, place: &Place, name: &str) -> Result<(), EngineError> {
-        let at = place.path(name);
+    pub fn remove(&self, runtime_dir: &RuntimeDir, name: &str) -> Result<(), EngineError> {
+        let at = runtime_dir.path(name);
         mounts::detach_all(&at).map_err(|error| EngineError::io("unmount", &at, error))?;
         if let Device::Dir { path } = self {
-            let image = image_path(path, place, name);
+            let image = image_path(path, runtime_dir, name);
             // Another mount namespace may hold the loop device for longer; the blocks are given back now.
             if let Ok(file) = OpenOptions::new().write(true).open(&image) {
                 // Else they are given back with the loop device.
@@ -143,8 +141,8 @@ fn image_prefix() -> String {
     format!("ondeck+{}+", rustix::system::uname().nodename().to_string_lossy())
 }
 
-fn image_path(directory: &Path, place: &Place, name: &str) -> PathBuf {
-    directory.join(format!("{}{}.{name}.img", image_prefix(), place.id()))
+fn image_path(directory: &Path, runtime_dir: &RuntimeDir, name: &str) -> PathBuf {
+    directory.join(format!("{}{}.{name}.img", image_prefix(), runtime_dir.id()))
 }
 
 /// Part of an image goes to ext4's own structures: inode tables (up to three inodes of 512 bytes for every
@@ -160,7 +158,7 @@ pub fn image_bytes(size: Bytes) -> Bytes {
 }
 
 fn mount_image(
-    place: &Place,
+    runtime_dir: &RuntimeDir,
     at: &Path,
     image: &Path,
     size: Bytes,
@@ -182,16 +180,16 @@ fn mount_image(
     mkfs.args(["-q", "-F", "-m", "0", "-I", "512", "-N", &inodes.to_string()]);
     mkfs.args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1,root_owner=0:0"]);
     mkfs.arg(image);
-    place.run("mkfs", mkfs, until)?;
+    runtime_dir.run("mkfs", mkfs, until)?;
     let mut mount = Command::new("mount");
     mount.args(["-t", "ext4", "-o", "loop,nosuid,nodev,noatime"]).arg(image).arg(at);
-    place.run("mount", mount, until)?;
+    runtime_dir.run("mount", mount, until)?;
     Ok(())
 }
 
 /// Faults every page of a new tmpfs in, and gives them back: the first touch of memory can cost far more than the
 /// next, above all in a virtual machine whose host must find the page.
-fn touch_all(place: &Place, at: &Path, size: Bytes, until: Instant) -> Result<(), EngineError> {
+fn touch_all(runtime_dir: &RuntimeDir, at: &Path, size: Bytes, until: Instant) -> Result<(), EngineError> {
     let failed = |error: std::io::Error| EngineError::io("fill", at, error);
     let path = at.join(".ondeck-touch");
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
@@ -207,7 +205,7 @@ fn touch_all(place: &Place, at: &Path, size: Bytes, until: Instant) -> Result<()
             if offset >= length {
                 return Ok(());
             }
-            place.must_go_on(until, "touching all pages")?;
+            runtime_dir.must_go_on(until, "touching all pages")?;
             populate(&file, offset, PART.min(length - offset)).map_err(failed)?;
         }
     };

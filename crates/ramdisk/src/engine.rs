@@ -2,9 +2,9 @@
 //! [`EngineKind`]. docs/engines.md walks through it.
 //!
 //! An engine says which processes a RAM disk needs, how to start them on the nodes, when they serve, and how a client
-//! mounts it. It does not say how to take anything down: the agent kills what carries the RAM disk's mark, unmounts
-//! what lies in its place, and removes the devices, in that order, whatever state things are in. So the way down is
-//! the same for every engine and after every crash.
+//! mounts it. It does not say how to take anything down: the agent kills what carries the RAM disk's mark, unmounts what
+//! lies in its runtime directory, and removes the devices, in that order, whatever state things are in. So the way down
+//! is the same for every engine and after every crash.
 //!
 //! On every client an engine mounts the whole filesystem where only root can reach it. The agent shows a directory of
 //! it, [`DATA`], to the user. So what lies beside it stays hidden: an engine's own view into itself (Gluster's `.meta`
@@ -21,18 +21,18 @@ use std::time::{Duration, Instant};
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, Place, Secret};
+use crate::{EngineError, RuntimeDir, Secret};
 
 /// The directory of the filesystem that its owner sees.
 pub const DATA: &str = "data";
 
-/// The name of the device with the data in a place.
+/// The name of the device with the data in a runtime directory.
 pub const DATA_DEVICE: &str = "device";
 
-/// The name of the device with the metadata in a place, where that is another one.
+/// The name of the device with the metadata in a runtime directory, where that is another one.
 pub const METADATA_DEVICE: &str = "metadata-device";
 
-/// The directory in a place where a client mounts the whole filesystem.
+/// The directory in a runtime directory where a client mounts the whole filesystem.
 pub const CLIENT: &str = "client";
 
 /// Inodes that an engine takes for itself.
@@ -44,8 +44,8 @@ pub struct Build<'a> {
     pub layout: &'a Layout,
     /// On servers the RAM disk's secret; on clients [`Secret::for_clients`].
     pub secret: &'a Secret,
-    /// Its place on this node.
-    pub place: &'a Place,
+    /// Its runtime directory on this node.
+    pub runtime_dir: &'a RuntimeDir,
     /// The number of this node among the servers, if it is one.
     pub me: Option<usize>,
     /// When to give up.
@@ -82,7 +82,7 @@ pub enum On {
 pub struct Phase {
     /// What is started, for messages and times: `bricks`.
     pub name: &'static str,
-    /// Where.
+    /// The servers that take part.
     pub on: On,
 }
 
@@ -170,7 +170,7 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// Of the programs and the kernel.
-    fn adorn(&self, _build: &Build, _data: &Path) -> Result<(), EngineError> {
+    fn init_root(&self, _build: &Build, _data: &Path) -> Result<(), EngineError> {
         Ok(())
     }
 
@@ -200,6 +200,20 @@ pub fn engine(kind: EngineKind) -> &'static dyn Engine {
         EngineKind::Ceph => &ceph::Ceph,
         EngineKind::Simulated => &simulated::Simulated,
     }
+}
+
+/// The devices that a server is given, with their sizes.
+pub fn device_sizes<'a>(engine: &dyn Engine, layout: &'a Layout, share: Bytes) -> Vec<(&'a str, Bytes)> {
+    let mut sizes = Vec::new();
+    if engine.uses_device(layout) {
+        sizes.push((layout.device.as_str(), engine.device_size(share)));
+    }
+    if let Some(device) = &layout.metadata_device
+        && engine.metadata_size(layout, share) > Bytes::ZERO
+    {
+        sizes.push((device.as_str(), engine.metadata_size(layout, share)));
+    }
+    sizes
 }
 
 /// Whether something listens at an address. Loopback and storage networks answer at once or not at all.

@@ -8,15 +8,11 @@ use ondeck_core::Bytes;
 
 /// What went wrong. The message names the path, program or process, and says what to do where that is known.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum EngineError {
     /// A program can't be started.
     #[error("can't start `{program}`: {source}{}", install_hint(source))]
-    Program {
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
+    Program { program: String, source: io::Error },
     /// A process of the RAM disk ended although it should not have, or failed.
     #[error("`{role}` failed: {how}{}{log}", if .log.is_empty() { "" } else { "; its log ends with:\n" })]
     Exited {
@@ -45,7 +41,6 @@ pub enum EngineError {
         what: &'static str,
         /// To which path.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
     /// Processes that even SIGKILL does not end: they wait for the kernel.
@@ -61,7 +56,6 @@ pub enum EngineError {
     TooLarge {
         /// `RAM`, or the name of a device.
         device: String,
-        /// The data.
         share: Bytes,
         /// The data and what the engine needs beside it.
         needed: Bytes,

@@ -7,7 +7,7 @@
 //! used at all.
 //!
 //! On many nodes an [`Engine`] builds it: the agent of each node makes the [`device`]s, starts the servers and mounts
-//! the clients in a [`Place`] of its own for each RAM disk.
+//! the clients in a [`RuntimeDir`] of its own for each RAM disk.
 //!
 //! # Layout
 //!
@@ -17,7 +17,7 @@
 //! - [`mounts`]: bind mounts, overlays, unmounting
 //! - [`probe`]: what this kernel and this user can do, for `ondeck doctor`
 //! - [`engine`]: what an engine is, and the engines: one file each
-//! - [`place`]: the directory and the processes of a RAM disk on one node; [`mark`]: how they are known again
+//! - [`runtime_dir`]: the directory and the processes of a RAM disk on one node; [`mark`]: how they are known again
 //! - [`device`]: what the data lies on: RAM, or a directory of an SSD
 //! - [`processes`]: the machine's processes, and how they are looked at
 //! - [`holders`]: who has files open on a filesystem
@@ -32,9 +32,9 @@ pub mod mark;
 pub mod memory;
 pub mod mounts;
 pub mod namespace;
-pub mod place;
 pub mod probe;
 pub mod processes;
+pub mod runtime_dir;
 pub mod secret;
 pub mod tcp;
 pub mod tmpfs;
@@ -42,5 +42,5 @@ pub mod tmpfs;
 pub use device::Device;
 pub use engine::{Build, Engine, On, Phase, View, engine};
 pub use error::EngineError;
-pub use place::Place;
+pub use runtime_dir::RuntimeDir;
 pub use secret::Secret;

@@ -18,8 +18,10 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::Secret;
-use crate::place::TASK;
-use crate::processes::{has_ended, look_at, no_answer, pids, users_of};
+use crate::processes::{environment_of, has_ended, look_at, no_answer, pids, users_of};
+
+/// How the role of a task's processes begins. A task does not outlive its agent.
+pub const TASK: &str = "task-";
 
 /// The environment variable with the RAM disk's name and epoch.
 const MARK: &str = "ONDECK_RAMDISK";
@@ -54,7 +56,7 @@ impl Marked {
 
 /// What is kept in the agent's directory, and nowhere else.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct KeyFile {
     /// From which every proof follows.
     key: String,
     /// The processes that were running when the key was made, with the marks of a version that had no proofs.
@@ -92,7 +94,7 @@ impl Marks {
             }
             read => read.map_err(told)?,
         };
-        let kept: Kept = serde_json::from_slice(&text).map_err(|error| told(error.into()))?;
+        let kept: KeyFile = serde_json::from_slice(&text).map_err(|error| told(error.into()))?;
         let key =
             kept.key.parse().map_err(|error| told(io::Error::new(io::ErrorKind::InvalidData, error)))?;
         Ok(Marks { scope: scope.to_owned(), key, former: kept.former })
@@ -136,7 +138,7 @@ fn mark_of(pid: i32, scope: &Path) -> io::Result<Option<Marked>> {
 /// What the environment of one of our [own processes](own) says, and the proof, if it has one.
 fn claim_of(pid: i32, scope: &Path) -> io::Result<Option<(Marked, Option<String>)>> {
     // An ended process that nobody has reaped has no environment any more, so it does not appear.
-    match fs::read(format!("/proc/{pid}/environ")) {
+    match environment_of(pid) {
         Ok(environment) => Ok(claim_in(&environment, pid, scope)),
         Err(error) if has_ended(&error) => Ok(None),
         // Hidden from its own user is a process that may not be dumped: none that is started here.
@@ -230,7 +232,7 @@ fn make(scope: &Path, path: &Path) -> io::Result<()> {
         }
         noted.push(former);
     }
-    let kept = Kept { key: Secret::new()?.reveal(), former: noted };
+    let kept = KeyFile { key: Secret::new()?.reveal(), former: noted };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(scope)?;
     let partial = scope.join(format!("{FILE}.{}", Secret::new()?.reveal()));
     let write = || -> io::Result<()> {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -16,6 +16,25 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
     mount_change, mount_remount, move_mount, open_tree, unmount,
 };
+
+use crate::EngineError;
+
+/// A path where something can be shown: absolute and plain.
+///
+/// # Errors
+/// [`EngineError::Refused`].
+pub fn check_path(path: &Path) -> Result<(), EngineError> {
+    let plain = path.is_absolute()
+        && path.components().count() > 1
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !plain {
+        return Err(EngineError::Refused(format!(
+            "{} is no place for a RAM disk: name an absolute path without `..`",
+            path.display()
+        )));
+    }
+    Ok(())
+}
 
 /// A directory that will be mounted over: opened, and known to be the one that is meant.
 ///
@@ -33,32 +52,37 @@ impl Target {
         Target::checked(fd, expected)
     }
 
-    /// Opens the directory at an absolute path none of whose components is a symlink. It is made (mode 0755) if only its
-    /// last component is missing; returns whether it was.
+    /// Opens the directory at an absolute path none of whose components is a symlink; nothing if it is missing.
+    ///
+    /// # Errors
+    /// The kernel's; `ELOOP` if there is a symlink.
+    pub fn open_plain(path: &Path) -> io::Result<Option<Target>> {
+        match open_without_symlinks(path) {
+            Ok(fd) => Ok(Some(Target(fd))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The same. It is made (mode 0755) if only its last component is missing; returns whether it was.
     ///
     /// # Errors
     /// The kernel's; `ELOOP` if there is a symlink.
     pub fn open_or_make(path: &Path) -> io::Result<(Target, bool)> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = |path: &Path| {
-            rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        };
-        match open(path) {
-            Ok(fd) => return Ok((Target(fd), false)),
-            Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
+        if let Some(target) = Target::open_plain(path)? {
+            return Ok((target, false));
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::INVAL.into());
         };
-        let parent = open(parent)?;
+        let parent = open_without_symlinks(parent)?;
         let made = match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
             Ok(()) => true,
             // Somebody else was quicker; so it is theirs.
             Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
         };
-        let fd = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        let fd = rustix::fs::openat(&parent, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
         Ok((Target(fd), made))
     }
 
@@ -75,6 +99,13 @@ impl Target {
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
+}
+
+/// How directories are opened to mount on them.
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+fn open_without_symlinks(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat2(rustix::fs::CWD, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
 /// Shows the directory `source` at `target`. A source that [`make_read_only`] was called on stays read-only there.

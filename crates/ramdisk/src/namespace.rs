@@ -169,7 +169,7 @@ fn wait_for(child: libc::pid_t) -> Option<i32> {
     }
 }
 
-struct Built {
+struct NewNamespaces {
     user: Option<OwnedFd>,
     mount: OwnedFd,
     ram_disk: OwnedFd,
@@ -177,7 +177,12 @@ struct Built {
 }
 
 /// In the child: everything up to the mounted RAM disk. The error carries the index of its step.
-fn build_inside(mount_point: &Path, size: Bytes, uid: u32, gid: u32) -> Result<Built, (usize, io::Error)> {
+fn build_inside(
+    mount_point: &Path,
+    size: Bytes,
+    uid: u32,
+    gid: u32,
+) -> Result<NewNamespaces, (usize, io::Error)> {
     let at = |step: usize| move |error: io::Error| (step, error);
     let root = uid == 0;
     let mut flags = UnshareFlags::NEWNS;
@@ -201,7 +206,7 @@ fn build_inside(mount_point: &Path, size: Bytes, uid: u32, gid: u32) -> Result<B
         Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
     };
     let directory = OFlags::RDONLY | OFlags::DIRECTORY;
-    Ok(Built {
+    Ok(NewNamespaces {
         user: if root {
             None
         } else {
@@ -214,7 +219,7 @@ fn build_inside(mount_point: &Path, size: Bytes, uid: u32, gid: u32) -> Result<B
 }
 
 /// Sends the result: a byte for the step (0: success) and the errno or the features, and the descriptors.
-fn report(socket: &OwnedFd, result: Result<Built, (usize, io::Error)>) {
+fn report(socket: &OwnedFd, result: Result<NewNamespaces, (usize, io::Error)>) {
     // If the parent is gone, nobody needs the answer.
     let _ = match &result {
         Ok(built) => {

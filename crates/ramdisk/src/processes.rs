@@ -67,7 +67,7 @@ pub fn look_at<T: Send + 'static>(
 }
 
 /// What is left to do of one look at processes.
-struct Left {
+struct PendingLook {
     queue: VecDeque<i32>,
     /// Those that are being looked at, and whose they are.
     asked: BTreeMap<i32, Option<u32>>,
@@ -82,7 +82,7 @@ enum Next {
     Done,
 }
 
-impl Left {
+impl PendingLook {
     /// Takes the next process. `user` must answer at once.
     fn next(&mut self, user: impl Fn(i32) -> Option<u32>) -> Next {
         while let Some(pid) = self.queue.pop_front() {
@@ -116,16 +116,16 @@ impl Left {
 }
 
 /// One of the [`THREADS`].
-struct Counted;
+struct ThreadSlot;
 
-impl Counted {
-    fn new() -> Counted {
+impl ThreadSlot {
+    fn new() -> ThreadSlot {
         THREADS.fetch_add(1, Ordering::Relaxed);
-        Counted
+        ThreadSlot
     }
 }
 
-impl Drop for Counted {
+impl Drop for ThreadSlot {
     fn drop(&mut self) {
         THREADS.fetch_sub(1, Ordering::Relaxed);
     }
@@ -142,16 +142,19 @@ fn look_at_those_of<T: Send + 'static>(
     };
     let mut found: Vec<(i32, Option<T>)> = known.into_iter().map(|pid| (pid, None)).collect();
     let mut missing: BTreeSet<i32> = queue.iter().copied().collect();
-    let left =
-        Arc::new(Mutex::new(Left { queue: queue.into(), asked: BTreeMap::new(), deferred: BTreeMap::new() }));
+    let left = Arc::new(Mutex::new(PendingLook {
+        queue: queue.into(),
+        asked: BTreeMap::new(),
+        deferred: BTreeMap::new(),
+    }));
     let (user, look) = (Arc::new(user), Arc::new(look));
     let (sender, receiver) = channel();
     let start = || {
         let (left, user, look, sender) =
             (Arc::clone(&left), Arc::clone(&user), Arc::clone(&look), sender.clone());
-        let counted = Counted::new();
+        let slot = ThreadSlot::new();
         std::thread::Builder::new().name("look at processes".to_owned()).stack_size(STACK).spawn(move || {
-            let _counted = counted;
+            let _slot = slot;
             loop {
                 // The lock is not held while it looks.
                 let next = lock(&left).next(&*user);
@@ -236,6 +239,62 @@ pub fn users_of(pid: i32) -> io::Result<[u32; 4]> {
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     let users: Vec<u32> = users.split_whitespace().map_while(|user| user.parse().ok()).collect();
     users.try_into().map_err(|_| io::Error::other(format!("/proc/{pid}/status tells no users")))
+}
+
+/// The environment of a process; empty if it has none.
+///
+/// In the middle of `execve` a process has its new memory, but the kernel does not yet know where the environment in it is, and
+/// gives nothing. That is waited for. Call it from [`look_at`], or where somebody else bounds the time.
+///
+/// # Errors
+/// The kernel's, also if the process has ended or is a thread of the kernel's, which some kernels call empty; `TimedOut` if it
+/// is still in `execve` after half of [`PATIENCE`].
+pub fn environment_of(pid: i32) -> io::Result<Vec<u8>> {
+    let until = Instant::now() + PATIENCE / 2;
+    loop {
+        let environment = fs::read(format!("/proc/{pid}/environ"))?;
+        if !environment.is_empty() {
+            return Ok(environment);
+        }
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        match where_its_environment_is(&stat) {
+            Some(Environment::Nowhere) => return Ok(environment),
+            // It was in execve a moment ago.
+            Some(Environment::Somewhere) => {}
+            // The kernel tells nobody when it knows it, which takes microseconds.
+            Some(Environment::NotYetKnown) => std::thread::sleep(Duration::from_millis(1)),
+            None => return Err(io::Error::other(format!("/proc/{pid}/stat can't be understood"))),
+        }
+        if Instant::now() > until {
+            return Err(no_answer(pid));
+        }
+    }
+}
+
+/// Where in the memory of a process its environment is.
+#[derive(Debug, PartialEq, Eq)]
+enum Environment {
+    /// It has no memory of its own, or an environment without a variable.
+    Nowhere,
+    Somewhere,
+    /// It is in `execve`.
+    NotYetKnown,
+}
+
+/// What the `stat` of a process says, as proc_pid_stat(5) counts its fields. Where its program begins the kernel says last: until
+/// then the environment has no end, or ends where it begins.
+fn where_its_environment_is(stat: &str) -> Option<Environment> {
+    // The name, in parentheses, is the second field and can be anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let (memory, program, begin, end) = (field(23)?, field(26)?, field(50)?, field(51)?);
+    Some(match (memory, program) {
+        (0, _) => Environment::Nowhere,
+        (_, 0) => Environment::NotYetKnown,
+        _ if begin == end => Environment::Nowhere,
+        _ => Environment::Somewhere,
+    })
 }
 
 /// Whether what /proc said of a process means that there is none any more.
@@ -339,6 +398,58 @@ mod tests {
         while look_at_those_of(STUCK, user, look.clone()).unwrap().iter().any(|(_, found)| found.is_none()) {
             assert!(Instant::now() < until);
         }
+    }
+
+    #[test]
+    fn a_process_that_is_just_starting_has_its_environment() {
+        let has_none = |found: io::Result<Vec<u8>>| match found {
+            Ok(environment) => environment.is_empty(),
+            Err(error) => has_ended(&error),
+        };
+        for round in 0..500 {
+            let variable = format!("ONDECK_ROUND={round}");
+            let (name, value) = variable.split_once('=').unwrap();
+            let mut child = std::process::Command::new("sleep").arg("60").env(name, value).spawn().unwrap();
+            let found = environment_of(child.id() as i32);
+            child.kill().unwrap();
+            // Until it is reaped it has ended, and has no memory. Newer kernels say so.
+            let id = child.id() as i32;
+            rustix::process::waitid(
+                rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child)),
+                rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
+            )
+            .unwrap();
+            assert!(has_none(environment_of(id)));
+            child.wait().unwrap();
+            assert!(found.unwrap().split(|byte| *byte == 0).any(|text| text == variable.as_bytes()));
+            assert!(has_ended(&environment_of(id).unwrap_err()));
+        }
+        let mut without = std::process::Command::new("sleep").arg("60").env_clear().spawn().unwrap();
+        let found = environment_of(without.id() as i32);
+        without.kill().unwrap();
+        without.wait().unwrap();
+        assert!(found.unwrap().is_empty());
+        // A thread of the kernel's.
+        if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
+            assert!(rustix::process::geteuid().as_raw() != 0 || has_none(environment_of(2)));
+        }
+    }
+
+    #[test]
+    fn what_stat_says_of_an_environment_is_understood() {
+        let stat = |memory: u64, program: u64, begin: u64, end: u64| {
+            let mut fields = vec!["1".to_owned(); 50];
+            for (number, value) in [(23, memory), (26, program), (50, begin), (51, end)] {
+                fields[number - 3] = value.to_string();
+            }
+            where_its_environment_is(&format!("7 (a) b) c) {}", fields.join(" ")))
+        };
+        assert_eq!(stat(0, 0, 0, 0), Some(Environment::Nowhere));
+        assert_eq!(stat(4096, 0, 0, 0), Some(Environment::NotYetKnown));
+        assert_eq!(stat(4096, 0, 70, 70), Some(Environment::NotYetKnown));
+        assert_eq!(stat(4096, 50, 70, 70), Some(Environment::Nowhere));
+        assert_eq!(stat(4096, 50, 70, 90), Some(Environment::Somewhere));
+        assert_eq!(where_its_environment_is("7 (a) S 1 2"), None);
     }
 
     #[test]

@@ -11,14 +11,14 @@ use std::time::Instant;
 
 use ondeck_api::wire::LocalReport;
 use ondeck_core::allocation::promise_for;
-use ondeck_core::schedule::{Event, Found, Time};
+use ondeck_core::schedule::{Event, FoundRamDisk, Time};
 use ondeck_core::{Bytes, NodeName, RamDiskId, Standing};
 
-use crate::daemon::Daemon;
+use crate::context::Context;
 use crate::store::job_of;
 
-/// What the RSA nodes had when each of them last answered, and when that was asked.
-pub(crate) type Known = BTreeMap<NodeName, (Time, Vec<LocalReport>)>;
+/// What each RSA node that answered has of RAM disks, with the time at which it was asked.
+pub(crate) type LocalReports = BTreeMap<NodeName, (Time, Vec<LocalReport>)>;
 
 /// The RAM disks that are seen to here, so that nobody removes them.
 #[derive(Default)]
@@ -35,7 +35,7 @@ enum Judgement {
     /// It does not say whose it is, as one of a former version: a person must look.
     Unknown,
     /// The schedule is told.
-    Tell(Box<Found>),
+    Tell(Box<FoundRamDisk>),
     /// It holds nothing, and nobody uses it.
     Remove,
 }
@@ -43,10 +43,10 @@ enum Judgement {
 impl Adoption {
     /// Notes what the schedule has before nodes are asked at this time. What they answer may be older than the end of a job,
     /// whose RAM disk it would find anew.
-    pub fn before(&mut self, daemon: &Daemon, known: &Known, asked: Time) {
-        let brain = daemon.brain();
-        let now = brain.schedule.jobs().values().filter_map(|job| Some((job.ramdisk()?, asked)));
-        let oldest = known.values().map(|(asked, _)| *asked).min().unwrap_or(asked);
+    pub fn before(&mut self, context: &Context, latest: &LocalReports, asked: Time) {
+        let view = context.view();
+        let now = view.jobs().values().filter_map(|job| Some((job.ramdisk()?, asked)));
+        let oldest = latest.values().map(|(asked, _)| *asked).min().unwrap_or(asked);
         self.had.retain(|_, had| *had >= oldest);
         self.had.extend(now);
     }
@@ -55,12 +55,12 @@ impl Adoption {
     /// something of which the schedule is yet to be told.
     pub async fn look(
         &mut self,
-        daemon: &Arc<Daemon>,
-        known: &Known,
+        context: &Arc<Context>,
+        latest: &LocalReports,
         began: Instant,
     ) -> (Vec<(RamDiskId, Vec<NodeName>)>, BTreeSet<NodeName>) {
         let mut parts: BTreeMap<RamDiskId, Vec<(&NodeName, &LocalReport)>> = BTreeMap::new();
-        for (node, (asked, locals)) in known {
+        for (node, (asked, locals)) in latest {
             for local in locals.iter().filter(|local| local.server && job_of(&local.layout.id).is_some()) {
                 if self.had.get(&local.layout.id).is_none_or(|had| had < asked) {
                     parts.entry(local.layout.id.clone()).or_default().push((node, local));
@@ -70,10 +70,10 @@ impl Adoption {
         let (mut remove, mut untold) = (Vec::new(), BTreeSet::new());
         for (id, parts) in parts {
             let on: Vec<NodeName> = parts.iter().map(|(node, _)| (*node).clone()).collect();
-            if is_known(daemon, &id, &on) {
+            if is_known(context, &id, &on) {
                 continue;
             }
-            match judge(daemon, &id, &parts, known, began) {
+            match judge(context, &id, &parts, latest, began) {
                 Judgement::Wait => untold.extend(on),
                 Judgement::Unknown => {
                     if self.told.insert(id.clone()) {
@@ -94,8 +94,8 @@ impl Adoption {
                             "a job's RAM disk that the journal does not know"
                         );
                     }
-                    let _ = daemon.event(Event::Found(found)).await;
-                    if !is_known(daemon, &id, &on) {
+                    let _ = context.event(Event::Found(found)).await;
+                    if !is_known(context, &id, &on) {
                         // The job has another one, or it may be of use to nobody: the next look judges it anew.
                         untold.extend(on);
                     }
@@ -107,39 +107,38 @@ impl Adoption {
 }
 
 /// Whether the schedule has it: as a job's own, as one that is being built or removed, or as something that was left.
-fn is_known(daemon: &Daemon, id: &RamDiskId, on: &[NodeName]) -> bool {
+fn is_known(context: &Context, id: &RamDiskId, on: &[NodeName]) -> bool {
     let Some(job) = job_of(id) else { return true };
-    let brain = daemon.brain();
-    let nodes = brain.schedule.nodes();
+    let view = context.view();
+    let nodes = view.nodes();
     let is_left = on.iter().all(|node| {
-        nodes.get(node).is_some_and(|known| known.residue.contains(id))
-            || brain.schedule.strays().get(node).is_some_and(|left| left.contains(id))
+        nodes.get(node).is_some_and(|known| known.leftover_on_rsa.contains(id))
+            || view.leftover_on_compute().get(node).is_some_and(|left| left.contains(id))
     });
-    let own = brain.schedule.jobs().get(&job).and_then(|job| job.ramdisk());
+    let own = view.jobs().get(&job).and_then(|job| job.ramdisk());
     is_left || own.is_some_and(|own| own.epoch == id.epoch)
 }
 
 fn judge(
-    daemon: &Daemon,
+    context: &Context,
     id: &RamDiskId,
     parts: &[(&NodeName, &LocalReport)],
-    known: &Known,
+    latest: &LocalReports,
     began: Instant,
 ) -> Judgement {
     let (Some(job), Some((_, first))) = (job_of(id), parts.first()) else { return Judgement::Wait };
     let guarded = parts.iter().any(|(_, local)| local.guarded);
-    let sight = daemon.queue.sight();
-    if !daemon.queue.is_seen() || sight.fault.is_some() {
+    let snapshot = context.queue.snapshot();
+    if !context.queue.is_seen() || snapshot.fault.is_some() {
         return Judgement::Wait;
     }
-    let queued = sight.jobs.iter().find(|queued| queued.id.job == job.job);
+    let queued = snapshot.jobs.iter().find(|queued| queued.id.job == job.job);
     let may_run =
         |standing: Standing| matches!(standing, Standing::Running | Standing::Ending | Standing::Configuring);
     let runs = queued.is_some_and(|queued| may_run(queued.standing));
     let (own, knows) = {
-        let brain = daemon.brain();
-        let own = brain.schedule.jobs().get(&job).and_then(|job| job.ramdisk());
-        (own, brain.store.knows(id))
+        let own = context.view().jobs().get(&job).and_then(|job| job.ramdisk());
+        (own, context.journal.read(|reader| reader.knows(id)))
     };
     let knows = match knows {
         Ok(knows) => knows,
@@ -149,8 +148,8 @@ fn judge(
         }
     };
     // Its script may not have been read yet; then it is not known that it asks for anything.
-    let silent = began.elapsed() < daemon.config().scheduler.node_timeout;
-    if runs && silent && !daemon.brain().schedule.jobs().contains_key(&job) {
+    let silent = began.elapsed() < context.config().scheduler.node_timeout;
+    if runs && silent && !context.view().jobs().contains_key(&job) {
         return Judgement::Wait;
     }
     // An earlier one of a job that has a later one, or one of a job that is done: if it held anything, the agents keep it.
@@ -172,7 +171,7 @@ fn judge(
         .map(|server| &server.node)
         .filter(|node| !parts.iter().any(|(part, _)| part == node))
         .collect();
-    if silent && missing.iter().any(|node| !known.contains_key(*node)) {
+    if silent && missing.iter().any(|node| !latest.contains_key(*node)) {
         return Judgement::Wait;
     }
     let differs = |(_, local): &&(&NodeName, &LocalReport)| {
@@ -180,7 +179,7 @@ fn judge(
     };
     let fault = if let Some(node) = missing.first() {
         Some(format!("{node} has nothing of it, or does not answer"))
-    } else if daemon.cluster.get().is_some_and(|own| !tag.cluster.is_empty() && *own != tag.cluster) {
+    } else if context.cluster.get().is_some_and(|own| !tag.cluster.is_empty() && *own != tag.cluster) {
         Some(format!("it is of a job of the cluster {}", tag.cluster))
     } else {
         parts.iter().find(differs).map(|(node, _)| format!("{node} has another one of this name"))
@@ -190,7 +189,7 @@ fn judge(
     }
     let nodes = first.layout.servers.iter().map(|server| server.node.clone()).collect();
     let share = first.layout.servers.iter().map(|server| server.share).max().unwrap_or(Bytes::ZERO);
-    Judgement::Tell(Box::new(Found {
+    Judgement::Tell(Box::new(FoundRamDisk {
         ramdisk: id.clone(),
         job: tag.job,
         owner: first.layout.owner,

@@ -5,7 +5,7 @@
 //! newest copy, or confirm that there is none (`ondeck serve --take-over`). A take-over asks the compute nodes as well; it
 //! gives the journal a new name and notes which ones it replaces, and which ones those had replaced, as their agents know:
 //! so agents that were out of reach then, or missed an earlier one, are claimed when they come back. What the journal said
-//! of RAM disks counts no more: what the agents have does, and is found ([`crate::adopt`]). Only if nobody knows better
+//! of RAM disks counts no more: what the agents have does, and is found (`adopt`). Only if nobody knows better
 //! than the journal, and some agents obey another one beside it, it stands as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,14 +14,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ondeck_agent::fleet::Fleet;
 use ondeck_api::CallError;
 use ondeck_api::wire::{Authority, Claim, LocalReport, NodeReport, Obeyed, RefusalCode};
 use ondeck_core::schedule::{Job, JobState, Node, RsaState};
 use ondeck_core::{Incarnation, JobSelector, NodeName};
+use ondeck_fleet::Fleet;
 use tokio::task::JoinSet;
 
-use crate::daemon::Daemon;
+use crate::clock::now;
 use crate::store::{JournalIdentity, Store, StoreError};
 
 /// How long all nodes are asked at the start. Whoever has not answered by then is asked in each look.
@@ -34,7 +34,7 @@ const BELIEVED: Duration = Duration::from_secs(5);
 const WATCHING: Duration = Duration::from_millis(500);
 
 /// What a node said: what it has, or why not.
-pub(crate) type Said = Result<(NodeReport, Vec<LocalReport>), String>;
+pub(crate) type NodeAnswer = Result<(NodeReport, Vec<LocalReport>), String>;
 
 /// Whom the agents obey, as far as this daemon has made them.
 pub(crate) struct Charge {
@@ -182,21 +182,20 @@ impl Charge {
 
     /// Looks whether somebody else has taken this daemon's place at an agent that obeyed it. Two must not command, nor order
     /// the workload manager about.
-    pub async fn watch(daemon: Arc<Daemon>) {
+    pub async fn watch(self: Arc<Self>, fleet: Fleet) {
         loop {
             tokio::time::sleep(WATCHING).await;
-            let charge = &daemon.charge;
             let doubters = {
-                let mut doubters = charge.doubters.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                let mut doubters = self.doubters.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 std::mem::take(&mut *doubters)
             };
             for node in doubters {
-                match daemon.fleet.node(Some(&node)).await {
-                    Ok(report) => charge.note(&node, report.authority.as_ref()),
-                    Err(_) => charge.doubt(&node),
+                match fleet.node(Some(&node)).await {
+                    Ok(report) => self.note(&node, report.authority.as_ref()),
+                    Err(_) => self.doubt(&node),
                 }
             }
-            if let Some(node) = charge.displaced() {
+            if let Some(node) = self.displaced() {
                 tracing::error!(
                     %node,
                     "another scheduler has taken this one's place at an agent; this one ends. Do not start it again before \
@@ -217,7 +216,7 @@ impl Charge {
 pub(crate) async fn ask_all(
     fleet: &Fleet,
     nodes: impl IntoIterator<Item = &NodeName>,
-) -> BTreeMap<NodeName, Said> {
+) -> BTreeMap<NodeName, NodeAnswer> {
     let mut said = BTreeMap::new();
     let mut set = JoinSet::new();
     for node in nodes {
@@ -229,7 +228,7 @@ pub(crate) async fn ask_all(
                 let ramdisks = fleet.ramdisks_of(&node).await.map_err(|error| error.to_string())?;
                 Ok((report, ramdisks))
             };
-            let answer: Said = asked.await;
+            let answer: NodeAnswer = asked.await;
             (node, answer)
         });
     }
@@ -272,7 +271,7 @@ impl Conflict {
     /// scheduler beside nodes of this one are left to that one, unless somebody wants a take-over.
     pub(crate) fn of(
         identity: &JournalIdentity,
-        said: &BTreeMap<NodeName, Said>,
+        said: &BTreeMap<NodeName, NodeAnswer>,
         is_wanted: bool,
     ) -> Option<Conflict> {
         let mut conflict = Conflict::default();
@@ -372,7 +371,7 @@ pub struct NothingToTakeOver {
 }
 
 impl NothingToTakeOver {
-    pub(crate) fn of(said: &BTreeMap<NodeName, Said>) -> NothingToTakeOver {
+    pub(crate) fn of(said: &BTreeMap<NodeName, NodeAnswer>) -> NothingToTakeOver {
         let silent = said.iter().filter(|(_, answer)| answer.is_err()).map(|(node, _)| node.clone());
         NothingToTakeOver { silent: silent.collect() }
     }
@@ -408,7 +407,7 @@ impl std::fmt::Display for NothingToTakeOver {
 pub(crate) fn take_over(
     store: &mut Store,
     conflict: &Conflict,
-    said: &BTreeMap<NodeName, Said>,
+    said: &BTreeMap<NodeName, NodeAnswer>,
     jobs: &mut Vec<Job>,
     nodes: &mut BTreeMap<NodeName, Node>,
 ) -> Result<(), StoreError> {
@@ -438,7 +437,7 @@ pub(crate) fn take_over(
             return false;
         }
         // What was built by a former version does not say whose it is; and of what is on silent nodes nobody knows more.
-        (job.job_state, job.rsa_state, job.task) = (JobState::Finished, RsaState::Held, None);
+        (job.job_state, job.rsa_state, job.under_way) = (JobState::Finished, RsaState::Held, None);
         (job.results, job.unsure, job.retry_now, job.not_before) = (true, true, false, None);
         job.message = format!(
             "staging out failed: the scheduler's journal was replaced by an older copy, and what its RAM disk holds is not \
@@ -454,7 +453,7 @@ pub(crate) fn take_over(
         (node.heard, node.given_up, node.up) = (false, false, false);
     }
     let rows: Vec<(NodeName, Node)> = nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
-    store.take_over(&replaced, Some(crate::daemon::now()), &dropped, jobs, &rows)
+    store.take_over(&replaced, Some(now()), &dropped, jobs, &rows)
 }
 
 #[cfg(test)]
@@ -464,7 +463,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
-    fn said(obeys: &[(&str, Option<(&str, u64)>)]) -> BTreeMap<NodeName, Said> {
+    fn said(obeys: &[(&str, Option<(&str, u64)>)]) -> BTreeMap<NodeName, NodeAnswer> {
         let answer = |node: &str, obeyed: Option<(&str, u64)>| -> (NodeReport, Vec<LocalReport>) {
             let authority = obeyed
                 .map(|(journal, counter)| serde_json::json!({ "journal": journal, "counter": counter }));

@@ -15,9 +15,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ondeck_core::schedule::{Job, Time};
-
-use crate::daemon::Daemon;
+use ondeck_core::schedule::Time;
 
 /// How often it is looked whether somebody has set the wall clock.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -52,7 +50,7 @@ pub(crate) fn wall_clock() -> Time {
 
 impl Reading {
     fn now() -> Reading {
-        let since_boot_ms = ondeck_agent::node::since_boot_ms() as i64;
+        let since_boot_ms = ondeck_api::host::since_boot_ms() as i64;
         // A wall clock before 1970 is one of 1970.
         let wall_ms = wall_clock().0 as i64;
         Reading { boot: *BOOT.get_or_init(boot), since_boot_ms, wall_ms }
@@ -135,24 +133,13 @@ pub(crate) fn of_wall_clock(seconds: u64) -> u64 {
     seconds.saturating_add_signed(AHEAD_MS.load(Ordering::Relaxed) / 1000)
 }
 
-/// A job whose points in time are as [`shown`].
-pub(crate) fn shown_job(mut job: Job) -> Job {
-    let show = |time: &mut Time| *time = Time(shown(*time));
-    show(&mut job.since);
-    job.task.iter_mut().for_each(|task| show(&mut task.until));
-    job.allocation.iter_mut().for_each(|allocation| show(&mut allocation.since));
-    job.parts.values_mut().for_each(|part| show(&mut part.seen));
-    let points = [&mut job.not_before, &mut job.prolog_until, &mut job.started, &mut job.switch_at];
-    points
-        .into_iter()
-        .chain([&mut job.doubted, &mut job.again_since, &mut job.ending])
-        .flatten()
-        .for_each(show);
-    job
-}
-
-/// Notes how far the wall clock is off whenever somebody has set it, for the next boot, and tells of it.
-pub(crate) async fn watch(daemon: Arc<Daemon>, mut kept: KeptClock) {
+/// Notes how far the wall clock is off whenever somebody has set it, for the next boot, and tells of it. `keep` writes to
+/// the journal.
+pub(crate) async fn watch<E: std::fmt::Display + Send + 'static>(
+    mut kept: KeptClock,
+    keep: impl Fn(KeptClock) -> Result<(), E> + Send + Sync + 'static,
+) {
+    let keep = Arc::new(keep);
     loop {
         tokio::time::sleep(INTERVAL).await;
         let ahead_ms = clock().ahead_ms(Reading::now());
@@ -165,8 +152,8 @@ pub(crate) async fn watch(daemon: Arc<Daemon>, mut kept: KeptClock) {
             "somebody set the wall clock; limits and deadlines go by the time that passes"
         );
         AHEAD_MS.store(ahead_ms, Ordering::Relaxed);
-        let (of, now) = (Arc::clone(&daemon), KeptClock { ahead_ms, ..kept });
-        let noted = tokio::task::spawn_blocking(move || of.brain().store.keep_clock(now)).await;
+        let (keep, now) = (Arc::clone(&keep), KeptClock { ahead_ms, ..kept });
+        let noted = tokio::task::spawn_blocking(move || keep(now)).await;
         match noted {
             Ok(Ok(())) => kept = now,
             // The next look tries again.

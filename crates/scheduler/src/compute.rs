@@ -9,10 +9,9 @@ use std::time::Duration;
 use ondeck_api::scheduler::{Warning, WarningKind};
 use ondeck_core::schedule::{Time, Unasked};
 use ondeck_core::{Incarnation, NodeName, RamDiskId};
+use ondeck_fleet::Fleet;
 use ondeck_wlm::WorkloadManager;
 use tokio::task::JoinSet;
-
-use crate::daemon::Daemon;
 
 /// How often the agents of compute nodes are asked.
 const INTERVAL: Duration = Duration::from_secs(20);
@@ -30,11 +29,11 @@ const NAMED: usize = 5;
 pub(crate) struct ComputeNodes {
     /// Jobs that were first seen running before this time may have started while no scheduler ran.
     since: Time,
-    known: Mutex<Known>,
+    known: Mutex<Observations>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Observations {
     /// Of each node the jobs in a row that started there without a Prolog that asked, and the last of them.
     unasked: BTreeMap<NodeName, (u64, Incarnation)>,
     jobs_without_prolog: u64,
@@ -48,7 +47,7 @@ impl ComputeNodes {
         ComputeNodes { since, known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Observations> {
         self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -121,10 +120,10 @@ fn list(nodes: &[NodeName]) -> String {
 }
 
 /// Asks the agents of all compute nodes now and then, for as long as the daemon lives.
-pub(crate) async fn look(daemon: Arc<Daemon>) {
+pub(crate) async fn look(manager: Arc<dyn WorkloadManager>, fleet: Fleet, compute: Arc<ComputeNodes>) {
     loop {
-        match daemon.workload_manager.nodes().await {
-            Ok(nodes) => ask(&daemon, nodes).await,
+        match manager.nodes().await {
+            Ok(nodes) => ask(&fleet, &compute, nodes).await,
             Err(error) => {
                 tracing::warn!(%error, "can't tell the compute nodes, so their agents are not asked")
             }
@@ -133,21 +132,21 @@ pub(crate) async fn look(daemon: Arc<Daemon>) {
     }
 }
 
-async fn ask(daemon: &Arc<Daemon>, nodes: Vec<NodeName>) {
+async fn ask(fleet: &Fleet, compute: &ComputeNodes, nodes: Vec<NodeName>) {
     let mut answers = BTreeMap::new();
     let mut set = JoinSet::new();
     for node in nodes {
         if set.len() >= AT_ONCE {
             answers.extend(set.join_next().await.and_then(Result::ok));
         }
-        let daemon = Arc::clone(daemon);
+        let fleet = fleet.clone();
         set.spawn(async move {
-            let answer = daemon.fleet.node(Some(&node)).await;
+            let answer = fleet.node(Some(&node)).await;
             (node, answer.err().map(|error| error.to_string()))
         });
     }
     answers.extend(set.join_all().await);
-    let mut known = daemon.compute.known();
+    let mut known = compute.known();
     // Those that the workload manager no longer has, or takes for gone itself, are not told of.
     known.silent.retain(|node, _| answers.contains_key(node));
     for (node, fault) in answers {

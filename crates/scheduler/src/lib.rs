@@ -5,31 +5,48 @@
 //!
 //! # Layout
 //!
-//! - [`daemon`]: the middle: one event after the other, kept before anything is done about it
-//! - [`store`]: the journal; `clock`: the time that the schedule goes by
-//! - `queue`: looking at the queue, reading scripts; `fleet`: looking at the RSA nodes
+//! - `daemon`: wires the parts, and runs them
+//! - `context`: what the parts share, and how they let something happen; they depend on it, and it on none of them
+//! - `dispatch`: the middle: one event after the other, kept before anything is done about it
+//! - `view`: jobs and nodes as they were last kept, for all who look
+//! - [`store`]: the journal's file; `journal`: who writes and reads it; `clock`: the time that the schedule goes by; `upkeep`: what is done as time passes
+//! - `reload`: a changed configuration
+//! - `queue_snapshot`: the queue as it was last seen; `queue`: looking at the queue, reading scripts; `node_monitor`:
+//!   looking at the RSA nodes
 //! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
-//! - `execute`: doing what was decided
-//! - `late`: laying a RAM disk over the output of a job that runs
-//! - `parts`: what each RSA node has of the results, in case that it is lost; saving what the others have
-//! - `serve`: the API, and [`openapi`], its description
+//! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
+//! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
+//! - `serve`: the API, and [`openapi`], its description, made of it
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
 
 mod adopt;
 pub mod charge;
 mod clock;
 mod compute;
-pub mod daemon;
+mod context;
+mod daemon;
+mod dispatch;
 mod execute;
-mod fleet;
-mod late;
+#[cfg(test)]
+mod fake;
+mod inventory;
+mod journal;
 mod metrics;
-pub mod openapi;
-mod parts;
+mod node_monitor;
+mod orders;
 mod queue;
+mod queue_snapshot;
+mod reload;
+#[cfg(test)]
+mod samples;
 mod serve;
 pub mod store;
 pub mod thesis;
+mod upkeep;
+mod view;
+#[cfg(test)]
+mod whole;
 
 pub use daemon::{ServeError, serve};
+pub use serve::openapi;

@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ondeck_core::schedule::{Event, JobState, Prolog, RsaState, Seen, Time};
+use ondeck_core::schedule::{Event, JobState, ObservedJob, RsaState};
 use ondeck_core::text::plain;
 use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_directive::{PathError, check_path};
-use ondeck_wlm::{WlmError, WorkloadManager};
-use tokio::sync::{Notify, watch};
+use ondeck_wlm::WlmError;
 use tokio::task::JoinSet;
 
-use crate::clock;
-use crate::daemon::{Daemon, now};
+use crate::clock::{self, now};
+use crate::context::Context;
+use crate::queue_snapshot::{QueueSnapshot, ScriptRequest};
 
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
 const SCRIPTS: usize = 4;
@@ -26,168 +26,23 @@ const READING: Duration = Duration::from_secs(1);
 /// At least so much lies between two looks, however many want to know now: each asks the workload manager for all jobs.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
-/// Who asks for a number that may not exist has a new look at most that often; so nobody can keep the workload manager
-/// busy with them.
-const CALM: Duration = Duration::from_secs(1);
-
-/// The site's command is not asked again for so long after it has failed for a job.
-const UNMAPPED_PAUSE: Duration = Duration::from_secs(5);
-
-/// What a job's script asks for, if anything.
-#[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    pub request: Option<Request>,
-    pub work_dir: PathBuf,
-    /// Where the site shows the RAM disk, if it is not the job's own nodes.
-    io_nodes: BTreeMap<Vec<NodeName>, Vec<NodeName>>,
-    /// When the site's command last failed, and why.
-    unmapped: Option<(Instant, String)>,
-}
-
-impl Asked {
-    fn new(request: Option<Request>, work_dir: PathBuf) -> Asked {
-        Asked { request, work_dir, io_nodes: BTreeMap::new(), unmapped: None }
-    }
-
-    /// Whether the site's command, if there is one, is to be asked for the nodes that see the job's RAM disk.
-    fn is_to_map(&self, job: &QueuedJob) -> bool {
-        self.request.is_some()
-            && matches!(job.standing, Standing::Running | Standing::Configuring)
-            && !self.io_nodes.contains_key(&job.nodes)
-            && self.unmapped.as_ref().is_none_or(|(at, _)| at.elapsed() >= UNMAPPED_PAUSE)
-    }
-}
-
-/// The queue as it was last seen.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sight {
-    /// When the workload manager was asked.
-    pub taken: Time,
-    pub jobs: Arc<Vec<QueuedJob>>,
-    /// What is wrong with the workload manager.
-    pub fault: Option<String>,
-    /// How long it took to answer.
-    pub took: Duration,
-}
-
-pub(crate) struct Queue {
-    /// By the first life of each job: a number may be used again.
-    asked: Mutex<BTreeMap<Incarnation, Asked>>,
-    /// Whether the schedule has been told of a look since the daemon began.
-    told: AtomicBool,
-    /// Somebody wants to know now.
-    wanted: Notify,
-    sight: watch::Sender<Sight>,
-}
-
-impl Queue {
-    pub fn new() -> Queue {
-        Queue {
-            asked: Mutex::default(),
-            told: AtomicBool::new(false),
-            wanted: Notify::new(),
-            sight: watch::channel(Sight::default()).0,
-        }
-    }
-
-    fn asked(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Asked>> {
-        self.asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Whether it is known that the job that has this number now asks for nothing.
-    pub fn asks_for_nothing(&self, job: JobId) -> bool {
-        let newest = self
-            .asked()
-            .range(Incarnation::of_number(job))
-            .next_back()
-            .map(|(_, asked)| asked.request.is_none());
-        newest.unwrap_or(false)
-    }
-
-    /// The job that has this number now, as it was last seen.
-    pub fn of_number(&self, job: JobId) -> Option<QueuedJob> {
-        self.sight.borrow().jobs.iter().find(|seen| seen.id.job == job).cloned()
-    }
-
-    /// Whether the schedule knows the queue as it has been since the daemon began.
-    pub fn is_seen(&self) -> bool {
-        self.told.load(Ordering::Acquire)
-    }
-
-    /// What changes with each look.
-    pub fn watch(&self) -> watch::Receiver<Sight> {
-        self.sight.subscribe()
-    }
-
-    /// The last look.
-    pub fn sight(&self) -> Sight {
-        self.sight.borrow().clone()
-    }
-
-    /// Has the queue looked at soon.
-    pub fn hurry(&self) {
-        self.wanted.notify_one();
-    }
-
-    /// Whoever has wanted a look until now is satisfied with the one that begins.
-    async fn begin_a_look(&self) {
-        tokio::select! {
-            biased;
-            () = self.wanted.notified() => {}
-            () = std::future::ready(()) => {}
-        }
-    }
-
-    /// The queue as it is now: a look that began after this call.
-    pub async fn fresh(&self) -> Sight {
-        let (called, mut sight) = (now(), self.sight.subscribe());
-        loop {
-            self.hurry();
-            if sight.changed().await.is_err() || sight.borrow().taken >= called {
-                return self.sight();
-            }
-        }
-    }
-
-    /// The queue by a look that began after a time, for those who can wait until the last one is [`CALM`] old.
-    pub async fn after(&self, time: Time) -> Sight {
-        let mut sight = self.sight.subscribe();
-        loop {
-            let known = sight.borrow_and_update().clone();
-            if known.taken >= time {
-                return known;
-            }
-            let age = now().since(known.taken);
-            let changed = tokio::time::timeout(CALM.saturating_sub(age), sight.changed()).await;
-            // Others may have hurried for the same look.
-            if changed.is_err() && !sight.has_changed().unwrap_or(true) {
-                self.hurry();
-                // The look that was hurried for.
-                if sight.changed().await.is_err() {
-                    return self.sight();
-                }
-            }
-        }
-    }
-}
-
 /// Looks at the queue for as long as the daemon lives.
-pub(crate) async fn look(daemon: Arc<Daemon>) {
+pub(crate) async fn look(context: Arc<Context>) {
     loop {
-        daemon.queue.begin_a_look().await;
-        look_once(&daemon).await;
+        context.queue.begin_a_look().await;
+        look_once(&context).await;
         let pause = tokio::time::Instant::now() + LOOK_PAUSE;
         tokio::select! {
-            () = tokio::time::sleep(daemon.config().slurm.interval) => {}
-            () = daemon.queue.wanted.notified() => {}
+            () = tokio::time::sleep(context.config().slurm.interval) => {}
+            () = context.queue.wanted.notified() => {}
         }
         tokio::time::sleep_until(pause).await;
     }
 }
 
-async fn look_once(daemon: &Arc<Daemon>) {
+async fn look_once(context: &Arc<Context>) {
     let (taken, began) = (now(), Instant::now());
-    let mut queue = match daemon.workload_manager.queue().await {
+    let mut queue = match context.workload_manager.queue().await {
         Ok(mut queue) => {
             for start in queue.jobs.iter_mut().filter_map(|job| job.start.as_mut()) {
                 *start = clock::of_wall_clock(*start);
@@ -195,53 +50,62 @@ async fn look_once(daemon: &Arc<Daemon>) {
             queue
         }
         Err(error) => {
-            let known = daemon.queue.sight();
+            let known = context.queue.snapshot();
             if known.fault.is_none() {
                 tracing::warn!(%error, "the queue can't be seen; what is known of it stands");
             }
             let fault = Some(error.to_string());
-            daemon.queue.sight.send_replace(Sight { taken, fault, ..known });
+            context.queue.snapshot.send_replace(QueueSnapshot { taken, fault, ..known });
             return;
         }
     };
     let took = began.elapsed();
-    if daemon.cluster.get().is_none() {
-        match daemon.workload_manager.cluster().await {
+    if context.cluster.get().is_none() {
+        match context.workload_manager.cluster().await {
             // Nobody else sets it.
-            Ok(name) => drop(daemon.cluster.set(name)),
+            Ok(name) => drop(context.cluster.set(name)),
             Err(error) => tracing::warn!(%error, "can't tell what the cluster is called"),
         }
     }
-    let simulated = daemon.config().scheduler.simulate.is_some();
-    queue.jobs = identified(daemon, queue.jobs);
+    let simulated = context.config().scheduler.simulate.is_some();
+    queue.jobs = identified(context, queue.jobs);
+    queue.dependent_rests = identified(context, queue.dependent_rests);
     if !simulated {
-        bring_out(daemon, &queue).await;
+        bring_out(context, &queue).await;
     }
-    let jobs = Arc::new(queue.jobs);
-    let known = daemon.queue.sight.send_replace(Sight { taken, jobs: Arc::clone(&jobs), fault: None, took });
+    let (jobs, dependent_rests) = (Arc::new(queue.jobs), Arc::new(queue.dependent_rests));
+    let snapshot = QueueSnapshot {
+        taken,
+        jobs: Arc::clone(&jobs),
+        dependent_rests: Arc::clone(&dependent_rests),
+        fault: None,
+        took,
+    };
+    let known = context.queue.snapshot.send_replace(snapshot);
     if known.fault.is_some() {
         tracing::info!("the queue can be seen again");
     }
-    let seen = see_all(daemon, &jobs).await;
+    let all: Vec<&QueuedJob> = jobs.iter().chain(&*dependent_rests).collect();
+    let seen = see_all(context, &all).await;
     if simulated {
         // Nobody waits in a Prolog; it is pretended, too.
-        for found in starting(daemon, &seen) {
-            let _ = daemon.event(Event::Starting(Box::new(found))).await;
+        for found in starting(context, &seen) {
+            let _ = context.event(Event::Starting(Box::new(found))).await;
         }
     }
-    let there: BTreeSet<Incarnation> = jobs.iter().map(|job| first_life(job.id)).collect();
-    daemon.queue.asked().retain(|id, _| there.contains(id));
-    if daemon.event(Event::Queue { taken, jobs: seen }).await.is_err() {
+    let there: BTreeSet<Incarnation> = all.iter().map(|job| first_life(job.id)).collect();
+    context.queue.asked().retain(|id, _| there.contains(id));
+    if context.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
     }
-    daemon.queue.told.store(true, Ordering::Release);
+    context.queue.told.store(true, Ordering::Release);
 }
 
 /// The jobs of a look by their own names: the workload manager gives numbers again.
-fn identified(daemon: &Daemon, mut jobs: Vec<QueuedJob>) -> Vec<QueuedJob> {
-    let brain = daemon.brain();
+fn identified(context: &Context, mut jobs: Vec<QueuedJob>) -> Vec<QueuedJob> {
+    let schedule = context.schedule();
     for job in &mut jobs {
-        job.id = brain.schedule.identify(job);
+        job.id = schedule.identify(job);
     }
     jobs
 }
@@ -252,14 +116,14 @@ fn first_life(id: Incarnation) -> Incarnation {
 }
 
 /// The jobs that run, and of which the schedule does not know yet that their Prologs have begun.
-fn starting(daemon: &Daemon, seen: &[Seen]) -> Vec<Seen> {
-    let brain = daemon.brain();
-    let is_new = |found: &&Seen| {
+fn starting(context: &Context, seen: &[ObservedJob]) -> Vec<ObservedJob> {
+    let view = context.view();
+    let is_new = |found: &&ObservedJob| {
         found.request.is_some()
             && found.job.standing == Standing::Running
-            && brain.schedule.jobs().get(&found.job.id).is_none_or(|job| match job.job_state {
+            && view.jobs().get(&found.job.id).is_none_or(|job| match job.job_state {
                 JobState::Ondeck => true,
-                JobState::Running => job.prolog == Prolog::Expected,
+                JobState::Running => job.prolog.is_expected(),
                 _ => false,
             })
     };
@@ -268,85 +132,95 @@ fn starting(daemon: &Daemon, seen: &[Seen]) -> Vec<Seen> {
 
 /// Gives elements of held arrays numbers of their own, so that they can be staged and released. One at a time: the next
 /// when the one before has its RSA nodes, or can't have any.
-async fn bring_out(daemon: &Arc<Daemon>, queue: &ondeck_wlm::Queue) {
+async fn bring_out(context: &Arc<Context>, queue: &ondeck_wlm::Queue) {
     for held in &queue.held_arrays {
         let waits = |job: &QueuedJob| {
             let of_array = queue.elements.get(&job.id.job).is_some_and(|known| known.array == held.array);
-            let state = || daemon.job(job.id).map_or(RsaState::Initial, |known| known.rsa_state);
+            let state = || context.job(job.id).map_or(RsaState::Initial, |known| known.rsa_state);
             let held = job.standing == Standing::Held && !job.dependent;
             of_array && held && state() == RsaState::Initial
         };
         if queue.jobs.iter().any(waits) {
             continue;
         }
-        if let Err(error) = daemon.workload_manager.split(*held).await {
+        if let Err(error) = context.workload_manager.split(*held).await {
             tracing::warn!(array = %held.array, element = held.next, %error, "can't prepare it by itself");
         }
     }
 }
 
 /// The jobs that the schedule wants to know of, in the order of the queue.
-async fn see_all(daemon: &Arc<Daemon>, jobs: &[QueuedJob]) -> Vec<Seen> {
-    let has_command = !daemon.config().scheduler.io_nodes.is_empty();
+async fn see_all(context: &Arc<Context>, jobs: &[&QueuedJob]) -> Vec<ObservedJob> {
+    let has_command = !context.config().scheduler.io_nodes.is_empty();
     // One lock for all of them: most jobs of a queue of thousands only wait, or are known to ask for nothing. What runs
     // a program for a job is done for several at a time.
     let (known, new): (Vec<_>, Vec<_>) = {
-        let (brain, asked, at) = (daemon.brain(), daemon.queue.asked(), now());
+        let (schedule, asked, at) = (context.schedule(), context.queue.asked(), now());
         let is_dependant = |job: &QueuedJob| job.standing.waits() && !job.depends_on.is_empty();
         let asks =
             |job: &&QueuedJob| asked.get(&first_life(job.id)).is_none_or(|asked| asked.request.is_some());
-        let dependants = jobs.iter().filter(|job| is_dependant(job)).filter(asks);
+        let dependants = jobs.iter().copied().filter(|job| is_dependant(job)).filter(asks);
         let awaited: BTreeSet<JobId> = dependants.flat_map(|job| job.depends_on.iter().copied()).collect();
-        let wanted =
-            jobs.iter().enumerate().filter_map(|(place, job)| match asked.get(&first_life(job.id)) {
+        let wanted = jobs.iter().copied().enumerate().filter_map(|(place, job)| {
+            match asked.get(&first_life(job.id)) {
                 // Of those that ask for nothing, the log tells while they wait.
-                Some(Asked { request: None, .. }) => {
+                Some(ScriptRequest { request: None, .. }) => {
                     (job.standing != Standing::Running).then_some((place, job, true))
                 }
                 Some(asked) => Some((place, job, !(has_command && asked.is_to_map(job)))),
                 // What depends on others is held before they end, if it needs their results.
                 None => {
-                    let matters = brain.schedule.is_candidate(at, job)
+                    let matters = schedule.is_candidate(at, job)
                         || job.id.restarts > 0 && job.standing.waits()
                         || is_dependant(job)
                         || awaited.contains(&job.id.job);
                     matters.then_some((place, job, false))
                 }
-            });
+            }
+        });
         wanted.partition(|(_, _, known)| *known)
     };
     let mut seen = Vec::new();
     for (place, job, _) in known {
-        seen.push((place, job.clone(), see(daemon, job).await));
+        seen.push((place, job.clone(), see(context, job).await.map_err(Unread::from)));
     }
     let new = new.into_iter().map(|(place, job, _)| (place, job.clone())).collect();
     let read = read_several(new, READING, |job| {
-        let daemon = Arc::clone(daemon);
-        async move { see(&daemon, &job).await }
+        let context = Arc::clone(context);
+        async move { see(&context, &job).await }
     });
     for (place, job, read) in read.await {
-        if matches!(&read, Err(WlmError::Unavailable { message }) if message == LATER) {
-            daemon.queue.hurry();
+        if matches!(read, Err(Unread::Later)) {
+            context.queue.hurry();
         }
         seen.push((place, job, read));
     }
     seen.sort_unstable_by_key(|(place, _, _)| *place);
-    let brain = daemon.brain();
+    let view = context.view();
     let found = seen.into_iter().filter_map(|(_, job, read)| match read {
         Ok(found) => Some(found),
         Err(error) => {
             tracing::debug!(job = %job.id, %error, "its script can't be read");
             // A job that something is done for is there, whether its script can be read again or not. Of others the next
             // look finds what they ask for.
-            let nothing = |job| Seen { job, request: None, work_dir: "/".into(), io_nodes: Vec::new() };
-            brain.schedule.jobs().contains_key(&job.id).then(|| nothing(job))
+            let nothing =
+                |job| ObservedJob { job, request: None, work_dir: "/".into(), io_nodes: Vec::new() };
+            view.jobs().contains_key(&job.id).then(|| nothing(job))
         }
     });
     found.collect()
 }
 
 /// Why a job was not read.
-const LATER: &str = "others were read first";
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    /// There was no time for it.
+    #[error("others were read first")]
+    Later,
+    /// It can't be.
+    #[error(transparent)]
+    Failed(#[from] WlmError),
+}
 
 /// Reads some jobs, several at a time, and those that can't be begun in time not at all. There is an answer for each of
 /// them, whatever becomes of the reading of others: a job without one would count as one that has left the queue.
@@ -354,7 +228,7 @@ async fn read_several<T, F>(
     jobs: Vec<(usize, QueuedJob)>,
     time: Duration,
     read: impl Fn(QueuedJob) -> F,
-) -> Vec<(usize, QueuedJob, Result<T, WlmError>)>
+) -> Vec<(usize, QueuedJob, Result<T, Unread>)>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, WlmError>> + Send + 'static,
@@ -367,17 +241,17 @@ where
             && let Some((place, job)) = jobs.next()
         {
             if begin.elapsed() > time {
-                done.push((place, job, Err(WlmError::Unavailable { message: LATER.into() })));
+                done.push((place, job, Err(Unread::Later)));
             } else {
                 under_way.insert(reading.spawn(read(job.clone())).id(), (place, job));
             }
         }
         let (id, read) = match reading.join_next_with_id().await {
             None => return done,
-            Some(Ok((id, read))) => (id, read),
+            Some(Ok((id, read))) => (id, read.map_err(Unread::from)),
             Some(Err(error)) => {
                 tracing::error!(%error, "reading a job's script ended by a defect");
-                (error.id(), Err(WlmError::Malformed { what: error.to_string() }))
+                (error.id(), Err(WlmError::Malformed { what: error.to_string() }.into()))
             }
         };
         if let Some((place, job)) = under_way.remove(&id) {
@@ -387,17 +261,17 @@ where
 }
 
 /// A job with what its script asks for, which is read once.
-pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, WlmError> {
-    let known = daemon.queue.asked().get(&first_life(job.id)).cloned();
+pub(crate) async fn see(context: &Arc<Context>, job: &QueuedJob) -> Result<ObservedJob, WlmError> {
+    let known = context.queue.asked().get(&first_life(job.id)).cloned();
     let mut asked = match known {
         Some(asked) => asked,
         None => {
-            let asked = ask(daemon, job).await?;
-            daemon.queue.asked().insert(first_life(job.id), asked.clone());
+            let asked = ask(context, job).await?;
+            context.queue.asked().insert(first_life(job.id), asked.clone());
             asked
         }
     };
-    let config = daemon.config();
+    let config = context.config();
     let io_nodes = match (&config.scheduler.io_nodes[..], asked.io_nodes.get(&job.nodes)) {
         ([], _) => job.nodes.clone(),
         (_, Some(known)) => known.clone(),
@@ -408,7 +282,7 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
                 Err(why) => asked.unmapped = Some((Instant::now(), why.clone())),
             }
             // A Prolog may have asked at the same time.
-            let before = daemon.queue.asked().insert(first_life(job.id), asked.clone());
+            let before = context.queue.asked().insert(first_life(job.id), asked.clone());
             let before = before.and_then(|before| before.unmapped).map(|(_, why)| why);
             if let Err(why) = &found
                 && before.as_ref() != Some(why)
@@ -419,7 +293,7 @@ pub(crate) async fn see(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Seen, W
         }
         _ => Vec::new(),
     };
-    Ok(Seen { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
+    Ok(ObservedJob { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
 }
 
 /// What a job's script comes to.
@@ -431,20 +305,20 @@ enum Script {
     Wrong(String),
 }
 
-async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
+async fn ask(context: &Arc<Context>, job: &QueuedJob) -> Result<ScriptRequest, WlmError> {
     /// Enough of a reason for the log.
     const LOGGED: usize = 500;
     let waits_for_us = job.held_for_input && job.standing == Standing::Held;
-    let wrong = match read(daemon, job).await {
-        Ok(Script::Asks(request, work_dir)) => return Ok(Asked::new(Some(request), work_dir)),
-        Ok(Script::AsksForNothing) if !waits_for_us => return Ok(Asked::new(None, "/".into())),
+    let wrong = match read(context, job).await {
+        Ok(Script::Asks(request, work_dir)) => return Ok(ScriptRequest::new(Some(request), work_dir)),
+        Ok(Script::AsksForNothing) if !waits_for_us => return Ok(ScriptRequest::new(None, "/".into())),
         Ok(Script::AsksForNothing) => "its script names no data directory".to_owned(),
         Ok(Script::Wrong(why)) => why,
         Err(WlmError::Refused { message }) if waits_for_us => format!("its script can't be read: {message}"),
         Err(error) => return Err(error),
     };
     tracing::info!(job = %job.id, wrong = plain(&wrong, LOGGED), "its directives can't be obeyed");
-    let manager = &daemon.workload_manager;
+    let manager = &context.workload_manager;
     if waits_for_us {
         // Nobody else releases it. Before its mark is overwritten: if this fails now, the next look finds it again.
         match manager.release(job.id.job).await {
@@ -454,22 +328,22 @@ async fn ask(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Asked, WlmError> {
         }
     }
     let text = format!("no RAM disk: {wrong}; the job works on disk");
-    if daemon.config().scheduler.simulate.is_none()
+    if context.config().scheduler.simulate.is_none()
         && let Err(error) = manager.set_comment(job.id.job, &text).await
     {
         tracing::debug!(job = %job.id, %error, "can't tell its user");
     }
-    Ok(Asked::new(None, "/".into()))
+    Ok(ScriptRequest::new(None, "/".into()))
 }
 
-async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError> {
-    let aside = daemon.brain().store.is_set_aside(job.id);
+async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmError> {
+    let aside = context.journal.read(|reader| reader.is_set_aside(job.id));
     // What can't be told is looked at again: a job that is set aside must not get a second RAM disk.
     if aside.map_err(|error| WlmError::Unavailable { message: error.to_string() })? {
         return Ok(Script::Wrong("what the scheduler's journal has of it is not understood".into()));
     }
     // Slurm keeps the script with the first component of a heterogeneous job; the others have the comments of their part.
-    let script = match daemon.workload_manager.script(job.component_of.unwrap_or(job.id.job)).await {
+    let script = match context.workload_manager.script(job.component_of.unwrap_or(job.id.job)).await {
         Ok(script) => script,
         Err(WlmError::NoScript(_)) => return Ok(Script::AsksForNothing),
         Err(error) => return Err(error),
@@ -488,7 +362,7 @@ async fn read(daemon: &Arc<Daemon>, job: &QueuedJob) -> Result<Script, WlmError>
             return Ok(Script::Wrong(errors.join("; ")));
         }
     };
-    let work_dir = daemon.workload_manager.work_dir(job.id.job).await?;
+    let work_dir = context.workload_manager.work_dir(job.id.job).await?;
     Ok(match absolute(request, &work_dir) {
         Ok(request) => Script::Asks(request, work_dir),
         Err(why) => Script::Wrong(why),
@@ -539,43 +413,13 @@ async fn map_nodes(command: &[String], job: &QueuedJob) -> Result<Vec<NodeName>,
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::samples::queued;
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
     fn of(path: &[u8], work_dir: &[u8]) -> Result<PathBuf, String> {
         let request = Request { data_in: vec![OsStr::from_bytes(path).into()], ..Request::default() };
         absolute(request, Path::new(OsStr::from_bytes(work_dir))).map(|mut request| request.data_in.remove(0))
-    }
-
-    #[tokio::test]
-    async fn many_who_ask_for_what_is_not_there_share_a_look_a_second() {
-        let queue = Arc::new(Queue::new());
-        let looks = Arc::new(Mutex::new(0));
-        let (looked_at, counted) = (Arc::clone(&queue), Arc::clone(&looks));
-        let looking = tokio::spawn(async move {
-            loop {
-                looked_at.wanted.notified().await;
-                looked_at.begin_a_look().await;
-                *counted.lock().unwrap() += 1;
-                looked_at.sight.send_replace(Sight { taken: now(), ..Sight::default() });
-            }
-        });
-        let begin = Instant::now();
-        let mut asking = JoinSet::new();
-        for _ in 0..20 {
-            let queue = Arc::clone(&queue);
-            asking.spawn(async move {
-                while begin.elapsed() < Duration::from_millis(2500) {
-                    let called = now();
-                    assert!(queue.after(called).await.taken >= called);
-                }
-            });
-        }
-        asking.join_all().await;
-        looking.abort();
-        // The first at once; one more, when all have asked for the last time.
-        let (looks, seconds) = (*looks.lock().unwrap(), begin.elapsed().as_secs());
-        assert!((2..=seconds + 2).contains(&looks), "{looks} looks in {seconds} s");
     }
 
     #[tokio::test]
@@ -594,27 +438,11 @@ mod tests {
         }
         let late =
             read_several(vec![(0, job(0))], Duration::ZERO, |_| std::future::pending::<Result<(), _>>());
-        assert!(matches!(late.await[..], [(0, _, Err(WlmError::Unavailable { .. }))]));
+        assert!(matches!(late.await[..], [(0, _, Err(Unread::Later))]));
     }
 
     fn job(number: u32) -> QueuedJob {
-        QueuedJob {
-            id: number.to_string().parse().unwrap(),
-            owner: ondeck_core::Owner { uid: 1000, gid: 1000 },
-            account: String::new(),
-            standing: Standing::Next,
-            reason: String::new(),
-            node_count: 1,
-            nodes: Vec::new(),
-            start: None,
-            submitted: 0,
-            priority: 1,
-            qos: String::new(),
-            held_for_input: false,
-            dependent: false,
-            depends_on: Vec::new(),
-            component_of: None,
-        }
+        queued(number.to_string().parse().unwrap())
     }
 
     #[test]

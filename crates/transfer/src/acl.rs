@@ -202,10 +202,10 @@ fn parse(entry: &str) -> Option<Result<Entry, String>> {
 
 /// Asks `getent(1)`, as [`crate::credentials`] does, and remembers the answer: the same few names come again and again.
 fn look_up(database: &'static str, name: &str) -> Option<u32> {
-    type Known = HashMap<(&'static str, String), Option<u32>>;
+    type IdCache = HashMap<(&'static str, String), Option<u32>>;
     /// Beyond this many names an archive only wants to fill our memory.
     const MOST: usize = 10_000;
-    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<IdCache>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let known = known.get_or_insert_default();
     if let Some(id) = known.get(&(database, name.to_owned())) {

@@ -12,11 +12,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use crate::Ownership;
 use crate::acl;
 use crate::dir::OPEN_DIRECTORY;
 use crate::error::{During, Fault};
 use crate::merge::{Changes, MergePolicy};
+
+/// Whose the copies are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ownership {
+    /// The source's owner and group, as far as the caller may give files away.
+    #[default]
+    Preserve,
+    /// What the target directory gives to new files: a set-gid directory hands down its group, a default ACL its
+    /// entries. A file that replaces another keeps that one's group where possible. What is thereby somebody else's, or of
+    /// another group, is not set-uid, or set-gid: else whoever runs the copy would be the one who copied it.
+    Inherit,
+}
 
 pub(crate) const ACL_ACCESS: &CStr = c"system.posix_acl_access";
 pub(crate) const ACL_DEFAULT: &CStr = c"system.posix_acl_default";
@@ -174,7 +185,7 @@ pub(crate) fn apply(
     if mode & SET_ID != 0 && !is_directory(want) {
         // Its group may have been changed since it was made.
         let now = fs::fstat(fd).during("reading its attributes")?;
-        mode &= !Kept::between(want, &now).unsafe_bits();
+        mode &= !KeptOwnership::between(want, &now).unsafe_bits();
     }
     must_chmod |= have.st_mode & 0o7777 != mode;
     let mut lost = None;
@@ -203,7 +214,7 @@ pub(crate) fn apply_at(
 ) -> Result<(), Fault> {
     let have = fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).during("reading its attributes")?;
     let mut mode = want.st_mode & 0o7777;
-    let mut kept = Kept::between(want, &have);
+    let mut kept = KeptOwnership::between(want, &have);
     if ownership == Ownership::Preserve && !(kept.user && kept.group) {
         let set = |uid, gid| fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
         kept = chown(want, &have, privilege, set)?;
@@ -252,7 +263,7 @@ pub(crate) fn change(
             let kept = chown(&want, have, privilege, |uid, gid| fs::fchown(fd, uid, gid));
             let kept = kept.unwrap_or_else(|fault| {
                 lost = Some(fault);
-                Kept { user: false, group: false }
+                KeptOwnership { user: false, group: false }
             });
             mode = mode.map(|mode| mode & !kept.unsafe_bits());
         }
@@ -363,15 +374,15 @@ fn note_lost(xattr: &Xattr, error: Errno, privilege: &Privilege, lost: &mut Opti
 const SET_ID: u32 = 0o6000;
 
 /// What of the ownership could be given to the copy.
-pub(crate) struct Kept {
+pub(crate) struct KeptOwnership {
     pub user: bool,
     pub group: bool,
 }
 
-impl Kept {
+impl KeptOwnership {
     /// What a copy has of its source's.
-    pub fn between(source: &Stat, copy: &Stat) -> Kept {
-        Kept { user: source.st_uid == copy.st_uid, group: source.st_gid == copy.st_gid }
+    pub fn between(source: &Stat, copy: &Stat) -> KeptOwnership {
+        KeptOwnership { user: source.st_uid == copy.st_uid, group: source.st_gid == copy.st_gid }
     }
 
     /// A set-id bit must not lend the copier's identity to whoever runs the copy.
@@ -385,11 +396,11 @@ fn chown(
     have: &Stat,
     privilege: &Privilege,
     set: impl Fn(Option<Uid>, Option<Gid>) -> Result<(), Errno>,
-) -> Result<Kept, Fault> {
+) -> Result<KeptOwnership, Fault> {
     let (uid, gid) = (Uid::from_raw(want.st_uid), Gid::from_raw(want.st_gid));
     if privilege.root {
         return match set(Some(uid), Some(gid)) {
-            Ok(()) => Ok(Kept { user: true, group: true }),
+            Ok(()) => Ok(KeptOwnership { user: true, group: true }),
             Err(error) => Err(Fault::new("setting its owner", error)),
         };
     }
@@ -401,7 +412,7 @@ fn chown(
             Err(Errno::PERM | Errno::INVAL) => false,
             Err(error) => return Err(Fault::new("setting its group", error)),
         };
-    let kept = Kept { user: have.st_uid == want.st_uid, group };
+    let kept = KeptOwnership { user: have.st_uid == want.st_uid, group };
     if !(kept.user && kept.group) {
         privilege.ownership_kept.fetch_add(1, Relaxed);
     }

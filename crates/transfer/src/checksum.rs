@@ -66,9 +66,9 @@ impl Checksum {
 
 /// A checksum in the making.
 pub enum Hasher {
-    /// XXH3-128.
+    /// Of XXH3-128, which is fast and no protection against forgery.
     Xxh3(Box<XxHash3_128>),
-    /// BLAKE3.
+    /// Of BLAKE3, a cryptographic hash.
     Blake3(Box<blake3::Hasher>),
     /// Nothing is computed.
     None,

@@ -16,14 +16,13 @@ use rustix::io::Errno;
 
 use crate::acl;
 use crate::attributes::{
-    ACL_ACCESS, ACL_DEFAULT, Kept, Privilege, Xattr, is_directory, is_regular, is_symlink, read_xattrs,
-    read_xattrs_at,
+    ACL_ACCESS, ACL_DEFAULT, KeptOwnership, Privilege, Xattr, is_directory, is_regular, is_symlink,
+    read_xattrs, read_xattrs_at,
 };
 use crate::dir::{self, DirFds, DirNode, FdBudget, Kind, NewDir, OPEN_DIRECTORY, is_partial_name};
 use crate::error::{During, EntryError, Fault};
-use crate::file::newer;
 use crate::progress::{Event, Monitor};
-use crate::queue::{Done, Queue};
+use crate::work_stack::{Done, WorkStack};
 use crate::{Options, manifest};
 
 const ACTION: &str = "comparing it with its source";
@@ -53,14 +52,14 @@ pub(crate) struct Comparison<'a> {
     user: u32,
     groups: Vec<u32>,
     budget: FdBudget,
-    queue: Queue<Task>,
+    stack: WorkStack<CompareItem>,
     matching: AtomicU64,
     differing: AtomicU64,
     changed: AtomicU64,
 }
 
 /// A directory that is to be entered, or the root.
-enum Task {
+enum CompareItem {
     List(Arc<DirNode>),
     Enter { parent: Arc<DirNode>, name: CString },
 }
@@ -96,7 +95,7 @@ impl<'a> Comparison<'a> {
             user: rustix::process::geteuid().as_raw(),
             groups,
             budget: FdBudget::of_this_process(),
-            queue: Queue::new(),
+            stack: WorkStack::new(),
             matching: AtomicU64::new(0),
             differing: AtomicU64::new(0),
             changed: AtomicU64::new(0),
@@ -106,7 +105,7 @@ impl<'a> Comparison<'a> {
     /// Compares the directories of a copy, and all they hold, with so many threads.
     pub fn trees(self, source: BorrowedFd<'_>, target: BorrowedFd<'_>, threads: usize) -> Compared {
         match self.roots(source, target) {
-            Ok(root) => self.queue.push([Task::List(root)]),
+            Ok(root) => self.stack.push([CompareItem::List(root)]),
             Err(fault) => self.differs(Vec::new(), fault),
         }
         std::thread::scope(|scope| {
@@ -177,14 +176,14 @@ impl<'a> Comparison<'a> {
     }
 
     fn work(&self) {
-        while let Some(task) = self.queue.pop() {
-            let _done = Done(&self.queue);
+        while let Some(item) = self.stack.pop() {
+            let _done = Done(&self.stack);
             if self.monitor.progress.is_cancelled() {
                 continue;
             }
-            let listed = match task {
-                Task::List(node) => self.list(&node).map_err(|fault| (node.path(), fault)),
-                Task::Enter { parent, name } => self
+            let listed = match item {
+                CompareItem::List(node) => self.list(&node).map_err(|fault| (node.path(), fault)),
+                CompareItem::Enter { parent, name } => self
                     .enter(&parent, &name)
                     .and_then(|node| self.list(&node))
                     .map_err(|fault| (dir::join(&parent.path(), name.to_bytes()), fault)),
@@ -228,7 +227,7 @@ impl<'a> Comparison<'a> {
                 break;
             }
             if self.pair(dir::join(&path, bytes), &Pair { source, target, name, target_name: name }) {
-                self.queue.push([Task::Enter { parent: node.clone(), name: name.to_owned() }]);
+                self.stack.push([CompareItem::Enter { parent: node.clone(), name: name.to_owned() }]);
             }
         }
         Ok(())
@@ -329,7 +328,7 @@ impl<'a> Comparison<'a> {
             let number = |stat: &Stat| format!("{}:{}", fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
             differ("device number", number(target), number(source));
         }
-        let kept = Kept::between(source, target);
+        let kept = KeptOwnership::between(source, target);
         // Only root can give files away, and others only to their own groups.
         if !kept.user && (self.root || source.st_uid == self.user) {
             differ("owner", target.st_uid.to_string(), source.st_uid.to_string());
@@ -395,6 +394,12 @@ fn link_difference(pair: &Pair<'_>) -> Result<Option<String>, Fault> {
     Ok((ours != theirs).then(|| {
         format!("it points to {}, the source's to {}", theirs.to_string_lossy(), ours.to_string_lossy())
     }))
+}
+
+pub(crate) fn newer(source: &Stat, target: &Stat) -> bool {
+    crate::manifest::mtime(source) > crate::manifest::mtime(target)
+        || (crate::manifest::mtime(source) == crate::manifest::mtime(target)
+            && source.st_size != target.st_size)
 }
 
 /// Whether a time is the wanted one, as far as a filesystem keeps fractions of seconds.

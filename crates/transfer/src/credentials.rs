@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct User {
     /// The login name.
     pub name: String,
-    /// User id.
+    /// The user whose rights count.
     pub uid: u32,
     /// Primary group id.
     pub gid: u32,
@@ -22,6 +22,7 @@ pub struct User {
 
 /// Why a user could not be looked up or become.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum CredentialError {
     /// The name service does not know the user.
     #[error("there is no user `{name}` on this machine{}{detail}", if .detail.is_empty() { "" } else { ": " })]
@@ -36,7 +37,6 @@ pub enum CredentialError {
     Refused {
         /// The user asked for.
         uid: u32,
-        /// Why.
         source: io::Error,
     },
 }

@@ -73,7 +73,7 @@ pub(crate) struct DirNode {
     pub entered: Option<Stat>,
     renamed: AtomicBool,
     fds: Mutex<Option<Arc<DirFds>>>,
-    /// Tasks below this directory that are not done; whoever ends the last one completes the directory.
+    /// Items below this directory that are not done; whoever ends the last one completes the directory.
     pub pending: AtomicUsize,
     /// The source could not be read to its end, so nothing may be taken for missing.
     pub incomplete: AtomicBool,
@@ -98,7 +98,7 @@ pub(crate) struct NewDir {
 }
 
 impl DirNode {
-    /// A node whose own reading counts as one pending task.
+    /// A node whose own reading counts as one pending item.
     pub fn new(new: NewDir, budget: &FdBudget) -> Arc<DirNode> {
         let node = Arc::new(DirNode {
             parent: new.parent,

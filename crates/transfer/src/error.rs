@@ -11,13 +11,13 @@ use crate::whereabouts::Whereabouts;
 
 /// The copy as a whole could not begin or could not go on.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum StageError {
     /// The source can't be opened.
     #[error("can't read the source {}: {source}", .path.display())]
     Source {
         /// The source as the caller named it.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The target can't be opened or made.
@@ -25,7 +25,6 @@ pub enum StageError {
     Target {
         /// The target as the caller named it.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// Source and target don't fit together.
@@ -33,31 +32,17 @@ pub enum StageError {
     Mismatch(String),
     /// Another process is copying into the same target.
     #[error("another copy into {} is running; wait for it or end it", .path.display())]
-    Busy {
-        /// The target.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// The manifest can't be read or written.
     #[error("can't use the manifest {}: {source}; name another with --manifest", .path.display())]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Manifest { path: PathBuf, source: io::Error },
     /// The target filesystem did not confirm that it holds the data.
     #[error("the target filesystem of {} failed to sync: {source}; the copy is not safe on disk, run it again", .path.display())]
-    Sync {
-        /// The target.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Sync { path: PathBuf, source: io::Error },
     /// The target was renamed, removed or hidden while it was copied to.
     #[error("the target {} is not where it was: {now}; nothing says that the copy can be found. Put it back, or run the same \
              command again", .path.display())]
     Moved {
-        /// The target.
         path: PathBuf,
         /// What became of it.
         now: Whereabouts,

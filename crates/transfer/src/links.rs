@@ -12,14 +12,14 @@ use rustix::fs::Stat;
 use crate::dir::DirNode;
 
 /// Another name of an inode that is being copied.
-pub(crate) struct Waiting {
+pub(crate) struct ParkedName {
     pub node: Arc<DirNode>,
     pub name: CString,
 }
 
 enum State {
     /// The first name is being copied; these come after it.
-    Copying(Vec<Waiting>),
+    Copying(Vec<ParkedName>),
     /// The first name is in place.
     Done { node: Arc<DirNode>, name: CString },
 }
@@ -58,7 +58,7 @@ impl Links {
         };
         match &mut inode.state {
             State::Copying(waiting) => {
-                waiting.push(Waiting { node: node.clone(), name: name.to_owned() });
+                waiting.push(ParkedName { node: node.clone(), name: name.to_owned() });
                 Role::Parked
             }
             State::Done { node, name } => {
@@ -73,7 +73,7 @@ impl Links {
     }
 
     /// The first name is in place under `target_name`; the parked names come back to be linked.
-    pub fn placed(&self, stat: &Stat, node: &Arc<DirNode>, target_name: &std::ffi::CStr) -> Vec<Waiting> {
+    pub fn placed(&self, stat: &Stat, node: &Arc<DirNode>, target_name: &std::ffi::CStr) -> Vec<ParkedName> {
         match self.lock().get_mut(&(stat.st_dev, stat.st_ino)) {
             Some(inode) => {
                 let done = State::Done { node: node.clone(), name: target_name.to_owned() };
@@ -87,7 +87,7 @@ impl Links {
     }
 
     /// The first name could not be copied; the parked names come back, and one of them will be the first.
-    pub fn failed(&self, stat: &Stat) -> Vec<Waiting> {
+    pub fn failed(&self, stat: &Stat) -> Vec<ParkedName> {
         match self.lock().remove(&(stat.st_dev, stat.st_ino)) {
             Some(Inode { state: State::Copying(waiting), .. }) => waiting,
             _ => Vec::new(),

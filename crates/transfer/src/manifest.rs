@@ -41,7 +41,7 @@ const HEADER: &[u8] = b"# ondeck manifest 1\n";
 
 /// One entry of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct ManifestEntry {
     /// The type, as in the format's description.
     pub kind: u8,
     /// Which checksum, and its value.
@@ -59,9 +59,9 @@ pub struct Record {
     pub inode: Option<(u64, u64)>,
 }
 
-impl Record {
+impl ManifestEntry {
     pub(crate) fn new(kind: u8, checksum: Checksum, digest: Digest, source: &Stat, path: Vec<u8>) -> Self {
-        Record {
+        ManifestEntry {
             kind,
             checksum: (!digest.as_bytes().is_empty()).then_some((checksum, digest)),
             size: if matches!(kind, b'f' | b'h') { source.st_size as u64 } else { 0 },
@@ -72,14 +72,14 @@ impl Record {
         }
     }
 
-    /// Whether the source is still in the state that this record describes.
+    /// Whether the source is still in the state that this entry describes.
     pub(crate) fn describes(&self, source: &Stat) -> bool {
         self.size == source.st_size as u64
             && self.mtime == mtime(source)
             && self.ctime == ({ source.st_ctime }, source.st_ctime_nsec as u32)
     }
 
-    /// Appends the line for this record.
+    /// Appends the line for this entry.
     pub fn write_to(&self, line: &mut Vec<u8>) {
         line.push(self.kind);
         line.push(b'\t');
@@ -109,7 +109,7 @@ impl Record {
     }
 
     /// Parses a line without its newline.
-    pub fn parse(line: &[u8]) -> Option<Record> {
+    pub fn parse(line: &[u8]) -> Option<ManifestEntry> {
         let mut fields = line.splitn(7, |b| *b == b'\t');
         let mut field = || fields.next();
         let kind = match field()? {
@@ -139,7 +139,7 @@ impl Record {
                 Some((device.parse().ok()?, inode.parse().ok()?))
             }
         };
-        Some(Record { kind, checksum, size, mtime, ctime, path, inode })
+        Some(ManifestEntry { kind, checksum, size, mtime, ctime, path, inode })
     }
 }
 
@@ -192,18 +192,18 @@ pub fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// Reads the records of a manifest, in the order in which they were written; the last one for a path counts.
+/// Reads the entries of a manifest, in the order in which they were written; the last one for a path counts.
 ///
 /// # Errors
 /// If the file can't be read or is not a manifest.
-pub fn read(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Record>>> {
+pub fn read(path: &Path) -> io::Result<impl Iterator<Item = io::Result<ManifestEntry>>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut header = vec![0; HEADER.len()];
     if reader.read_exact(&mut header).is_err() || header != HEADER {
         return Err(not_a_manifest());
     }
     Ok(reader.split(b'\n').filter_map(|line| match line {
-        Ok(line) => Record::parse(&line).map(Ok),
+        Ok(line) => ManifestEntry::parse(&line).map(Ok),
         Err(error) => Some(Err(error)),
     }))
 }
@@ -241,8 +241,8 @@ impl Previous {
                     [b'R', b'\t', id @ ..] => same_boot = id == boot.as_bytes(),
                     b"S" => index.append(&mut unsynced),
                     _ => {
-                        if let Some(record) = Record::parse(line) {
-                            let (high, low) = path_hash(&record.path);
+                        if let Some(entry) = ManifestEntry::parse(line) {
+                            let (high, low) = path_hash(&entry.path);
                             let list = if same_boot { &mut index } else { &mut unsynced };
                             list.push((high, low, offset));
                         }
@@ -270,8 +270,8 @@ impl Previous {
         self.index.binary_search_by(|entry| (entry.0, entry.1).cmp(&(high, low))).ok()
     }
 
-    /// The record of a path, if there is one.
-    pub fn find(&self, path: &[u8]) -> Option<Record> {
+    /// The entry of a path, if there is one.
+    pub fn find(&self, path: &[u8]) -> Option<ManifestEntry> {
         let offset = self.index[self.position(path)?].2;
         let mut line = vec![0; 512];
         let mut filled = 0;
@@ -280,7 +280,7 @@ impl Previous {
             filled += read;
             if let Some(end) = line[..filled].iter().position(|b| *b == b'\n') {
                 // Compared in full: a hash alone must not decide what is not copied.
-                return Record::parse(&line[..end]).filter(|record| record.path == path);
+                return ManifestEntry::parse(&line[..end]).filter(|entry| entry.path == path);
             }
             if read == 0 {
                 return None;
@@ -316,7 +316,7 @@ pub(crate) struct Manifest {
     previous: Option<Previous>,
     /// Where this run's lines begin.
     start: u64,
-    /// A line could not be written; the copy is complete but its record is not.
+    /// A line could not be written; the copy is complete but its entry is not.
     failed: AtomicBool,
 }
 
@@ -335,7 +335,7 @@ impl From<io::Error> for OpenError {
 impl Manifest {
     /// Opens or makes the manifest of the copy from `source` to `target`, and locks it against another copy.
     ///
-    /// A manifest of another source or target is replaced: its records say nothing about this one.
+    /// A manifest of another source or target is replaced: its entries say nothing about this one.
     pub fn open(path: &Path, source: &Path, target: &Path) -> Result<Manifest, OpenError> {
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -399,7 +399,7 @@ impl Manifest {
 
     /// Takes back what is recorded of a path.
     pub fn disown(&self, path: &[u8]) {
-        let record = Record {
+        let entry = ManifestEntry {
             kind: b'x',
             checksum: None,
             size: 0,
@@ -409,7 +409,7 @@ impl Manifest {
             inode: None,
         };
         let mut line = Vec::new();
-        record.write_to(&mut line);
+        entry.write_to(&mut line);
         // An entry that is not synced counts within this boot only; one that is taken back must stay so.
         line.extend_from_slice(b"S\n");
         self.append(&line);
@@ -458,8 +458,8 @@ impl Manifest {
                 || line.starts_with(b"#")
                 || line
                     .strip_suffix(b"\n")
-                    .and_then(Record::parse)
-                    .is_some_and(|record| previous.is_confirmed_at(&record.path, offset));
+                    .and_then(ManifestEntry::parse)
+                    .is_some_and(|entry| previous.is_confirmed_at(&entry.path, offset));
             if keep {
                 writer.write_all(&line)?;
             }
@@ -490,16 +490,16 @@ impl Lines {
         Lines { buffer: Vec::new(), since: std::time::Instant::now() }
     }
 
-    pub fn push(&mut self, manifest: Option<&Manifest>, record: &Record) {
+    pub fn push(&mut self, manifest: Option<&Manifest>, entry: &ManifestEntry) {
         if let Some(manifest) = manifest {
-            record.write_to(&mut self.buffer);
+            entry.write_to(&mut self.buffer);
             if self.buffer.len() >= Self::MOST_BYTES || self.since.elapsed() >= Self::LONGEST {
                 self.flush(manifest);
             }
         }
     }
 
-    /// Called between tasks.
+    /// Called between items.
     pub fn flush_if_old(&mut self, manifest: Option<&Manifest>) {
         if let Some(manifest) = manifest
             && !self.buffer.is_empty()
@@ -528,8 +528,8 @@ fn boot_id() -> String {
 mod tests {
     use super::*;
 
-    fn record(path: &[u8]) -> Record {
-        Record {
+    fn entry(path: &[u8]) -> ManifestEntry {
+        ManifestEntry {
             kind: b'f',
             checksum: Some((Checksum::Xxh3, Checksum::Xxh3.of(path))),
             size: 7,
@@ -540,9 +540,9 @@ mod tests {
         }
     }
 
-    fn line(record: &Record) -> Vec<u8> {
+    fn line(entry: &ManifestEntry) -> Vec<u8> {
         let mut line = Vec::new();
-        record.write_to(&mut line);
+        entry.write_to(&mut line);
         line
     }
 
@@ -550,13 +550,13 @@ mod tests {
     fn a_record_survives_being_written_whatever_bytes_its_path_holds() {
         for path in [&b"plain"[..], b"tab\there", b"new\nline", b"back\\slash\\x41", b"\xff\xfe", b"\x7f\x01"]
         {
-            let record = record(path);
-            let line = line(&record);
+            let entry = entry(path);
+            let line = line(&entry);
             assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1);
-            assert_eq!(Record::parse(&line[..line.len() - 1]), Some(record.clone()));
+            assert_eq!(ManifestEntry::parse(&line[..line.len() - 1]), Some(entry.clone()));
             // Without the inode, as former versions wrote it.
             let former = &line[..line.iter().rposition(|b| *b == b'\t').unwrap()];
-            assert_eq!(Record::parse(former), Some(Record { inode: None, ..record }));
+            assert_eq!(ManifestEntry::parse(former), Some(ManifestEntry { inode: None, ..entry }));
         }
     }
 
@@ -567,11 +567,11 @@ mod tests {
         let text = [
             HEADER.to_vec(),
             b"# source /s\n# target /t\nR\tother-boot\n".to_vec(),
-            line(&record(b"synced")),
+            line(&entry(b"synced")),
             b"S\n".to_vec(),
-            line(&record(b"unsynced")),
+            line(&entry(b"unsynced")),
             format!("R\t{}\n", boot_id()).into_bytes(),
-            line(&record(b"this-boot")),
+            line(&entry(b"this-boot")),
             b"f\ttorn".to_vec(),
         ];
         std::fs::write(&path, text.concat()).unwrap();
@@ -580,7 +580,7 @@ mod tests {
         assert!(previous.find(b"synced").is_some() && previous.find(b"this-boot").is_some());
         assert!(previous.find(b"unsynced").is_none() && previous.find(b"torn").is_none());
         previous.confirm(b"synced");
-        manifest.append(&line(&record(b"new")));
+        manifest.append(&line(&entry(b"new")));
         manifest.synced(false).unwrap();
         let paths: Vec<_> = read(&path).unwrap().map(|r| r.unwrap().path).collect();
         assert_eq!(paths, [b"synced".to_vec(), b"new".to_vec()]);
@@ -601,7 +601,7 @@ mod tests {
         let path = dir.path().join("m");
         let Ok(first) = Manifest::open(&path, Path::new("/s"), Path::new("/t")) else { panic!() };
         assert!(matches!(Manifest::open(&path, Path::new("/s"), Path::new("/t")), Err(OpenError::Busy)));
-        first.append(&line(&record(b"x")));
+        first.append(&line(&entry(b"x")));
         drop(first);
         let Ok(second) = Manifest::open(&path, Path::new("/s"), Path::new("/other")) else { panic!() };
         assert!(second.previous().is_none());

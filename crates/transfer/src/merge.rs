@@ -12,10 +12,10 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{Stat, Timespec};
 
 /// An entry of the source, and what the target has under its name.
-pub struct Place<'a> {
+pub struct EntryContext<'a> {
     /// The path of its directory relative to the root; empty for the root.
     pub parent: &'a [u8],
-    /// Its name.
+    /// Its name in that directory.
     pub name: &'a CStr,
     /// Its directory in the source.
     pub source_dir: BorrowedFd<'a>,
@@ -25,7 +25,7 @@ pub struct Place<'a> {
     pub target: Option<&'a Stat>,
 }
 
-impl Place<'_> {
+impl EntryContext<'_> {
     /// The path relative to the root.
     pub fn path(&self) -> Vec<u8> {
         crate::dir::join(self.parent, self.name.to_bytes())
@@ -34,7 +34,7 @@ impl Place<'_> {
 
 /// What to do with an entry that is not a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum EntryAction {
     /// Copy it, over what is there.
     Copy,
     /// Leave the target as it is.
@@ -52,7 +52,7 @@ pub enum DirectoryAction {
     Refuse(&'static str),
     /// Leave the directory and all it holds out of the copy.
     Skip,
-    /// Merge it.
+    /// Merge it with the target's, entry by entry.
     Merge {
         /// Whether entries that only the target has may be removed ([`MergePolicy::may_delete`] decides on each).
         delete: bool,
@@ -108,7 +108,7 @@ impl Changes {
 /// A caller's say in a copy. Called from several workers at once.
 pub trait MergePolicy: Sync {
     /// What to do with an entry that is not a directory.
-    fn entry(&self, place: &Place<'_>) -> Action;
+    fn entry(&self, entry: &EntryContext<'_>) -> EntryAction;
 
     /// What to do with a directory, given by its open source and what the target has.
     fn directory(&self, path: &[u8], source: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction;

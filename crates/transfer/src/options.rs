@@ -7,19 +7,8 @@ use std::sync::Arc;
 
 use ondeck_core::Rate;
 
+use crate::attributes::Ownership;
 use crate::{Checksum, Exclude};
-
-/// Whose the copies are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ownership {
-    /// The source's owner and group, as far as the caller may give files away.
-    #[default]
-    Preserve,
-    /// What the target directory gives to new files: a set-gid directory hands down its group, a default ACL its
-    /// entries. A file that replaces another keeps that one's group where possible. What is thereby somebody else's, or of
-    /// another group, is not set-uid, or set-gid: else whoever runs the copy would be the one who copied it.
-    Inherit,
-}
 
 /// How to copy. [`Options::default`] keeps everything, checks with XXH3 and syncs.
 #[derive(Clone, Debug)]
@@ -54,7 +43,7 @@ pub struct Options {
     /// ([`crate::Event::LeftBehind`]).
     pub leave_others: bool,
     /// Of a regular file keep the permission bits alone: no owner, times, extended attributes or ACLs. For comparisons with
-    /// tools that keep no more; such a copy can't be resumed.
+    /// tools that keep no more: such a copy can't be resumed, and the mask of an ACL becomes what the group may do.
     pub modes_only: bool,
     /// Decide by checksums, not by times, what was copied before: what a program writes to RAM through a mapping need
     /// not change a file's times.

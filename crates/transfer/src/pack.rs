@@ -64,21 +64,23 @@
 //! # Layout
 //!
 //! - `header`, `sparse`: one member; `index`: where the members are
-//! - `write`, `large`, `output`: the packer
-//! - `stream`: reading at any place; `place`: directories of the target; `restore`: one entry; `unpack`, `sequential`:
+//! - `write`, `output`: the packer; `trust`: how far an archive is believed by the unpacker
+//! - `stream`: reading at any place; `directories`: those of the target; `restore`: one entry; `unpack`, `sequential`:
 //!   with the index, and without
 
+mod directories;
 mod header;
 mod index;
-mod large;
 mod output;
-mod place;
 mod restore;
 mod sequential;
 mod sparse;
 mod stream;
+mod trust;
 mod unpack;
 mod write;
+
+pub use self::index::Member;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -94,12 +96,11 @@ use ondeck_core::PackFormat;
 use rustix::fs::{self, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-pub use self::index::Member;
-
-use self::index::Found;
-use self::place::Places;
-use self::restore::{Restorer, Trust};
+use self::directories::TargetDirectories;
+use self::index::IndexLookup;
+use self::restore::Restorer;
 use self::stream::{Source, Stream};
+use self::trust::Trust;
 use self::unpack::{Selection, Unpacker};
 use crate::Options;
 use crate::attributes::Xattr;
@@ -192,7 +193,7 @@ fn workers(threads: usize) -> usize {
 /// What was packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackSummary {
-    /// Regular files.
+    /// Regular files, without the further names of hard links.
     pub files: u64,
     /// Directories, the root included.
     pub directories: u64,
@@ -259,23 +260,14 @@ pub struct UnpackSummary {
 
 /// Packing or unpacking as a whole could not begin or could not go on.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum PackError {
     /// The tree to be packed can't be opened.
     #[error("can't read the source {}: {source}", .path.display())]
-    Source {
-        /// The tree.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Source { path: PathBuf, source: io::Error },
     /// The archive can't be written. Nothing is left of it.
     #[error("can't write the archive {}: {source}", .path.display())]
-    Write {
-        /// The archive.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// Another process is writing the same archive, or into the same target.
     #[error("another process is writing {}; wait for it or end it", .path.display())]
     Busy {
@@ -284,22 +276,13 @@ pub enum PackError {
     },
     /// The archive can't be opened or read.
     #[error("can't read the archive {}: {source}", .path.display())]
-    Read {
-        /// The archive.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file is something else.
     #[error("{} is neither a tar archive nor one compressed with Zstandard", .path.display())]
-    NotAnArchive {
-        /// The file.
-        path: PathBuf,
-    },
+    NotAnArchive { path: PathBuf },
     /// The archive's end is missing. What came before was unpacked.
     #[error("the archive {} ends too early, at byte {at} of its tar stream; what follows is lost", .path.display())]
     Truncated {
-        /// The archive.
         path: PathBuf,
         /// How far its stream could be read.
         at: u64,
@@ -307,7 +290,6 @@ pub enum PackError {
     /// The archive holds something that can't be. What came before was unpacked.
     #[error("the archive {} is damaged near byte {at} of its tar stream: {why}; what follows is lost", .path.display())]
     Damaged {
-        /// The archive.
         path: PathBuf,
         /// How far its stream could be read.
         at: u64,
@@ -316,18 +298,12 @@ pub enum PackError {
     },
     /// A path to be unpacked can't be one of an archive.
     #[error("{}: {why}", .path.display())]
-    Selection {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    Selection { path: PathBuf, why: String },
     /// The target can't be opened or made.
     #[error("can't write to the target {}: {source}", .path.display())]
     Target {
         /// The target as the caller named it.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The filesystem did not confirm that it holds the data.
@@ -335,7 +311,6 @@ pub enum PackError {
     Sync {
         /// The archive or the target.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// It was told to stop.
@@ -391,7 +366,7 @@ pub fn list(archive: BorrowedFd<'_>) -> Result<Listing, PackError> {
     let opened = open_archive(archive, &path)?;
     let read_error = |source: io::Error| PackError::Read { path: path.clone(), source };
     let members = match &opened.found {
-        Found::Index(index) => Members::Indexed(index.members(&opened.source).map_err(read_error)?),
+        IndexLookup::Index(index) => Members::Indexed(index.members(&opened.source).map_err(read_error)?),
         _ => {
             let reader = sequential::Reader::new(&opened.source, path.clone(), None)?;
             Members::Sequential(sequential::Members::new(reader)?)
@@ -478,21 +453,22 @@ fn unpack_into(
     let _lock = Lock::on(target)?;
     let trust = if options.same_permissions { Trust::Full } else { Trust::Umask(options.umask) };
     let restorer = Restorer::new(target, state != IndexState::Used, trust, monitor);
-    let mut places = Places::new(target, made, options.umask, trust);
+    let mut directories = TargetDirectories::new(target, made, options.umask, trust);
     let read = match opened.found {
-        Found::Index(mut index) => {
+        IndexLookup::Index(mut index) => {
             let stream = Stream { source: opened.source.clone(), frames: index.frames.take() };
             let unpacker = Unpacker { restorer: &restorer, stream, threads: workers(options.threads) };
-            unpacker.run(&index, &opened.source, &mut selection, &mut places, &read_error)
+            unpacker.run(&index, &opened.source, &mut selection, &mut directories, &read_error)
         }
         _ => sequential::Reader::new(&opened.source, path.clone(), Some(monitor.progress))
-            .and_then(|reader| sequential::unpack(reader, &restorer, &mut selection, &mut places)),
+            .and_then(|reader| sequential::unpack(reader, &restorer, &mut selection, &mut directories)),
     };
     if monitor.progress.is_cancelled() {
-        places.abandon();
+        directories.abandon();
         return Err(PackError::Interrupted);
     }
-    let directories = places.complete(&restorer.privilege, &mut |path, fault| restorer.report(path, fault));
+    let directories =
+        directories.complete(&restorer.privilege, &mut |path, fault| restorer.report(path, fault));
     read?;
     for path in selection.missed() {
         restorer.report(&path, Fault::message("unpacking it", "the archive has no such path"));
@@ -538,8 +514,10 @@ pub fn unpack_path(
         Err(error) => return Err(target_error(error)),
     };
     let opened = open_directory(target).map_err(target_error)?;
-    let made =
-        is_new.then(|| place::plain_mode(opened.as_fd(), options.umask)).transpose().map_err(target_error)?;
+    let made = is_new
+        .then(|| directories::plain_mode(opened.as_fd(), options.umask))
+        .transpose()
+        .map_err(target_error)?;
     let unpacked = unpack_into(archive.as_fd(), opened.as_fd(), made, options, monitor);
     let failed = unpacked.as_ref().map_or(true, |summary| summary.errors > 0);
     if is_new && failed {
@@ -550,30 +528,30 @@ pub fn unpack_path(
 }
 
 /// An archive and what is known of its index.
-struct Opened {
+struct OpenArchive {
     source: Arc<Source>,
-    found: Found,
+    found: IndexLookup,
 }
 
-impl Opened {
+impl OpenArchive {
     fn state(&self) -> IndexState {
         match self.found {
-            Found::Index(_) => IndexState::Used,
-            Found::Nothing => IndexState::None,
-            Found::Damaged => IndexState::Damaged,
+            IndexLookup::Index(_) => IndexState::Used,
+            IndexLookup::Nothing => IndexState::None,
+            IndexLookup::Damaged => IndexState::Damaged,
         }
     }
 }
 
-fn open_archive(archive: BorrowedFd<'_>, path: &Path) -> Result<Opened, PackError> {
+fn open_archive(archive: BorrowedFd<'_>, path: &Path) -> Result<OpenArchive, PackError> {
     let read_error = |source: io::Error| PackError::Read { path: path.to_owned(), source };
     let source = Source::new(archive).map_err(read_error)?;
     let found = match index::find(&source).map_err(read_error)? {
         // The index speaks of another archive than the one it is behind.
-        Found::Index(index) if index.frames.is_some() != source.compressed => Found::Damaged,
+        IndexLookup::Index(index) if index.frames.is_some() != source.compressed => IndexLookup::Damaged,
         found => found,
     };
-    Ok(Opened { source, found })
+    Ok(OpenArchive { source, found })
 }
 
 /// Keeps a second unpacker out of the same target. Filesystems without locks are used without.

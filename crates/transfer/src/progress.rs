@@ -27,7 +27,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// All zero.
+    /// Counters that have counted nothing.
     pub const fn new() -> Self {
         Progress {
             entries_found: AtomicU64::new(0),
@@ -69,6 +69,7 @@ impl Progress {
 
 /// Something that happened to one entry.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum Event<'a> {
     /// An entry could not be copied.
     Failed(&'a EntryError),
@@ -88,7 +89,6 @@ pub enum Event<'a> {
     /// An entry of the source was left behind: another user owns it, and the caller can't read it
     /// ([`crate::Options::leave_others`]).
     LeftBehind {
-        /// Its path.
         path: &'a [u8],
         /// The uid of its owner.
         owner: u32,
@@ -97,7 +97,7 @@ pub enum Event<'a> {
 
 /// How a copy is watched.
 pub struct Monitor<'a> {
-    /// The counters.
+    /// Counts as the copy goes on, and can cancel it.
     pub progress: &'a Progress,
     /// Called for every event, from any worker.
     pub event: &'a (dyn Fn(Event<'_>) + Sync),

@@ -27,7 +27,7 @@ pub struct Visit<'a> {
     pub dir: BorrowedFd<'a>,
     /// Its name in that directory.
     pub name: &'a std::ffi::CStr,
-    /// Its attributes.
+    /// Its attributes, of a symlink itself.
     pub stat: &'a Stat,
 }
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::checksum::{CHUNK, CHUNKED_ABOVE, Checksum, Digest};
 use crate::dir::OPEN_DIRECTORY;
 use crate::error::{During, EntryError, Fault};
-use crate::manifest::{self, Record};
+use crate::manifest::{self, ManifestEntry};
 use crate::progress::{Event, Monitor};
 
 /// What reading back found.
@@ -23,7 +23,7 @@ pub struct Verified {
     pub matching: u64,
     /// Entries that differ, in content or attributes, are missing or can't be read; each was reported as an event.
     pub failed: u64,
-    /// Bytes read.
+    /// Bytes that were read and hashed.
     pub bytes: u64,
     /// Entries of all kinds whose attributes are the source's.
     pub compared: u64,
@@ -44,7 +44,7 @@ pub fn verify(
     threads: usize,
     monitor: &Monitor<'_>,
 ) -> io::Result<Verified> {
-    let records = Mutex::new(manifest::read(manifest)?);
+    let entries = Mutex::new(manifest::read(manifest)?);
     let (matching, failed, bytes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let broken: Mutex<Option<io::Error>> = Mutex::new(None);
     std::thread::scope(|scope| {
@@ -52,28 +52,28 @@ pub fn verify(
             scope.spawn(|| {
                 let mut buffer = vec![0; 1 << 20];
                 loop {
-                    let next = records.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
-                    let record = match next {
+                    let next = entries.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+                    let entry = match next {
                         None => break,
-                        Some(Ok(record)) => record,
+                        Some(Ok(entry)) => entry,
                         Some(Err(error)) => {
                             *broken.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
                             break;
                         }
                     };
-                    if !matches!(record.kind, b'f' | b'h') || monitor.progress.is_cancelled() {
+                    if !matches!(entry.kind, b'f' | b'h') || monitor.progress.is_cancelled() {
                         continue;
                     }
-                    match check(target, &record, &mut buffer) {
+                    match check(target, &entry, &mut buffer) {
                         Ok(()) => {
                             matching.fetch_add(1, Relaxed);
-                            bytes.fetch_add(record.size, Relaxed);
+                            bytes.fetch_add(entry.size, Relaxed);
                         }
                         Err(fault) => {
                             failed.fetch_add(1, Relaxed);
                             monitor.progress.errors.fetch_add(1, Relaxed);
                             let error =
-                                EntryError { path: record.path, action: fault.action, source: fault.source };
+                                EntryError { path: entry.path, action: fault.action, source: fault.source };
                             (monitor.event)(Event::Failed(&error));
                         }
                     }
@@ -92,18 +92,18 @@ pub fn verify(
     }
 }
 
-fn check(target: BorrowedFd<'_>, record: &Record, buffer: &mut [u8]) -> Result<(), Fault> {
+fn check(target: BorrowedFd<'_>, entry: &ManifestEntry, buffer: &mut [u8]) -> Result<(), Fault> {
     const ACTION: &str = "reading it back";
-    let file = open_beneath(target, &record.path).during(ACTION)?;
+    let file = open_beneath(target, &entry.path).during(ACTION)?;
     let size = fs::fstat(&file).during(ACTION)?.st_size as u64;
-    if record.kind == b'h' {
+    if entry.kind == b'h' {
         return Ok(()); // its data was compared under its first name
     }
-    if size != record.size {
-        let why = format!("it has {size} bytes, the manifest says {}", record.size);
+    if size != entry.size {
+        let why = format!("it has {size} bytes, the manifest says {}", entry.size);
         return Err(Fault::message("comparing with the manifest", &why));
     }
-    let Some((checksum, expected)) = record.checksum else { return Ok(()) };
+    let Some((checksum, expected)) = entry.checksum else { return Ok(()) };
     // Only clean pages are dropped, which after a sync is all of them.
     let _ = fs::fadvise(&file, 0, None, Advice::DontNeed);
     let digest = digest_of(file.as_fd(), size, checksum, buffer).during(ACTION)?;

@@ -57,7 +57,7 @@ proptest! {
     #[test]
     fn a_random_tree_keeps_every_attribute_from_disk_to_ram_and_back(tree in trees::tree()) {
         if !trees::is_root() {
-            // Other users can't make trees of all owners and modes.
+            ondeck_skip::skipped("making trees of all owners and modes needs root");
             return Ok(());
         }
         let (ram, disk) = (ram(), disk());
@@ -89,6 +89,7 @@ proptest! {
     #[test]
     fn a_copy_over_an_older_tree_with_delete_makes_it_equal(old in trees::tree(), new in trees::tree()) {
         if !trees::is_root() {
+            ondeck_skip::skipped("making trees of all owners and modes needs root");
             return Ok(());
         }
         let ram = ram();
@@ -294,7 +295,7 @@ fn a_copy_is_never_more_readable_than_its_source_even_for_a_moment() {
 #[test]
 fn a_copy_that_loses_its_acl_gives_the_group_no_more_than_the_source_does() {
     if !trees::is_root() {
-        return eprintln!("not run: mounting a filesystem without ACLs needs root");
+        return ondeck_skip::skipped("mounting a filesystem without ACLs needs root");
     }
     let ram = ram();
     let (source, target) = (ram.path().join("s"), ram.path().join("t"));
@@ -417,7 +418,7 @@ fn a_file_that_changes_while_it_is_copied_is_reported_and_not_left_half_done() {
     assert_eq!(names, ["quiet"]);
 }
 
-/// Random sizes around what one call of the kernel takes, and what one buffer holds.
+/// Sizes around what one call of the kernel takes, and what one buffer holds.
 #[test]
 fn without_a_checksum_every_byte_of_small_files_arrives_too() {
     let (ram, disk) = (ram(), disk());
@@ -608,7 +609,7 @@ fn a_second_copy_into_the_same_directory_is_refused_while_the_first_runs() {
 #[test]
 fn a_target_that_is_full_is_told_by_path_and_nothing_half_done_is_left() {
     if !trees::is_root() {
-        return eprintln!("not run: mounting a small tmpfs needs root");
+        return ondeck_skip::skipped("mounting a small tmpfs needs root");
     }
     let ram = ram();
     let (source, target) = (ram.path().join("s"), ram.path().join("t"));
@@ -806,7 +807,7 @@ fn as_somebody(question: impl FnOnce() -> bool) -> bool {
 #[test]
 fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
     if !trees::is_root() {
-        return eprintln!("not run: becoming another user needs root");
+        return ondeck_skip::skipped("becoming another user needs root");
     }
     let shared = ram();
     fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -834,7 +835,7 @@ fn an_ordinary_user_gets_a_copy_of_their_own_and_is_told_so() {
 #[test]
 fn a_copy_that_is_somebody_elses_lends_nobody_its_owner_or_group() {
     if !trees::is_root() {
-        return eprintln!("not run: files of other owners need root");
+        return ondeck_skip::skipped("files of other owners need root");
     }
     const THEIRS: u32 = 20_002;
     const TEAM: u32 = 4711;
@@ -907,7 +908,7 @@ fn a_copy_that_is_somebody_elses_lends_nobody_its_owner_or_group() {
 #[test]
 fn what_others_have_closed_is_left_behind_and_named() {
     if !trees::is_root() {
-        return eprintln!("not run: becoming another user needs root");
+        return ondeck_skip::skipped("becoming another user needs root");
     }
     const OURS: u32 = 20_001;
     const THEIRS: u32 = 20_002;

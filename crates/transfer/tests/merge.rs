@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use ondeck_transfer::merge::{Action, Changes, DirectoryAction, MergePolicy, Merged, Place};
+use ondeck_transfer::merge::{Changes, DirectoryAction, EntryAction, EntryContext, MergePolicy, Merged};
 use ondeck_transfer::{Monitor, Options, Progress, Roots, TargetRoot, stage_roots};
 use rustix::fs::{Stat, Timespec};
 
@@ -37,18 +37,18 @@ impl Rival {
 }
 
 impl MergePolicy for Rival {
-    fn entry(&self, place: &Place<'_>) -> Action {
-        let path = place.path();
-        let name = place.name.to_bytes();
+    fn entry(&self, entry: &EntryContext<'_>) -> EntryAction {
+        let path = entry.path();
+        let name = entry.name.to_bytes();
         if path.contains(&b'/') {
-            return Action::Copy;
+            return EntryAction::Copy;
         }
-        let replaced = place.target.is_some_and(|target| target.st_size as usize == "older".len());
-        if place.target.is_none() || replaced {
+        let replaced = entry.target.is_some_and(|target| target.st_size as usize == "older".len());
+        if entry.target.is_none() || replaced {
             self.writes(Path::new(std::ffi::OsStr::from_bytes(&path)));
-            return Action::Copy;
+            return EntryAction::Copy;
         }
-        Action::Beside(CString::new([name, b".ours"].concat()).unwrap())
+        EntryAction::Beside(CString::new([name, b".ours"].concat()).unwrap())
     }
 
     fn directory(&self, path: &[u8], _: BorrowedFd<'_>, target: Option<&Stat>) -> DirectoryAction {
@@ -123,8 +123,8 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
 struct Careful;
 
 impl MergePolicy for Careful {
-    fn entry(&self, place: &Place<'_>) -> Action {
-        if place.name.to_bytes() == b"skipped" { Action::Skip } else { Action::Copy }
+    fn entry(&self, entry: &EntryContext<'_>) -> EntryAction {
+        if entry.name.to_bytes() == b"skipped" { EntryAction::Skip } else { EntryAction::Copy }
     }
 
     fn directory(&self, _: &[u8], _: BorrowedFd<'_>, _: Option<&Stat>) -> DirectoryAction {
@@ -179,8 +179,8 @@ fn nothing_that_a_killed_copy_left_unfinished_is_shown_with_the_directory() {
 struct Changing;
 
 impl MergePolicy for Changing {
-    fn entry(&self, _: &Place<'_>) -> Action {
-        Action::Copy
+    fn entry(&self, _: &EntryContext<'_>) -> EntryAction {
+        EntryAction::Copy
     }
 
     fn directory(&self, _: &[u8], _: BorrowedFd<'_>, _: Option<&Stat>) -> DirectoryAction {

@@ -1021,7 +1021,6 @@ fn open_descriptors_serve_as_well_as_paths() {
     assert!(!partial.exists());
 }
 
-/// Octal permissions.
 fn mode(path: &Path) -> String {
     format!("{:o}", fs::symlink_metadata(path).unwrap().mode() & 0o7777)
 }

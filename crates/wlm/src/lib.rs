@@ -15,9 +15,9 @@
 //! - [`hostlist`]: `c[1-3]` to names
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::path::PathBuf;
 
+use async_trait::async_trait;
 use ondeck_core::{JobId, NodeName, QueuedJob};
 
 mod error;
@@ -53,6 +53,8 @@ pub struct Queue {
     pub jobs: Vec<QueuedJob>,
     /// Which of them are elements of an array.
     pub elements: BTreeMap<JobId, Element>,
+    /// Elements of arrays that wait for other jobs and share one record as yet: one for all of them, with the array's number.
+    pub dependent_rests: Vec<QueuedJob>,
     /// Elements of arrays that are held until their input is there, and share one record as yet.
     pub held_arrays: Vec<HeldArray>,
 }
@@ -60,7 +62,7 @@ pub struct Queue {
 /// An element of an array of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// The array.
+    /// The number by which all elements of the array are reached.
     pub array: JobId,
     /// Its number there.
     pub task: u32,
@@ -69,7 +71,7 @@ pub struct Element {
 /// The rest of an array of jobs, held until its input is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldArray {
-    /// The array.
+    /// The number by which all elements of the array are reached.
     pub array: JobId,
     /// The first of its elements that has no record of its own.
     pub next: u32,
@@ -81,29 +83,30 @@ pub struct HeldArray {
 /// [`WlmError::Malformed`] if its answer is not understood. Those that name a job fail with [`WlmError::NoSuchJob`] if
 /// it is not known, and those that change it with [`WlmError::Refused`] if that can't be done, for instance because
 /// the job has ended.
+#[async_trait]
 pub trait WorkloadManager: Send + Sync {
     /// The nodes that jobs can run on, but those that the workload manager itself takes for down or switched off.
-    fn nodes(&self) -> impl Future<Output = Result<Vec<NodeName>, WlmError>> + Send;
+    async fn nodes(&self) -> Result<Vec<NodeName>, WlmError>;
 
     /// Every job of every user: pending, running, ending, and those that ended a short while ago.
     ///
     /// Elements of an array that share one record are not among its jobs.
-    fn queue(&self) -> impl Future<Output = Result<Queue, WlmError>> + Send;
+    async fn queue(&self) -> Result<Queue, WlmError>;
 
     /// Gives the next element of a held array a record, and so a number, of its own. It stays held.
-    fn split(&self, held: HeldArray) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn split(&self, held: HeldArray) -> Result<(), WlmError>;
 
     /// The batch script of a job, byte by byte.
     ///
     /// # Errors
     /// [`WlmError::NoScript`] if it has none and never will.
-    fn script(&self, job: JobId) -> impl Future<Output = Result<Vec<u8>, WlmError>> + Send;
+    async fn script(&self, job: JobId) -> Result<Vec<u8>, WlmError>;
 
     /// The directory that a job starts in.
-    fn work_dir(&self, job: JobId) -> impl Future<Output = Result<PathBuf, WlmError>> + Send;
+    async fn work_dir(&self, job: JobId) -> Result<PathBuf, WlmError>;
 
     /// What is known of a job beyond its place in the queue.
-    fn details(&self, job: JobId) -> impl Future<Output = Result<JobDetails, WlmError>> + Send;
+    async fn details(&self, job: JobId) -> Result<JobDetails, WlmError>;
 
     /// Writes a line where the job's user sees it, in place of the last one. Control characters become blanks, and
     /// what is longer than 500 characters is cut. The mark [`HELD_FOR_INPUT`] stands in the same place: a line for a job
@@ -111,38 +114,38 @@ pub trait WorkloadManager: Send + Sync {
     ///
     /// # Errors
     /// [`WlmError::Refused`] if the job has ended and is in no accounts.
-    fn set_comment(&self, job: JobId, text: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn set_comment(&self, job: JobId, text: &str) -> Result<(), WlmError>;
 
     /// Keeps a pending job from starting until it is released; its user can't release it. Does nothing to a job that
     /// runs.
-    fn hold(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn hold(&self, job: JobId) -> Result<(), WlmError>;
 
     /// The same, and writes a line where the job's user sees it, as [`WorkloadManager::set_comment`] does, both or none: a
     /// mark in the line tells whose hold it is, also if nobody lives to remember it.
-    fn hold_saying(&self, job: JobId, text: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn hold_saying(&self, job: JobId, text: &str) -> Result<(), WlmError>;
 
     /// Ends any hold: this one's, its user's and an administrator's. The priority is computed anew.
-    fn release(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn release(&self, job: JobId) -> Result<(), WlmError>;
 
     /// Gives a job a priority that stays as it is until [`WorkloadManager::reset_priority`]. Greater is sooner.
     ///
     /// # Errors
     /// [`WlmError::Refused`] for zero, which would be a hold.
-    fn set_priority(&self, job: JobId, priority: u32) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn set_priority(&self, job: JobId, priority: u32) -> Result<(), WlmError>;
 
     /// Has the priority of a job computed anew, and from now on again and again. It ends a hold, so it is for jobs that
     /// are not held.
-    fn reset_priority(&self, job: JobId) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn reset_priority(&self, job: JobId) -> Result<(), WlmError>;
 
     /// Gives a job another quality of service.
-    fn set_qos(&self, job: JobId, qos: &str) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn set_qos(&self, job: JobId, qos: &str) -> Result<(), WlmError>;
 
     /// What the cluster is called whose jobs it has.
-    fn cluster(&self) -> impl Future<Output = Result<String, WlmError>> + Send;
+    async fn cluster(&self) -> Result<String, WlmError>;
 
     /// Whether it answers.
     ///
     /// # Errors
     /// [`WlmError::Unavailable`] if it does not.
-    fn ping(&self) -> impl Future<Output = Result<(), WlmError>> + Send;
+    async fn ping(&self) -> Result<(), WlmError>;
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use ondeck_core::{JobId, NodeName};
 
 use crate::{Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
@@ -46,12 +47,32 @@ pub struct Slurm {
     separator: String,
     /// The elements of arrays, when the queue was last looked at.
     elements: Arc<Mutex<BTreeMap<JobId, Element>>>,
+    observer: Option<Observer>,
+}
+
+/// What is told of each command that has ended: which, how long it took, and whether it answered.
+type Observe = dyn Fn(&str, Duration, bool) + Send + Sync;
+
+#[derive(Clone)]
+struct Observer(Arc<Observe>);
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl Slurm {
     /// Slurm as `settings` say; nothing is asked of it yet.
     pub fn new(settings: SlurmSettings) -> Slurm {
-        Slurm { settings, separator: record::separator(), elements: Arc::default() }
+        Slurm { settings, separator: record::separator(), elements: Arc::default(), observer: None }
+    }
+
+    /// The same, which tells of every command when it has ended: which, how long it took, and whether it answered. What is
+    /// told must not block.
+    #[must_use]
+    pub fn with_observer(self, observer: impl Fn(&str, Duration, bool) + Send + Sync + 'static) -> Slurm {
+        Slurm { observer: Some(Observer(Arc::new(observer))), ..self }
     }
 
     /// The nodes that Slurm has, whatever their state.
@@ -103,6 +124,7 @@ impl Slurm {
     }
 }
 
+#[async_trait]
 impl WorkloadManager for Slurm {
     /// One squeue, with a format: of all commands only its `-O` gives the scheduled nodes, the restart count and the
     /// submitter's numbers at once, in fields of any length (`squeue --json` lacks the scheduled nodes, `squeue -o`

@@ -65,7 +65,7 @@ fn submit_as(offset: u32, scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
         command.spawn().ok()
     };
     let Some(mut child) = LUA.iter().find_map(spawn) else {
-        eprintln!("skipped: there is no Lua interpreter; install lua5.3");
+        ondeck_skip::skipped("there is no Lua interpreter; install lua5.3");
         return None;
     };
     let mut input = child.stdin.take().unwrap();

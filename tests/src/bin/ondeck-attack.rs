@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// Attacks a daemon from inside a host, for the conformance suite.
 #[derive(Parser)]
-enum Action {
+enum AttackCommand {
     /// Hold connections that say nothing, and make those that are closed anew, until it is killed. Prints `ready` once all
     /// have been tried.
     Crowd {
@@ -60,9 +60,9 @@ enum How {
 }
 
 fn main() -> ExitCode {
-    let done = match Action::parse() {
-        Action::Crowd { daemon, from, each } => crowd(daemon, &from, each),
-        Action::PassOff { listen, daemon, how } => pass_off(listen, daemon, &how),
+    let done = match AttackCommand::parse() {
+        AttackCommand::Crowd { daemon, from, each } => crowd(daemon, &from, each),
+        AttackCommand::PassOff { listen, daemon, how } => pass_off(listen, daemon, &how),
     };
     let Err(error) = done;
     eprintln!("ondeck-attack: {error:#}");

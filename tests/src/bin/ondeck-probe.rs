@@ -21,13 +21,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
-use ondeck_agent::fleet::{Fleet, NodeFault, Plan, Size};
 use ondeck_api::envelope;
 use ondeck_api::munge::Munge;
-use ondeck_api::wire::{Authority, Cover, Step, StepDone, StepRequest};
+use ondeck_api::wire::{Authority, Overmount, Step, StepDone, StepRequest};
 use ondeck_api::{Client, Config, Endpoint};
 use ondeck_core::allocation::JobTag;
 use ondeck_core::{Bytes, EngineKind, Layout, NodeName, Owner};
+use ondeck_fleet::{Fleet, NodeFault, Plan, Size};
 use ondeck_ramdisk::Secret;
 use ondeck_testbed::mute;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, XattrFlags};
@@ -42,11 +42,11 @@ struct Arguments {
     #[arg(long, global = true)]
     authority: Option<String>,
     #[command(subcommand)]
-    action: Action,
+    action: ProbeCommand,
 }
 
 #[derive(Subcommand)]
-enum Action {
+enum ProbeCommand {
     /// Try on a directory what programs expect of a filesystem; prints what does not hold.
     Posix {
         /// An empty directory of the caller's.
@@ -192,27 +192,27 @@ fn main() -> ExitCode {
     let Arguments { authority, action } = Arguments::parse();
     let authority = authority.as_deref();
     let done = match action {
-        Action::Posix { directory, size, without } => posix(&directory, size, &without),
-        Action::Call { agent, to, munge, method, path, body, credential } => {
+        ProbeCommand::Posix { directory, size, without } => posix(&directory, size, &without),
+        ProbeCommand::Call { agent, to, munge, method, path, body, credential } => {
             call(&agent, &to, &munge, &method, &path, body.as_deref(), credential, authority)
         }
-        Action::Cover { config, layout, secret, nodes, covers } => {
+        ProbeCommand::Cover { config, layout, secret, nodes, covers } => {
             cover(&config, authority, &layout, &secret, &nodes, &covers)
         }
-        Action::Uncover { config, layout, nodes, force, leave } => {
+        ProbeCommand::Uncover { config, layout, nodes, force, leave } => {
             uncover(&config, authority, &layout, &nodes, force, leave)
         }
-        Action::Steps { config, layout, secret, node, seconds, lease_ms, steps } => {
+        ProbeCommand::Steps { config, layout, secret, node, seconds, lease_ms, steps } => {
             take_steps(&config, &layout, &secret, &node, Duration::from_secs(seconds), lease_ms, &steps)
         }
-        Action::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
-        Action::Exchange { one, other } => exchange_names(&one, &other),
-        Action::Steal => steal(),
-        Action::Mute { directory, source, uid, allow_other, names } => {
+        ProbeCommand::Build { config, engine, nodes, job } => build(&config, authority, &engine, nodes, &job),
+        ProbeCommand::Exchange { one, other } => exchange_names(&one, &other),
+        ProbeCommand::Steal => steal(),
+        ProbeCommand::Mute { directory, source, uid, allow_other, names } => {
             mute::serve(&directory, &source, uid, allow_other, names).map(|()| ExitCode::SUCCESS)
         }
-        Action::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
-        Action::Stick { file } => mute::stick(&file).map(|never| match never {}),
+        ProbeCommand::HideEnvironment { file } => mute::hide_environment(&file).map(|()| ExitCode::SUCCESS),
+        ProbeCommand::Stick { file } => mute::stick(&file).map(|never| match never {}),
     };
     match done {
         Ok(code) => code,
@@ -294,10 +294,16 @@ fn cover(
     covers: &str,
 ) -> Result<ExitCode> {
     let (fleet, layout, secret) = (fleet(config, authority)?, read_layout(layout)?, read_secret(secret)?);
-    let covers: Vec<Cover> = serde_json::from_str(covers)?;
+    let overmounts: Vec<Overmount> = serde_json::from_str(covers)?;
     let began = Instant::now();
-    let done =
-        runtime()?.block_on(fleet.cover(&layout, &secret, &covers, nodes, began + FLEET_DEADLINE, || true));
+    let done = runtime()?.block_on(fleet.overmount(
+        &layout,
+        &secret,
+        &overmounts,
+        nodes,
+        began + FLEET_DEADLINE,
+        || true,
+    ));
     Ok(tell(began, &done.err().map(|not| not.faults).unwrap_or_default()))
 }
 
@@ -312,7 +318,7 @@ fn uncover(
     let (fleet, id) = (fleet(config, authority)?, read_layout(layout)?.id);
     let began = Instant::now();
     let until = began + FLEET_DEADLINE;
-    let mut faults = runtime()?.block_on(fleet.uncover(&id, nodes, force, until));
+    let mut faults = runtime()?.block_on(fleet.remove_overmounts(&id, nodes, force, until));
     if faults.is_empty() && leave {
         faults = runtime()?.block_on(fleet.leave(&id, nodes, until));
     }

@@ -10,10 +10,11 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::{KEEPER, Slurm, USER, directory_in, listens, read};
+use super::{KEEPER, Slurm, USER, listens, read};
 use crate::bed::Testbed;
 use crate::host::Host;
 use crate::inside::in_path;
+use crate::plan::slurm_directory_in;
 use crate::users::{self, make_directory};
 
 /// The name under which the database is kept among the daemons.
@@ -63,7 +64,7 @@ pub(super) fn start(slurm: &Slurm, bed: &Testbed, work: &Path) -> Result<()> {
     make_directory(&temporary, uid, gid, 0o755)?;
     start_database(slurm, &host, &data, &socket, &temporary)?;
 
-    let conf = directory_in(bed.dir()).join("slurmdbd.conf");
+    let conf = slurm_directory_in(bed.dir()).join("slurmdbd.conf");
     let text = format!(
         "DbdHost={controller}\nDbdPort={KEEPER_PORT}\nSlurmUser={USER}\nAuthType=auth/munge\n\
          AuthInfo=socket={munge}\nStorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser={USER}\n\

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ondeck_testbed::wait_until;
 
+use crate::isolation::fill;
 use crate::site::{self, Case, DEADLINE, Setup, Site, TMPFS};
-use crate::walls::fill;
 
 crate::for_engines! {
     tmpfs = TMPFS: [
@@ -127,7 +127,7 @@ impl Cgroup {
             Ok(cgroup)
         });
         made.inspect_err(|error| {
-            eprintln!("skipped: no memory cgroup of version 1 can be made here: {error}")
+            ondeck_skip::skipped(format_args!("no memory cgroup of version 1 can be made here: {error}"))
         })
         .ok()
     }

@@ -78,7 +78,7 @@ impl Cluster {
         let ran = self.site.ramdisk(&words);
         let built: Value = serde_json::from_str(&ran.assert_success().stdout).unwrap();
         fs::write(self.file(name, "layout"), built["layout"].to_string()).unwrap();
-        fs::copy(self.site.place("n1", name).join("secret"), self.file(name, "secret")).unwrap();
+        fs::copy(self.site.runtime_dir("n1", name).join("secret"), self.file(name, "secret")).unwrap();
     }
 
     fn file(&self, name: &str, kind: &str) -> PathBuf {
@@ -121,7 +121,7 @@ impl Cluster {
     /// Does something with the owner's directory of a RAM disk, as staging does, through a client on n1.
     fn in_data<T>(&self, name: &str, action: impl FnOnce(&Path) -> T) -> T {
         self.steps(name, "n1", &[json!("mount")]).assert_success();
-        action(&self.site.place("n1", name).join("client/data"))
+        action(&self.site.runtime_dir("n1", name).join("client/data"))
     }
 
     /// Makes a directory of the RAM disk with a file in it.
@@ -221,7 +221,7 @@ fn a_job_reads_and_writes_ram_where_it_always_did(case: &Case) {
         assert_eq!(cluster.reads(node, &path.join("file")), "disk");
         assert!(cluster.shown(node).is_empty());
         if case.engine != "tmpfs" {
-            assert!(!cluster.site.place(node, "job").exists());
+            assert!(!cluster.site.runtime_dir(node, "job").exists());
         }
     }
     // What the job wrote is in the RAM disk.
@@ -673,7 +673,7 @@ fn all_nodes_are_covered_or_none() {
         for node in nodes {
             assert!(cluster.shown(node).is_empty(), "{node}");
             assert!(cluster.site.processes(node, "glusterfs").is_empty(), "{node}");
-            assert!(!cluster.site.place(node, "job").exists(), "{node}");
+            assert!(!cluster.site.runtime_dir(node, "job").exists(), "{node}");
             assert_eq!(cluster.reads(node, &path.join("file")), "disk");
         }
     };

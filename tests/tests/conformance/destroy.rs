@@ -135,7 +135,7 @@ fn a_dead_agent_is_named_and_its_successor_destroys(case: &Case) {
     site.ramdisk(&["destroy", "alone"]).assert_code(1).assert_says(node);
     // What the others can do is done.
     if case.servers.len() > 1 {
-        assert!(!site.place(case.servers[0], "alone").exists());
+        assert!(!site.runtime_dir(case.servers[0], "alone").exists());
     }
     site.start_agent(node);
     destroy_in_time(&site, "alone", "an agent was dead");

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use ondeck_testbed::{Daemon, Host, wait_until};
 
+use crate::isolation::call;
 use crate::site::{self, DEADLINE, OWNER, PORT, STRANGER, Site};
-use crate::walls::call;
 
 /// Starts an attack on a host, as its user, and waits until it is under way.
 fn attack(site: &Site, host: &Host, name: &str, arguments: &[&str]) -> Daemon {

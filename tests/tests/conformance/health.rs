@@ -288,8 +288,8 @@ fn an_agent_that_can_not_read_what_it_kept_does_not_start_and_harms_nothing() {
         all.retain(|process| process.command_line.get(1).is_none_or(|word| word != "agent"));
         all.into_iter().map(|process| process.pid).collect()
     };
-    let (before, place) = (running(), site.place(host, "kept"));
-    let places = site.places(host);
+    let (before, place) = (running(), site.runtime_dir(host, "kept"));
+    let places = site.runtime_dirs(host);
     let state = places.parent().unwrap();
     site.kill_agent(host);
     // Root may read everything: what makes reading fail is a directory in place of a file, and a file in place of a
@@ -355,7 +355,7 @@ fn an_agent_takes_away_no_ram_disk_whose_record_or_secret_is_gone() {
                 || -> Vec<_> { site.host(host).new_mounts().into_iter().map(|mount| mount.target).collect() };
             let before = (running(), mounted());
             let (place, aside) =
-                (site.place(host, "kept"), site.places(host).parent().unwrap().join("aside"));
+                (site.runtime_dir(host, "kept"), site.runtime_dirs(host).parent().unwrap().join("aside"));
             site.kill_agent(host);
             for missing in ["record.json", "secret"] {
                 fs::rename(place.join(missing), &aside).unwrap();
@@ -366,7 +366,7 @@ fn an_agent_takes_away_no_ram_disk_whose_record_or_secret_is_gone() {
                 fs::rename(&aside, place.join(missing)).unwrap();
             }
             // What had hardly begun when an agent ended is removed still.
-            let begun = site.place(host, "begun");
+            let begun = site.runtime_dir(host, "begun");
             fs::create_dir(&begun).unwrap();
             fs::write(begun.join("secret"), "x").unwrap();
             site.start_agent(host);
@@ -403,10 +403,10 @@ fn an_agent_kills_no_server_of_a_ram_disk_whose_directory_is_gone() {
                 (pids.collect(), mounts.map(|mount| mount.id).collect())
             };
             let before = state();
-            let places = site.places(host);
+            let places = site.runtime_dirs(host);
             let aside = places.parent().unwrap().join("aside");
             site.kill_agent(host);
-            for missing in [places.clone(), site.place(host, "kept")] {
+            for missing in [places.clone(), site.runtime_dir(host, "kept")] {
                 fs::rename(&missing, &aside).unwrap();
                 let said = site.start_agent_in_vain(host);
                 assert!(said.contains("kept@") && said.contains("Put the directory back"), "{said}");
@@ -426,8 +426,8 @@ fn an_agent_kills_no_server_of_a_ram_disk_whose_directory_is_gone() {
         // An administrator can do without its data.
         let host = hosts[0];
         site.kill_agent(host);
-        let aside = site.places(host).parent().unwrap().join("aside");
-        fs::rename(site.places(host), &aside).unwrap();
+        let aside = site.runtime_dirs(host).parent().unwrap().join("aside");
+        fs::rename(site.runtime_dirs(host), &aside).unwrap();
         for process in running(host) {
             signal(&process, Signal::KILL);
         }

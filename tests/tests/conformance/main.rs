@@ -3,7 +3,7 @@
 //!
 //! - [`site`]: the cluster, and the list of engines
 //! - [`data`]: what programs see: POSIX, bytes, other clients' changes
-//! - [`walls`]: who gets at what: isolation, fencing, nothing of an earlier user
+//! - [`isolation`]: who gets at what: fencing, nothing of an earlier user
 //! - [`capacity`]: what is promised can be filled, and nothing else is promised
 //! - [`undo`]: building that fails or is interrupted leaves nothing
 //! - [`covers`]: a RAM disk over the directories of a job
@@ -26,9 +26,9 @@ mod destroy;
 mod doors;
 mod guard;
 mod health;
+mod isolation;
 mod orders;
 mod results;
 mod site;
 mod tasks;
 mod undo;
-mod walls;

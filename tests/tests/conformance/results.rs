@@ -6,8 +6,8 @@ use std::fs;
 use ondeck_testbed::wait_until;
 use serde_json::{Value, json};
 
+use crate::isolation::call;
 use crate::site::{self, Case, DEADLINE, GLUSTER, Site, View};
-use crate::walls::call;
 
 crate::for_engines! {
     tmpfs = TMPFS: [
@@ -114,7 +114,7 @@ fn what_may_hold_results_is_destroyed_by_nothing_but_a_release(case: &Case) {
         let node = case.servers[0];
         site.kill_agent(node);
         if round == 0 {
-            let file = site.place(node, "kept").join("record.json");
+            let file = site.runtime_dir(node, "kept").join("record.json");
             let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
             record["complete"] = false.into();
             record["lease_until_ms"] = 1.into();
@@ -183,7 +183,7 @@ fn lease_of_another_is_over(site: &Site, node: &str, like: &Value) {
             "\"allocate\"",
         ])
         .assert_success();
-    wait_until(DEADLINE, "the lease of another is over", || !site.place(node, "never").exists());
+    wait_until(DEADLINE, "the lease of another is over", || !site.runtime_dir(node, "never").exists());
 }
 
 fn a_job_s_ramdisk_of_the_former_version_may_hold_results(case: &Case) {
@@ -194,7 +194,7 @@ fn a_job_s_ramdisk_of_the_former_version_may_hold_results(case: &Case) {
     for node in case.servers {
         site.kill_agent(node);
         for name in ["job-77-0", "hand"] {
-            let file = site.place(node, name).join("record.json");
+            let file = site.runtime_dir(node, name).join("record.json");
             let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
             record["version"] = 1.into();
             record.as_object_mut().unwrap().remove("guarded").unwrap();

@@ -17,7 +17,6 @@ use crate::binary::ondeck_binary;
 pub const DEADLINE: Duration = Duration::from_secs(20);
 /// The owner of most RAM disks here.
 pub const OWNER: u32 = 20_001;
-/// Another user.
 pub const STRANGER: u32 = 20_002;
 /// The port of the agents.
 pub const PORT: u16 = 7272;
@@ -409,13 +408,13 @@ impl Site {
     }
 
     /// The directory in which the agent of a host keeps its RAM disks, for the test process.
-    pub fn places(&self, host: &str) -> PathBuf {
+    pub fn runtime_dirs(&self, host: &str) -> PathBuf {
         self.host(host).path_from_outside(format!("{STATE}-{host}/ramdisks"))
     }
 
     /// The directory in which the agent of a host keeps a RAM disk, for the test process.
-    pub fn place(&self, host: &str, name: &str) -> PathBuf {
-        self.places(host).join(name)
+    pub fn runtime_dir(&self, host: &str, name: &str) -> PathBuf {
+        self.runtime_dirs(host).join(name)
     }
 
     /// The one process of a program on a host.
@@ -456,7 +455,9 @@ impl Site {
                     .map(|socket| format!("{name}: listening on {socket}")),
             );
             let outside = |path| host.path_from_outside(path);
-            for directory in [self.places(name), outside(self.bed.dir().join("mnt")), outside(self.ssd())] {
+            for directory in
+                [self.runtime_dirs(name), outside(self.bed.dir().join("mnt")), outside(self.ssd())]
+            {
                 let entries = fs::read_dir(directory).into_iter().flatten().flatten();
                 left.extend(entries.map(|entry| format!("{name}: {}", entry.path().display())));
             }

@@ -13,10 +13,10 @@ use ondeck_testbed::{Host, Process, wait_until};
 use serde_json::{Value, json};
 
 use crate::covers::{mute, unmute};
+use crate::isolation::call;
 use crate::site::{
     self, Case, DEADLINE, GLUSTER, OWNER, STRANGER, Setup, Site, TMPFS, View, difference, write_pattern,
 };
-use crate::walls::call;
 
 crate::for_engines! {
     tmpfs = TMPFS: [
@@ -1206,7 +1206,7 @@ fn a_task_sees_no_other_ramdisk(case: &Case) {
         .assert_success();
     let job = Job::new(&site, case, "job", "32MiB", 1);
     make(&job.path("in"));
-    let places = site.places("n1").parent().unwrap().parent().unwrap().to_owned();
+    let places = site.runtime_dirs("n1").parent().unwrap().parent().unwrap().to_owned();
     assert!(places.exists());
     // Even where the same user owns both. Programs of the machine, half a million files on some, are left out.
     let shown: Vec<String> = other.iter().map(View::text).collect();

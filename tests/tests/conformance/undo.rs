@@ -108,11 +108,11 @@ fn a_node_that_stops_answering_during_create_is_named_and_clears_up_itself() {
     let words = ["create", "lost", "--engine", "simulated", "--size", "1MiB", "--nodes", "n1,n2"];
     let mut child =
         site.begin_ramdisk(&[&words[..], &["--simulate", &simulation, "--deadline", "2s"]].concat());
-    wait_until(DEADLINE, "the step hangs", || site.place("n2", "lost").join("record.json").exists());
+    wait_until(DEADLINE, "the step hangs", || site.runtime_dir("n2", "lost").join("record.json").exists());
     site.host("n2").cut();
     assert_eq!(child.wait().unwrap().code(), Some(3));
-    assert!(fs::read_dir(site.places("n1")).unwrap().next().is_none());
-    wait_until(DEADLINE, "the node has cleared up", || !site.place("n2", "lost").exists());
+    assert!(fs::read_dir(site.runtime_dirs("n1")).unwrap().next().is_none());
+    wait_until(DEADLINE, "the node has cleared up", || !site.runtime_dir("n2", "lost").exists());
     site.host("n2").join();
     wait_until(DEADLINE, "the node answers again", || site.ramdisk(&["nodes"]).success());
     site.assert_nothing_is_left();
@@ -125,7 +125,7 @@ fn a_create_that_is_killed_while_it_says_that_all_is_done_leaves_no_part() {
     }
     let site = Site::new();
     let complete = |node: &str| {
-        let record = fs::read(site.place(node, "part").join("record.json")).unwrap_or_default();
+        let record = fs::read(site.runtime_dir(node, "part").join("record.json")).unwrap_or_default();
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
         record["complete"] == true
     };
@@ -134,17 +134,17 @@ fn a_create_that_is_killed_while_it_says_that_all_is_done_leaves_no_part() {
     let more = ["--mount", "n1:/mnt/part", "--simulate", &simulation, "--deadline", "5s"];
     let mut child = site.begin_ramdisk(&[&words[..], &more].concat());
     // From here on there is nothing to do on the second node but to be told that all is done.
-    let mounted = site.place("n1", "part").join("client");
+    let mounted = site.runtime_dir("n1", "part").join("client");
     wait_until(DEADLINE, "the first node mounts it", || mounted.exists());
     site.host("n2").cut();
     wait_until(DEADLINE, "two nodes are told", || complete("n1") && complete("n3"));
     send(&child, Signal::KILL);
     child.wait().unwrap();
-    wait_until(DEADLINE, "the third one has removed its part", || !site.place("n2", "part").exists());
+    wait_until(DEADLINE, "the third one has removed its part", || !site.runtime_dir("n2", "part").exists());
     assert!(complete("n1") && complete("n3"), "who can not be asked has not said that there is nothing");
     site.host("n2").join();
     wait_until(DEADLINE, "the others have removed theirs", || {
-        ["n1", "n3"].iter().all(|node| !site.place(node, "part").exists())
+        ["n1", "n3"].iter().all(|node| !site.runtime_dir(node, "part").exists())
     });
     site.assert_nothing_is_left();
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ondeck_testbed::{Host, User, wait_until};
+use ondeck_testbed::{Host, Signal, User, wait_until};
 
 use crate::cluster::{Cluster, DEADLINE};
 
@@ -152,7 +152,6 @@ impl Cluster {
         }
     }
 
-    /// For people.
     pub fn show(&self, job: u32) -> String {
         self.ondeck(&["job", "show", &job.to_string()]).stdout
     }
@@ -200,4 +199,24 @@ impl Cluster {
             .map(|(host, mount)| format!("{host}: {} ({})", mount.source, mount.kind))
             .collect()
     }
+}
+
+/// Changes a file of the configuration. Gives what it was.
+pub fn change(cluster: &Cluster, file: &str, old: &str, new: &str) -> (PathBuf, String) {
+    let path = cluster.bed.dir().join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(old), "no `{old}` in {text}");
+    fs::write(&path, text.replace(old, new)).unwrap();
+    (path, text)
+}
+
+/// Has a daemon read its configuration again, and waits until it has said something new of it: a line with `says`.
+#[track_caller]
+pub fn reload(cluster: &Cluster, daemon: &str, log: &str, says: &str) {
+    let before = cluster.log_text(log).len();
+    cluster.signal(daemon, Signal::HUP);
+    wait_until(DEADLINE, &format!("{daemon} says `{says}`"), || {
+        assert!(cluster.is_running(daemon), "SIGHUP ended {daemon}");
+        cluster.log_text(log)[before..].contains(says)
+    });
 }

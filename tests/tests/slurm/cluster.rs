@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, LazyLock, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Daemon, Host, Ran, Signal, Slurm, SlurmSetup, Testbed, User, wait_until};
 use serde_json::Value;
@@ -431,20 +431,34 @@ fn is_ours(source: &str, kind: &str) -> bool {
     source.contains("ondeck") || kind.contains("glusterfs") || source.contains("job-")
 }
 
-/// What a directory holds: names with content.
+/// What a directory holds: names with content. While results come home names come and go: then it is read once more.
 pub fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match tree_as_it_is(dir) {
+            Ok(found) => return found,
+            Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound
+                    && dir.is_dir()
+                    && Instant::now() < deadline => {}
+            Err(error) => panic!("{}: {error}", dir.display()),
+        }
+    }
+}
+
+fn tree_as_it_is(dir: &Path) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![dir.to_owned()];
     while let Some(next) = waiting.pop() {
-        for entry in fs::read_dir(&next).unwrap() {
-            let path = entry.unwrap().path();
+        for entry in fs::read_dir(&next)? {
+            let path = entry?.path();
             if path.is_dir() {
                 waiting.push(path);
             } else {
                 let name = path.strip_prefix(dir).unwrap().to_string_lossy().into_owned();
-                found.insert(name, fs::read(&path).unwrap());
+                found.insert(name, fs::read(&path)?);
             }
         }
     }
-    found
+    Ok(found)
 }

@@ -212,6 +212,48 @@ fn a_job_that_depends_on_one_with_results_starts_when_they_are_on_disk() {
 }
 
 #[test]
+fn an_array_that_depends_on_a_job_with_results_starts_when_they_are_on_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::with(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let (from, to) = (format!("DATA_IN={}", output.display()), format!("DATA_OUT={}", output.display()));
+    let value = output.join("value");
+    let write = format!("await go\nhead -c 16777216 /dev/urandom > {}", value.display());
+    let producer = cluster.start_staged(&script(alice, &["NODES=1".into(), to], &write), 1);
+
+    let copies: Vec<_> = (0..3).map(|task| alice.scratch.join(format!("read-{task}"))).collect();
+    let read = format!("cp {} {}/read-$SLURM_ARRAY_TASK_ID", value.display(), alice.scratch.display());
+    let dependency = format!("--dependency=afterok:{producer}");
+    let options = [&*dependency, "--array=0-2", "--nodes=1", "--output=/dev/null"];
+    let array = cluster.slurm.submit(alice, &script(alice, &[from, "WAIT=disk".into()], &read), &options);
+    wait_held_for(&cluster, array, producer);
+    // Of one that needs nothing of it, the elements that share a record are left alone.
+    let plain = cluster.slurm.submit(alice, "#!/bin/sh\n", &options);
+    cluster.slurm.wait_job(plain, "is pending", DEADLINE, |job| job["JobState"] == "PENDING");
+    give(alice, "go");
+    cluster.wait_rsa(producer, "STAGING_OUT");
+    for copy in &copies {
+        wait_until(LONG, "each element has read", || copy.exists());
+    }
+    wait_until(LONG, "all jobs are done", || cluster.status()["jobs"].as_array().unwrap().is_empty());
+    let result = fs::read(&value).unwrap();
+    assert_eq!(result.len(), 16 << 20);
+    for copy in copies {
+        assert!(fs::read(&copy).unwrap() == result, "{}", copy.display());
+    }
+    let log = cluster.log_text("scheduler");
+    assert!(
+        !log.lines().any(|line| line.contains(&format!("job={plain} ")) && line.contains("held until")),
+        "{log}"
+    );
+    cluster.assert_quiet();
+    cluster.assert_clean();
+}
+
+#[test]
 fn a_job_that_depends_on_results_starts_without_them_when_they_are_lost_or_abandoned() {
     if !available() {
         return;

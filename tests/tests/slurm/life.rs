@@ -79,5 +79,29 @@ fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_i
         "INITIAL",
     ];
     assert_eq!(states, wanted);
+    // Each phase was timed once; nobody else's job was there.
+    let figures = cluster.ondeck(&["status", "--metrics"]).stdout;
+    for phase in ["construct", "stage_in", "mount", "unmount", "stage_out", "destroy"] {
+        let line = format!("ondeck_phase_seconds_count{{phase=\"{phase}\",outcome=\"done\"}} 1");
+        assert!(figures.lines().any(|found| found == line), "no `{line}` in\n{figures}");
+    }
+    for some in [
+        "ondeck_hook_seconds_count{hook=\"prolog\",answer=\"mounted\"}",
+        "ondeck_hook_seconds_count{hook=\"epilog\"",
+        "ondeck_command_seconds_count{command=\"squeue\",outcome=\"done\"}",
+        "ondeck_journal_write_seconds_count{outcome=\"done\"}",
+        "ondeck_call_seconds_count{call=\"POST steps\",outcome=\"done\"}",
+    ] {
+        assert!(figures.contains(some), "no `{some}` in\n{figures}");
+    }
+    // Agents name the job as the scheduler does: those of its two RSA nodes, and of its two compute nodes, which Slurm chooses.
+    let agents =
+        ["r", "c"].into_iter().flat_map(|kind| (1..=4).map(move |number| format!("agent-{kind}{number}")));
+    let lines: usize = std::iter::once("scheduler".to_owned())
+        .chain(agents)
+        .map(|log| cluster.log_text(&log))
+        .filter(|log| log.contains(&format!("job={job} ")) || log.contains(&format!("job={job}}}")))
+        .count();
+    assert!(lines >= 5, "the job is named in {lines} logs");
     cluster.assert_clean();
 }

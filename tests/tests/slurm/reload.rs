@@ -3,32 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
-use ondeck_testbed::{Signal, available, wait_until};
+use ondeck_testbed::{available, wait_until};
 
-use crate::aids::{await_file, files, folder, give, script};
+use crate::aids::{await_file, change, files, folder, give, reload, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
-
-/// Changes a file of the configuration. Gives what it was.
-fn change(cluster: &Cluster, file: &str, old: &str, new: &str) -> (PathBuf, String) {
-    let path = cluster.bed.dir().join(file);
-    let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains(old), "no `{old}` in {text}");
-    fs::write(&path, text.replace(old, new)).unwrap();
-    (path, text)
-}
-
-/// Has a daemon read its configuration again, and waits until it has said something new of it: a line with `says`.
-#[track_caller]
-fn reload(cluster: &Cluster, daemon: &str, log: &str, says: &str) {
-    let before = cluster.log_text(log).len();
-    cluster.signal(daemon, Signal::HUP);
-    wait_until(DEADLINE, &format!("{daemon} says `{says}`"), || {
-        assert!(cluster.is_running(daemon), "SIGHUP ended {daemon}");
-        cluster.log_text(log)[before..].contains(says)
-    });
-}
 
 #[test]
 fn a_scheduler_takes_a_changed_configuration_over_and_names_what_needs_a_new_start() {

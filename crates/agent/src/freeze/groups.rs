@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// A group that can be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Group {
-    /// Its directory.
+    /// Its directory in the control group filesystem.
     pub path: PathBuf,
     /// Whether it is one of version 2.
     pub unified: bool,

@@ -4,7 +4,7 @@
 //! whatever the agent does or has become. Until it is told to keep them, it takes away what the agent has mounted
 //! meanwhile, *before* they go on: so the job sees the RAM disk from one moment on, or never.
 //!
-//! One line of JSON each way: [`Order`], then [`Say`] and [`Heard`] in turn.
+//! One line of JSON each way: [`Assignment`], then [`HolderOrder`] and [`HolderAnswer`] in turn.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -35,7 +35,7 @@ const STOPPING: Duration = Duration::from_millis(250);
 
 /// What a holder is told at first.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+struct Assignment {
     groups: Vec<Group>,
     owner: Owner,
 }
@@ -43,8 +43,8 @@ struct Order {
 /// What a holder is told then.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Say {
-    /// Stop them.
+enum HolderOrder {
+    /// Stop all processes of the groups.
     Stop,
     /// A mount of this number and device is about to be there, or is. The number alone may be another's by now.
     Mounts(u64, (u32, u32)),
@@ -57,7 +57,7 @@ enum Say {
 /// What a holder answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Heard {
+enum HolderAnswer {
     /// It is done.
     Done,
     /// They go on, and were stopped for so many milliseconds.
@@ -106,7 +106,7 @@ impl Holder {
             return Err(io::Error::other("it has no pipes"));
         };
         let mut holder = Holder { child, say: Some(say), heard: BufReader::new(heard), stopped: None };
-        holder.send(&Order { groups: groups.to_vec(), owner })?;
+        holder.send(&Assignment { groups: groups.to_vec(), owner })?;
         // It is ready, before anything depends on it.
         holder.hear().map(|_| holder)
     }
@@ -117,18 +117,18 @@ impl Holder {
         self.say.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(&text)
     }
 
-    fn hear(&mut self) -> io::Result<Heard> {
+    fn hear(&mut self) -> io::Result<HolderAnswer> {
         let mut text = String::new();
         if self.heard.read_line(&mut text)? == 0 {
             return Err(io::Error::other("the job was stopped for too long, and goes on"));
         }
         match serde_json::from_str(&text)? {
-            Heard::Failed(why) => Err(io::Error::other(why)),
+            HolderAnswer::Failed(why) => Err(io::Error::other(why)),
             other => Ok(other),
         }
     }
 
-    fn ask(&mut self, what: &Say) -> io::Result<Heard> {
+    fn ask(&mut self, what: &HolderOrder) -> io::Result<HolderAnswer> {
         self.send(what)?;
         self.hear()
     }
@@ -139,7 +139,7 @@ impl Holder {
     /// If they have not; then they go on.
     pub fn stop(&mut self) -> io::Result<()> {
         self.stopped = Some(Instant::now());
-        self.ask(&Say::Stop).map(drop)
+        self.ask(&HolderOrder::Stop).map(drop)
     }
 
     /// Says that a mount of this number and device is about to be there.
@@ -150,7 +150,7 @@ impl Holder {
         if self.stopped.is_none_or(|stopped| stopped.elapsed() > MOUNT) {
             return Err(io::Error::other("the job has been stopped for too long to go on with it"));
         }
-        self.ask(&Say::Mounts(id, device)).map(drop)
+        self.ask(&HolderOrder::Mounts(id, device)).map(drop)
     }
 
     /// Has what was mounted stay.
@@ -158,7 +158,7 @@ impl Holder {
     /// # Errors
     /// If the job goes on already.
     pub fn keep(&mut self) -> io::Result<()> {
-        self.ask(&Say::Keep).map(drop)
+        self.ask(&HolderOrder::Keep).map(drop)
     }
 
     /// Lets the job go on; tells how long it was stopped. What was mounted is gone, unless it was to be kept.
@@ -166,8 +166,8 @@ impl Holder {
     /// # Errors
     /// If it went on by itself before, or something could not be taken away.
     pub fn go_on(mut self) -> io::Result<Duration> {
-        match self.ask(&Say::GoOn)? {
-            Heard::GoOn(milliseconds) => Ok(Duration::from_millis(milliseconds)),
+        match self.ask(&HolderOrder::GoOn)? {
+            HolderAnswer::GoOn(milliseconds) => Ok(Duration::from_millis(milliseconds)),
             _ => Err(io::Error::other("it answers what was not asked")),
         }
     }
@@ -185,7 +185,7 @@ impl Drop for Holder {
 pub fn hold() -> ExitCode {
     let mut input = BufReader::new(io::stdin());
     let mut text = String::new();
-    let order: Order = match input
+    let order: Assignment = match input
         .read_line(&mut text)
         .map_err(serde_json::Error::io)
         .and_then(|_| serde_json::from_str(&text))
@@ -196,7 +196,7 @@ pub fn hold() -> ExitCode {
             return ExitCode::from(exit::USAGE);
         }
     };
-    answer(&Heard::Done);
+    answer(&HolderAnswer::Done);
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in input.lines() {
@@ -212,7 +212,7 @@ pub fn hold() -> ExitCode {
     ExitCode::from(exit::OK)
 }
 
-fn answer(what: &Heard) {
+fn answer(what: &HolderAnswer) {
     if let Ok(mut text) = serde_json::to_vec(what) {
         text.push(b'\n');
         // Nobody may be listening any more.
@@ -222,8 +222,8 @@ fn answer(what: &Heard) {
 }
 
 struct Holding {
-    order: Order,
-    receiver: Receiver<Say>,
+    order: Assignment,
+    receiver: Receiver<HolderOrder>,
     stopped: Option<Instant>,
     mounts: Vec<(u64, (u32, u32))>,
     keep: bool,
@@ -238,28 +238,28 @@ impl Holding {
                 Some(since) => self.receiver.recv_timeout(limit.saturating_sub(since.elapsed())),
             };
             match said {
-                Ok(Say::Stop) => match self.stop() {
-                    Ok(()) => answer(&Heard::Done),
+                Ok(HolderOrder::Stop) => match self.stop() {
+                    Ok(()) => answer(&HolderAnswer::Done),
                     Err(why) => {
                         // What could not be done is said already.
                         let _ = self.go_on();
-                        return answer(&Heard::Failed(why));
+                        return answer(&HolderAnswer::Failed(why));
                     }
                 },
-                Ok(Say::Mounts(id, device)) => {
+                Ok(HolderOrder::Mounts(id, device)) => {
                     self.mounts.push((id, device));
-                    answer(&Heard::Done);
+                    answer(&HolderAnswer::Done);
                 }
-                Ok(Say::Keep) => {
+                Ok(HolderOrder::Keep) => {
                     self.keep = true;
-                    answer(&Heard::Done);
+                    answer(&HolderAnswer::Done);
                 }
-                Ok(Say::GoOn) => {
+                Ok(HolderOrder::GoOn) => {
                     let undone = self.go_on();
                     let for_how_long = self.stopped.map_or(0, |since| since.elapsed().as_millis() as u64);
                     return answer(&match undone {
-                        Ok(()) => Heard::GoOn(for_how_long),
-                        Err(why) => Heard::Failed(why),
+                        Ok(()) => HolderAnswer::GoOn(for_how_long),
+                        Err(why) => HolderAnswer::Failed(why),
                     });
                 }
                 Err(_) => {
@@ -331,7 +331,7 @@ fn undo(ids: &[(u64, (u32, u32))], owner: Owner) -> Result<(), String> {
         let all = mounts::mounted().map_err(|error| error.to_string())?;
         let is_it = |mount: &mounts::Mount| (mount.id, mount.device) == *id;
         let Some(mount) = all.into_iter().find(is_it) else { continue };
-        crate::ramdisk::take_away(&mount, owner).map_err(|error| error.to_string())?;
+        crate::unmount::take_away(&mount, owner).map_err(|error| error.to_string())?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a process holds of directories that are about to be covered: it would go on with what is below.
+//! What a process holds of directories that are about to be mounted over: it would go on with what is below.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,9 +17,9 @@ use super::groups::is_gone;
 /// How long it may take to resolve the path of a socket, while the job is stopped.
 const RESOLVING: Duration = Duration::from_millis(100);
 
-/// A directory that is about to be covered.
+/// A directory that is about to be mounted over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TargetDir {
     /// Its real path.
     pub real: PathBuf,
     /// The device of its files.
@@ -30,16 +30,16 @@ pub struct Place {
     pub inside: PathBuf,
 }
 
-impl Place {
+impl TargetDir {
     /// A directory that is open, at its real path and on a mount.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn of(directory: impl AsFd, real: &Path, mount: &Mount) -> io::Result<Place> {
+    pub fn of(directory: impl AsFd, real: &Path, mount: &Mount) -> io::Result<TargetDir> {
         // By the descriptor: root can't reach every path.
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
         let stat = statx(directory, c"", flags, StatxFlags::TYPE)?;
-        Ok(Place {
+        Ok(TargetDir {
             real: real.to_owned(),
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             filesystem: mount.device,
@@ -58,9 +58,9 @@ fn inside(path: &Path, mount: &Mount) -> PathBuf {
 ///
 /// # Errors
 /// If it can't be told.
-pub fn held(pids: &BTreeSet<i32>, places: &[Place]) -> io::Result<Option<String>> {
-    let places = places.to_vec();
-    for (pid, found) in look_at(pids.iter().copied(), move |pid| held_by(pid, &places))? {
+pub fn held(pids: &BTreeSet<i32>, targets: &[TargetDir]) -> io::Result<Option<String>> {
+    let targets = targets.to_vec();
+    for (pid, found) in look_at(pids.iter().copied(), move |pid| held_by(pid, &targets))? {
         match found.unwrap_or_else(|| Err(no_answer(pid))) {
             Ok(None) => {}
             Ok(Some(what)) => {
@@ -75,16 +75,16 @@ pub fn held(pids: &BTreeSet<i32>, places: &[Place]) -> io::Result<Option<String>
     Ok(None)
 }
 
-fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
+fn held_by(pid: i32, targets: &[TargetDir]) -> io::Result<Option<String>> {
     let mounts = mounted_of(pid)?;
     let is_below = |path: &Path, device: Option<(u32, u32)>, mount: Option<&Mount>| {
-        places.iter().any(|place| {
-            let same = device.is_none_or(|device| device == place.device);
-            path.starts_with(&place.real)
+        targets.iter().any(|target| {
+            let same = device.is_none_or(|device| device == target.device);
+            path.starts_with(&target.real)
                 || match mount {
-                    Some(mount) => same && inside(path, mount).starts_with(&place.inside),
+                    Some(mount) => same && inside(path, mount).starts_with(&target.inside),
                     // What is on a mount that the process does not see may be anywhere.
-                    None => device.is_some_and(|device| device == place.device),
+                    None => device.is_some_and(|device| device == target.device),
                 }
         })
     };
@@ -122,7 +122,7 @@ fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
                 }
             } else if let "anon_inode:inotify" | "anon_inode:[inotify]" | "anon_inode:[fanotify]" = &*text {
                 // What happens in RAM would never be told to it.
-                if watches(&told_of(&link)?, &mounts, places) {
+                if watches(&told_of(&link)?, &mounts, targets) {
                     return Ok(Some("waits for changes (inotify, fanotify) on that filesystem".to_owned()));
                 }
             } else if text == "anon_inode:[io_uring]" {
@@ -164,7 +164,7 @@ fn held_by(pid: i32, places: &[Place]) -> io::Result<Option<String>> {
             return Ok(Some(format!("has a file mapped there: {}", path.display())));
         }
     }
-    bound(&base, &sockets, places)
+    bound(&base, &sockets, targets)
 }
 
 /// Whether a socket holds descriptors that nobody has taken yet, by what the kernel tells of it: they are no process's.
@@ -175,7 +175,7 @@ fn has_descriptors_queued(told: &str) -> bool {
 
 /// Whether inotify or fanotify watches anything of the filesystem of one of the directories, by what the kernel tells of
 /// the descriptor. What can't be told may be there.
-fn watches(told: &str, mounts: &[Mount], places: &[Place]) -> bool {
+fn watches(told: &str, mounts: &[Mount], targets: &[TargetDir]) -> bool {
     told.lines().any(|line| {
         let mut fields = line.split_whitespace();
         if !matches!(fields.next(), Some("inotify" | "fanotify")) {
@@ -193,12 +193,12 @@ fn watches(told: &str, mounts: &[Mount], places: &[Place]) -> bool {
             (None, None) if line.starts_with("fanotify flags:") => return false,
             _ => None,
         };
-        filesystem.is_none_or(|filesystem| places.iter().any(|place| place.filesystem == filesystem))
+        filesystem.is_none_or(|filesystem| targets.iter().any(|target| target.filesystem == filesystem))
     })
 }
 
 /// A Unix socket of the process that has its name below one of the directories.
-fn bound(base: &Path, sockets: &BTreeSet<String>, places: &[Place]) -> io::Result<Option<String>> {
+fn bound(base: &Path, sockets: &BTreeSet<String>, targets: &[TargetDir]) -> io::Result<Option<String>> {
     if sockets.is_empty() {
         return Ok(None);
     }
@@ -215,7 +215,7 @@ fn bound(base: &Path, sockets: &BTreeSet<String>, places: &[Place]) -> io::Resul
         if !path.is_absolute() {
             return Ok(Some(format!("has bound a socket by a relative path, which may be there: {name}")));
         }
-        let is_below = |path: &Path| places.iter().any(|place| path.starts_with(&place.real));
+        let is_below = |path: &Path| targets.iter().any(|target| path.starts_with(&target.real));
         if is_below(path) {
             return Ok(Some(format!("has bound a socket there: {name}")));
         }
@@ -242,14 +242,14 @@ fn real_parent(path: &Path) -> Result<Option<PathBuf>, RecvTimeoutError> {
     receiver.recv_timeout(RESOLVING)
 }
 
-/// Refuses if one of these processes does not see the covers: where they are mounted, and of which device.
+/// Refuses if one of these processes does not see the overmounts: where they are mounted, and of which device.
 ///
 /// By the kernel's own table alone: on the way to a path, in the view of a process, there may be filesystems that its user
 /// serves, and that never answer.
 ///
 /// # Errors
 /// If it does not, or that can't be told.
-pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) -> io::Result<()> {
+pub fn sees_all(pids: &BTreeSet<i32>, overmounts: &[PathBuf], device: (u32, u32)) -> io::Result<()> {
     let mut known: BTreeSet<(PathBuf, PathBuf)> = BTreeSet::new();
     let view_of = |pid: i32| -> io::Result<_> {
         let base = PathBuf::from(format!("/proc/{pid}"));
@@ -261,13 +261,13 @@ pub fn sees_all(pids: &BTreeSet<i32>, covers: &[PathBuf], device: (u32, u32)) ->
             continue;
         }
         let mounts = mounted_of(pid)?;
-        for cover in covers {
-            let seen = seen_at(&mounts, cover);
-            if !seen.is_some_and(|mount| mount.at == *cover && mount.device == device) {
+        for overmount in overmounts {
+            let seen = seen_at(&mounts, overmount);
+            if !seen.is_some_and(|mount| mount.at == *overmount && mount.device == device) {
                 return Err(io::Error::other(format!(
                     "process {pid} does not see what is mounted over {}: it has mounts of its own (job_container/tmpfs, a \
                      container)",
-                    cover.display()
+                    overmount.display()
                 )));
             }
         }
@@ -309,12 +309,12 @@ mod tests {
         let opened = fs::File::open(&real).unwrap();
         let id = statx(&opened, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).unwrap().stx_mnt_id;
         let mount = mounts.iter().find(|mount| mount.id == id).unwrap();
-        let places = [Place::of(&opened, &real, mount).unwrap()];
+        let targets = [TargetDir::of(&opened, &real, mount).unwrap()];
         drop(opened);
         // Another process, as still as a frozen one: this one's other threads open and close files while it looks.
         let seen = |holds: OwnedFd| {
             let mut process = Command::new("sleep").arg("60").stdin(holds).spawn().unwrap();
-            let seen = held(&BTreeSet::from([i32::try_from(process.id()).unwrap()]), &places);
+            let seen = held(&BTreeSet::from([i32::try_from(process.id()).unwrap()]), &targets);
             process.kill().unwrap();
             process.wait().unwrap();
             seen.unwrap().unwrap_or_default()
@@ -346,13 +346,13 @@ mod tests {
     #[test]
     fn what_the_kernel_tells_of_watches_is_understood() {
         let mounts = [mount(20, 1, "/", 1), mount(0x2c, 20, "/data", 2)];
-        let place =
-            Place { real: "/data/out".into(), device: (0, 9), filesystem: (0, 2), inside: "/out".into() };
+        let target =
+            TargetDir { real: "/data/out".into(), device: (0, 9), filesystem: (0, 2), inside: "/out".into() };
         let told = |line: &str| {
             watches(
                 &format!("pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t8\n{line}\n"),
                 &mounts,
-                std::slice::from_ref(&place),
+                std::slice::from_ref(&target),
             )
         };
         for there in [

@@ -1,8 +1,8 @@
 //! Laying the RAM disk over the output of a job that runs: only while all of its processes are stopped.
 //!
-//! The directories are aimed at before. [`RamDisk::freeze`] stops the processes and looks what they hold,
-//! [`RamDisk::cover_frozen`] mounts and looks whether all of them see it, [`RamDisk::keep`] makes that outlive the agent,
-//! and [`RamDisk::thaw`] lets them go on; without `keep` it takes everything away before.
+//! The directories are opened before. [`RamDisk::freeze`] stops the processes and looks what they hold,
+//! [`RamDisk::overmount_frozen`] mounts and looks whether all of them see it, [`RamDisk::keep`] makes that outlive the
+//! agent, and [`RamDisk::thaw`] lets them go on; without `keep` it takes everything away before.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use ondeck_ramdisk::{Build, EngineError};
 
-use super::covers::Aimed;
-use super::{CLIENT, RamDisk, all_mounts, lock, needs_mount};
+use super::overmount::OpenTarget;
+use super::{CLIENT, RamDisk, lock, needs_mount};
 use crate::freeze::groups::{JobGroups, State};
 use crate::freeze::holder::Holder;
-use crate::freeze::look::{self, Place};
+use crate::freeze::look::{self, TargetDir};
+use crate::unmount::all_mounts;
 
 /// A job that is stopped.
 pub(super) struct Frozen {
@@ -36,8 +37,8 @@ impl RamDisk {
         outside(&JobGroups::find(job, uid).map_err(failed)?, uid)
     }
 
-    /// Stops all processes of a job of the RAM disk's owner, and refuses if one of them holds something of what was aimed
-    /// at, or if the owner has other processes on this node. After an error they go on.
+    /// Stops all processes of a job of the RAM disk's owner, and refuses if one of them holds something of a target,
+    /// or if the owner has other processes on this node. After an error they go on.
     pub(super) fn freeze(&self, build: &Build, job: u32) -> Result<(), EngineError> {
         // Whoever was stopped by an earlier attempt goes on first.
         *lock(&self.frozen) = None;
@@ -49,18 +50,18 @@ impl RamDisk {
             ));
         }
         let mounts = all_mounts()?;
-        let places: Vec<Place> = {
-            let aimed = lock(&self.aimed);
-            let aimed = aimed.as_ref().ok_or_else(|| {
+        let targets: Vec<TargetDir> = {
+            let open = lock(&self.targets);
+            let open = open.as_ref().ok_or_else(|| {
                 EngineError::Refused(format!("nothing is aimed at for {} on this node; aim first", self.id()))
             })?;
-            let place = |aimed: &Aimed| {
-                let mount = mounts.iter().find(|mount| mount.id == aimed.mount);
+            let target = |target: &OpenTarget| {
+                let mount = mounts.iter().find(|mount| mount.id == target.mount);
                 let mount = mount.ok_or_else(|| failed(io::Error::other("it is on no mount any more")))?;
-                Place::of(&aimed.directory, &aimed.real, mount)
-                    .map_err(|error| EngineError::io("look at", &aimed.real, error))
+                TargetDir::of(&target.directory, &target.real, mount)
+                    .map_err(|error| EngineError::io("look at", &target.real, error))
             };
-            aimed.iter().map(place).collect::<Result<_, _>>()?
+            open.iter().map(target).collect::<Result<_, _>>()?
         };
         if !needs_mount(build.layout) {
             return Err(EngineError::Refused("a simulated RAM disk covers nothing".into()));
@@ -77,25 +78,26 @@ impl RamDisk {
         outside(&groups, owner.uid)?;
         let processes = groups.processes().map_err(failed)?;
         let everybody = groups.everybody().map_err(failed)?;
-        if let Some(what) = look::held(&everybody, &places).map_err(failed)? {
+        if let Some(what) = look::held(&everybody, &targets).map_err(failed)? {
             return Err(EngineError::Busy(format!("{what}; close it, or start with #RSA_WAIT=hold")));
         }
         *lock(&self.frozen) = Some(Frozen { job, holder, groups, processes });
         Ok(())
     }
 
-    /// Mounts the RAM disk over all that was aimed at, while the job is stopped, and refuses if not all of its processes
+    /// Mounts the RAM disk over all targets, while the job is stopped, and refuses if not all of its processes
     /// see it, or there are new ones.
-    pub(super) fn cover_frozen(&self, build: &Build) -> Result<(), EngineError> {
+    pub(super) fn overmount_frozen(&self, build: &Build) -> Result<(), EngineError> {
         let mut frozen = lock(&self.frozen);
         let frozen = frozen.as_mut().ok_or_else(gone)?;
-        let client = self.mounts_at(&self.place.path(CLIENT))?;
+        let client = self.mounts_at(&self.runtime_dir.path(CLIENT))?;
         let client = client.first().map(|mount| mount.device).ok_or_else(gone)?;
-        self.cover_with(build, &mut |id| frozen.holder.mounts(id, client).map_err(failed))?;
-        let covers: Vec<PathBuf> = self.record().covered.iter().map(|covered| covered.real.clone()).collect();
-        let own = self.cover_mounts()?;
+        self.overmount_with(build, &mut |id| frozen.holder.mounts(id, client).map_err(failed))?;
+        let overmounts: Vec<PathBuf> =
+            self.record().overmounts.iter().map(|recorded| recorded.real.clone()).collect();
+        let own = self.overmounts()?;
         let device = own.first().map(|mount| mount.device).ok_or_else(gone)?;
-        look::sees_all(&frozen.processes, &covers, device)
+        look::sees_all(&frozen.processes, &overmounts, device)
             .map_err(|error| EngineError::Refused(error.to_string()))?;
         frozen.is_unchanged(build.layout.owner.uid)
     }
@@ -110,9 +112,9 @@ impl RamDisk {
     pub(super) fn thaw(&self) -> Result<Duration, EngineError> {
         let frozen = lock(&self.frozen).take().ok_or_else(gone)?;
         let stopped = frozen.holder.go_on().map_err(failed)?;
-        self.hold_covers();
+        self.hold_overmounts();
         // Whether it was to be kept is seen by what is mounted.
-        self.note(|record| record.whole = !record.covered.is_empty())
+        self.note(|record| record.whole = !record.overmounts.is_empty())
             .unwrap_or_else(|error| tracing::warn!(ramdisk = %self.id(), %error, "can't note that it stays"));
         Ok(stopped)
     }

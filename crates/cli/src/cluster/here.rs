@@ -6,12 +6,13 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ondeck_agent::fleet::Fleet;
-use ondeck_agent::node::host_name;
 use ondeck_agent::started::{self, job_of};
 use ondeck_api::Config;
+use ondeck_api::host_name;
 use ondeck_api::wire::LocalReport;
 use ondeck_core::JobId;
+use ondeck_fleet::Fleet;
+use ondeck_ramdisk::processes::environment_of;
 
 /// How long it may take to see whether a job still has a process here.
 const LOOKING: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ const LOOKING: Duration = Duration::from_secs(1);
 /// If this node's agent does not answer in time.
 pub fn take_away(config: &Config, job: JobId, uid: u32, limit: Duration) -> Result<()> {
     let is_its = |local: &LocalReport| {
-        let shows = !(local.shown.is_empty() && local.covers.is_empty() && local.dead_mounts.is_empty());
+        let shows = !(local.shown.is_empty() && local.overmounts.is_empty() && local.dead_mounts.is_empty());
         // A client that shows nothing any more is in nobody's way, but nobody may come to remove it.
         (shows || !local.server) && local.layout.owner.uid == uid && job_of(&local.layout) == Some(job)
     };
@@ -138,18 +139,14 @@ fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
     let variable = format!("SLURM_JOB_ID={job}");
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
-        if !entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
-        }
+        };
         let process = entry.path();
         let read = |name: &str| match std::fs::read(process.join(name)) {
             Ok(text) => Ok(Some(text)),
             // It has ended meanwhile.
             Err(error) if has_ended(&process, &error) => Ok(None),
-            // Of a process that may not be looked into it is not known what it says of itself.
-            Err(error) if name == "environ" && error.kind() == std::io::ErrorKind::PermissionDenied => {
-                Ok(Some(Vec::new()))
-            }
             Err(error) => Err(error),
         };
         let Some(status) = read("status")? else { continue };
@@ -163,7 +160,13 @@ fn is_on_this_node(job: JobId, uid: u32) -> std::io::Result<bool> {
         if !is_of(&status, uid) || has_left(&status) {
             continue;
         }
-        let Some(environment) = read("environ")? else { continue };
+        let environment = match environment_of(pid) {
+            Ok(environment) => environment,
+            Err(error) if has_ended(&process, &error) => continue,
+            // Of a process that may not be looked into it is not known what it says of itself.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Vec::new(),
+            Err(error) => return Err(error),
+        };
         let mut variables = environment.split(|byte| *byte == 0);
         match variables.find(|text| text.starts_with(b"SLURM_JOB_ID=")) {
             Some(found) if found == variable.as_bytes() => return Ok(true),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use ondeck_agent::hooks;
-use ondeck_agent::node::host_name;
+use ondeck_api::host_name;
 use ondeck_api::scheduler::{Hook, HookAnswer};
 use ondeck_api::wire::{HookKind, RefusalCode};
 use ondeck_api::{CallError, Config};

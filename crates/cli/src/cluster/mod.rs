@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ondeck_agent::node::host_name;
+use ondeck_api::host_name;
 use ondeck_api::wire::{RefusalCode, VERSION};
 use ondeck_api::{CallError, Client, Config, Endpoint};
 use ondeck_core::exit;
@@ -115,7 +115,6 @@ pub fn end(command: &str, result: Result<u8>) -> ExitCode {
     }
 }
 
-/// The configuration.
 pub fn load(path: Option<&Path>) -> Result<Config> {
     Ok(Config::load(path)?)
 }

@@ -93,7 +93,7 @@ fn confirmed(conflict: &Conflict) -> bool {
 
 pub fn serve(args: &ServeArgs) -> ExitCode {
     if args.openapi {
-        print!("{}", ondeck_scheduler::openapi::DOCUMENT);
+        print!("{}", ondeck_scheduler::openapi::text());
         return ExitCode::from(exit::OK);
     }
     let config = match Config::load(args.config.as_deref()) {

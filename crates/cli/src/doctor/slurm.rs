@@ -12,13 +12,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondeck_agent::fleet::Fleet;
-use ondeck_agent::node::host_name;
+use ondeck_api::host_name;
 use ondeck_api::scheduler::{Status, WarningKind};
 use ondeck_api::wire::{NodeReport, NodeSettings, RefusalCode};
 use ondeck_api::{CallError, Config};
 use ondeck_core::schedule::LockIn;
 use ondeck_core::{Bytes, EngineKind, Epoch, NodeName, RamDiskId};
+use ondeck_fleet::Fleet;
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
@@ -509,11 +509,11 @@ async fn of_the_agents(
     }
     findings.extend(what_is_lent(config, &answers));
     findings.extend(what_differs(config, &among(compute)));
-    let seen: Vec<hooks::Seen> = among(compute)
+    let seen: Vec<hooks::NodeHooks> = among(compute)
         .into_iter()
         .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.hooks.as_ref()?)))
         .collect();
-    findings.extend(hooks::compare(&hooks::Here::new(config, Config::path(path)), &seen));
+    findings.extend(hooks::compare(&hooks::ThisMachine::new(config, Config::path(path)), &seen));
     findings.extend(what_is_dead(&answers));
     findings.extend(status.and_then(|status| who_is_obeyed(status, &answers)));
     let versions: Vec<&str> =

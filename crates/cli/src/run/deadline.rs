@@ -7,7 +7,7 @@ use ondeck_core::fit::end_margin;
 use ondeck_core::{Bytes, Rate, duration};
 use rustix::fs::{Mode, OFlags};
 
-use super::keeper::{Margin, Shared};
+use super::shared::{Margin, Shared};
 use super::slurm;
 
 /// The batch job's end, and when the program must end before it.

@@ -1,9 +1,10 @@
 //! The command in front: what the user sees, and the signals they send.
 //!
-//! It holds nothing that can't be lost as long as the keeper lives, and takes its [place](super::heir) otherwise. A signal that the terminal sent went to the whole process group, so the
-//! program has it already; one that was sent to this process alone is passed on.
+//! It holds nothing that can't be lost as long as the keeper lives, and takes its [place](super::heir) otherwise. A signal
+//! that the terminal sent went to the whole process group, so the program has it already; one that was sent to this process
+//! alone is passed on.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,73 +14,12 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use ondeck_core::exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::heir::{Heir, children_before};
-use super::keeper::Keeper;
-use super::message::{Line, Message, Order};
-use super::plan::{Job, Plan};
-use super::program::{Surroundings, adopt_orphans, run_on_disk};
-use super::{Fallback, RunArgs, held, slurm, without_disk};
+use super::claim::is_claimed;
+use super::message::{Line, Message, RunOrder};
+use super::slurm;
 use crate::display;
 use crate::state;
-
-/// Starts the keeper and watches it.
-pub fn start(plan: Plan, job: Job, args: &RunArgs, fallback: Fallback) -> Result<u8> {
-    let surroundings = Surroundings::of_this_process();
-    let base = state::runs()?;
-    let (ours, theirs) = UnixStream::pair().context("can't talk to the keeper")?;
-    let (handover, handed) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )
-    .context("can't talk to the keeper")?;
-    let signals = Signals::block().context("can't receive signals")?;
-    let keeper = Keeper::new(plan, job, args, base, surroundings, children_before());
-    // What is orphaned by the death of the keeper, the program above all, becomes a child of this process.
-    adopt_orphans(true);
-    // SAFETY: this process has one thread, so the child is a complete copy of it.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()).context("can't start the keeper"),
-        0 => {
-            drop((ours, handover));
-            drop(signals);
-            let code = keeper.keep(theirs, &handed);
-            // SAFETY: the keeper is a copy of its parent and must not run its exit handlers.
-            unsafe { libc::_exit(i32::from(code)) }
-        }
-        child => {
-            drop((theirs, handed));
-            let mut heir = Heir::new(keeper, child as u32, handover);
-            let mut front = Front::new(Line::new(ours)?, signals, args.json, args.quiet);
-            loop {
-                let outcome = match front.watch()? {
-                    Outcome::KeeperLost => heir.line_lost(&mut front)?,
-                    other => Some(other),
-                };
-                match outcome {
-                    None | Some(Outcome::KeeperLost) => {}
-                    Some(Outcome::Finished(code)) => return Ok(code),
-                    Some(Outcome::NotStarted(code, text))
-                        if code == exit::NOT_STARTED && fallback == Fallback::Disk =>
-                    {
-                        let text = without_disk(&text);
-                        eprintln!("ondeck: running on disk: {text}");
-                        front.signals.unblock();
-                        adopt_orphans(false);
-                        return Ok(run_on_disk(heir.command(), args.report.as_deref(), &text));
-                    }
-                    Some(Outcome::NotStarted(code, text)) => {
-                        eprintln!("ondeck run: {text}");
-                        return Ok(code);
-                    }
-                }
-            }
-        }
-    }
-}
 
 /// The directory of a run of this user.
 pub fn directory_of(id: &str) -> Result<PathBuf> {
@@ -94,12 +34,12 @@ pub fn directory_of(id: &str) -> Result<PathBuf> {
 }
 
 /// Attaches to a run whose keeper is alive, with an order.
-pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
+pub fn attach(id: &str, order: RunOrder, json: bool, quiet: bool) -> Result<u8> {
     let dir = directory_of(id)?;
     let socket = dir.join("control");
     let line = match connect(&socket, order) {
         // A new keeper is on its way.
-        Err(_) if held::is_claimed(&dir).unwrap_or(false) => reconnect(&socket, order),
+        Err(_) if is_claimed(&dir).unwrap_or(false) => reconnect(&socket, order),
         connected => connected,
     };
     let line = line.with_context(|| {
@@ -129,7 +69,7 @@ pub fn attach(id: &str, order: Order, json: bool, quiet: bool) -> Result<u8> {
 }
 
 /// Attaches to a run's keeper: it takes one for a watcher who has said something.
-fn connect(socket: &Path, order: Order) -> io::Result<Line> {
+fn connect(socket: &Path, order: RunOrder) -> io::Result<Line> {
     let mut line = Line::new(UnixStream::connect(socket)?)?;
     line.send(&order)?;
     Ok(line)
@@ -137,7 +77,7 @@ fn connect(socket: &Path, order: Order) -> io::Result<Line> {
 
 /// Waits for a new keeper to take the place of one that was killed. A dying one may still take the connection, and nothing
 /// more.
-fn reconnect(socket: &Path, order: Order) -> io::Result<Line> {
+fn reconnect(socket: &Path, order: RunOrder) -> io::Result<Line> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let until = Instant::now() + PATIENCE;
     loop {
@@ -173,7 +113,8 @@ pub enum Stage {
 pub struct Front {
     /// The line to the keeper.
     pub line: Line,
-    signals: Signals,
+    /// The signals that are passed on.
+    pub signals: Signals,
     json: bool,
     quiet: bool,
     /// How far the run is.
@@ -192,7 +133,8 @@ pub struct Front {
 }
 
 impl Front {
-    fn new(line: Line, signals: Signals, json: bool, quiet: bool) -> Front {
+    /// With this line to the keeper.
+    pub fn new(line: Line, signals: Signals, json: bool, quiet: bool) -> Front {
         Front {
             line,
             signals,
@@ -235,7 +177,7 @@ impl Front {
             if retry_at.is_some_and(|at| Instant::now() >= at) {
                 retry_at = None;
                 self.say("trying the stage-out again");
-                let _ = self.line.send(&Order::Resume);
+                let _ = self.line.send(&RunOrder::Resume);
             }
             if !message {
                 continue;
@@ -345,7 +287,7 @@ impl Front {
             }
             Stage::Before | Stage::Program => {
                 self.interrupts += u32::from(number == libc::SIGINT);
-                let _ = self.line.send(&Order::Signal { number });
+                let _ = self.line.send(&RunOrder::Signal { number });
             }
             Stage::After if number == libc::SIGINT => {
                 self.interrupts += 1;
@@ -360,8 +302,8 @@ impl Front {
                     let question =
                         "Give up the results that are not on disk yet? Type `abandon`, or Enter to go on: ";
                     // While the question stands, a further Ctrl-C is an answer too: no.
-                    if held::confirmed(question).unwrap_or(false) {
-                        let _ = self.line.send(&Order::Abandon);
+                    if confirmed(question).unwrap_or(false) {
+                        let _ = self.line.send(&RunOrder::Abandon);
                     }
                 }
             }
@@ -373,8 +315,21 @@ impl Front {
     }
 }
 
+/// Asks on the terminal.
+pub fn confirmed(question: &str) -> Result<bool> {
+    let terminal = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/tty")
+        .context("there is no terminal to ask on")?;
+    write!(&terminal, "{question}")?;
+    let mut answer = String::new();
+    std::io::BufReader::new(&terminal).read_line(&mut answer)?;
+    Ok(answer.trim() == "abandon")
+}
+
 /// The signals that are passed on, as a descriptor to wait on.
-struct Signals {
+pub struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
 }
@@ -385,7 +340,7 @@ const PASSED_ON: [libc::c_int; 6] =
 
 impl Signals {
     /// Those that are ignored (nohup, background jobs of a script) stay so, for the program as well.
-    fn block() -> io::Result<Signals> {
+    pub fn block() -> io::Result<Signals> {
         // SAFETY: the sets are zeroed and then filled by the libc functions for that; the descriptor is ours alone.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
@@ -406,7 +361,8 @@ impl Signals {
         }
     }
 
-    fn unblock(&self) {
+    /// Receives them as before.
+    pub fn unblock(&self) {
         // SAFETY: restores the mask that was read at the start.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }

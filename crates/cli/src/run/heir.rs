@@ -1,9 +1,9 @@
 //! Who takes the place of a keeper that is killed: the command that started the run.
 //!
 //! It has what the keeper had when it was forked, the directories on disk above all. The keeper sends it descriptors of the
-//! namespaces and of the RAM disk, and writes the rest into [journals](super::journal). The command is also the nearest
-//! subreaper above the keeper, so the program becomes its child when the keeper dies. It waits for the program in the
-//! keeper's stead, and then forks a new keeper, which brings the results home or holds them, as any other.
+//! namespaces and of the RAM disk, and writes the rest into [journals](ondeck_staging::merge_back::journal). The command is
+//! also the nearest subreaper above the keeper, so the program becomes its child when the keeper dies. It waits for the
+//! program in the keeper's stead, and then forks a new keeper, which brings the results home or holds them, as any other.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use rustix::process::Pid;
 
 use super::front::{Front, Outcome, Stage};
 use super::keeper::Keeper;
-use super::message::{Line, Order};
+use super::message::{Line, RunOrder};
 use super::program;
 
 /// How long a keeper that does not speak any more may take to be dead.
@@ -93,7 +93,7 @@ impl Heir {
             (None, Some(pid)) => self.stand_in(front, &namespaces, pid)?,
             (code, _) => {
                 // Also a script of the user's that the keeper had started.
-                program::end_left_behind(super::keeper::GRACE, &spare);
+                program::end_left_behind(program::GRACE, &spare);
                 code.unwrap_or(exit::NOT_STARTED)
             }
         };
@@ -104,7 +104,7 @@ impl Heir {
     }
 
     fn not_started(&mut self) -> Outcome {
-        program::end_left_behind(super::keeper::GRACE, &self.keeper.shared.spare);
+        program::end_left_behind(program::GRACE, &self.keeper.shared.spare);
         self.keeper.clean_up();
         Outcome::NotStarted(
             exit::NOT_STARTED,
@@ -143,7 +143,7 @@ impl Heir {
         // If it can't be reached it is about to end: then the line is lost at once, and it is asked after again.
         if let Ok(stream) = UnixStream::connect(&control) {
             let mut line = Line::new(stream)?;
-            let _ = line.send(&Order::Resume);
+            let _ = line.send(&RunOrder::Resume);
             front.line = line;
         }
         Ok(())

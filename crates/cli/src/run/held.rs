@@ -1,18 +1,16 @@
 //! Runs of this user: listing them, and giving up what one still holds.
 
-use std::fs::File;
-use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ondeck_core::exit;
-use rustix::fs::FlockOperation;
 
+use super::claim::{LOCK, is_claimed};
 use super::front;
-use super::message::Order;
+use super::message::RunOrder;
 use crate::state;
 
 /// `ondeck run --list`.
@@ -72,30 +70,6 @@ fn is_nobody(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 
-/// Claims the directory of a run for this process, and those that it forks, until the last of them has ended.
-pub fn claim(dir: &Path) -> std::io::Result<File> {
-    let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(lock)
-}
-
-/// Whether a process of the run lives.
-pub fn is_claimed(dir: &Path) -> std::io::Result<bool> {
-    let lock = match File::options().write(true).open(dir.join(LOCK)) {
-        // It is made at once after the directory. One that was made later than now was made by another clock.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let made = std::fs::metadata(dir)?.modified()?;
-            return Ok(made.elapsed().map_or(true, |age| age < Duration::from_secs(60)));
-        }
-        other => other?,
-    };
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(false),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// A process that has the RAM disk mounted.
 fn who_sees(ram_disk: &Path) -> std::io::Result<Option<u32>> {
     let ram_disk = ram_disk.canonicalize().unwrap_or_else(|_| ram_disk.to_owned());
@@ -111,9 +85,6 @@ fn who_sees(ram_disk: &Path) -> std::io::Result<Option<u32>> {
     }
     Ok(None)
 }
-
-/// The file in a run's directory that its processes have locked.
-pub const LOCK: &str = "lock";
 
 /// What the files of a run that it keeps in its directory end in.
 const OURS: [&str; 4] = ["manifest", "baseline", "journal", "partial"];
@@ -144,24 +115,13 @@ pub fn abandon(id: &str, yes: bool, json: bool, quiet: bool) -> Result<u8> {
         if !std::io::stdin().is_terminal() {
             bail!("giving up the results of run {id} must be confirmed; add --yes");
         }
-        if !confirmed(&format!("Give up the results of run {id} that are not on disk? Type `abandon`: "))? {
+        if !front::confirmed(&format!(
+            "Give up the results of run {id} that are not on disk? Type `abandon`: "
+        ))? {
             // Whoever has answered knows it anyhow.
             let _ = writeln!(std::io::stdout(), "nothing was given up");
             return Ok(exit::OK);
         }
     }
-    front::attach(id, Order::Abandon, json, quiet)
-}
-
-/// Asks on the terminal.
-pub fn confirmed(question: &str) -> Result<bool> {
-    let terminal = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/tty")
-        .context("there is no terminal to ask on")?;
-    write!(&terminal, "{question}")?;
-    let mut answer = String::new();
-    std::io::BufReader::new(&terminal).read_line(&mut answer)?;
-    Ok(answer.trim() == "abandon")
+    front::attach(id, RunOrder::Abandon, json, quiet)
 }

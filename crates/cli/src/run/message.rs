@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 /// From the keeper to whoever watches. With `--json` these lines are what the user gets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum Message {
     /// A phase begins.
     Phase {
@@ -17,31 +18,13 @@ pub enum Message {
         total_bytes: Option<u64>,
     },
     /// How far the phase is.
-    Progress {
-        /// Entries done.
-        files: u64,
-        /// Entries found.
-        files_found: u64,
-        /// Bytes done.
-        bytes: u64,
-        /// Bytes found.
-        bytes_found: u64,
-    },
+    Progress { files: u64, files_found: u64, bytes: u64, bytes_found: u64 },
     /// Something worth knowing.
-    Note {
-        /// The message.
-        text: String,
-    },
+    Note { text: String },
     /// Something that went wrong or was decided otherwise than asked.
-    Warning {
-        /// The message.
-        text: String,
-    },
+    Warning { text: String },
     /// The program was started.
-    ProgramStarted {
-        /// Its process.
-        pid: u32,
-    },
+    ProgramStarted { pid: u32 },
     /// The program has ended; its results are being staged out.
     ProgramEnded {
         /// Its exit code; 128 + n for signal n.
@@ -74,12 +57,10 @@ pub enum Message {
 /// From the command in front to the keeper.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
-pub enum Order {
+#[allow(missing_docs, reason = "fields are what their names and types say")]
+pub enum RunOrder {
     /// Pass a signal on to the program; before it runs, end the run.
-    Signal {
-        /// Its number.
-        number: i32,
-    },
+    Signal { number: i32 },
     /// Try the stage-out of held results again.
     Resume,
     /// Give the results up.

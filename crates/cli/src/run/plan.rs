@@ -13,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use ondeck_core::fit::{Sizes, ram_disk_size};
 use ondeck_core::{Bytes, EngineKind, PackFormat, Request, WaitPolicy};
 use ondeck_ramdisk::memory;
+use ondeck_staging::merge_back::{Before, Mechanism, clock_of};
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::homecoming::{Before, Mechanism, clock_of};
 use super::{Existing, RunArgs, slurm};
 
 /// What is to be run, and what was asked for.
@@ -145,14 +145,14 @@ pub struct Content {
 }
 
 /// One directory of the job.
-pub struct Directory {
+pub struct RunDirectory {
     /// Its real path.
     pub path: PathBuf,
     /// It, on disk, opened before anything was mounted over it.
     pub disk: OwnedFd,
     /// Its inode number, to know it again when it has to be opened anew.
     pub inode: u64,
-    /// Its owner.
+    /// The user id of its owner on disk.
     pub owner: u32,
     /// Whether it is staged in.
     pub input: bool,
@@ -173,7 +173,7 @@ pub struct Directory {
 /// Everything that was decided before the start.
 pub struct Plan {
     /// The directories, parents before what lies in them.
-    pub directories: Vec<Directory>,
+    pub directories: Vec<RunDirectory>,
     /// The RAM disk's size.
     pub size: Bytes,
     /// RAM that was free.
@@ -230,7 +230,7 @@ impl Plan {
             decide(directory, args.existing, request, root, free, &mut notes)
                 .with_context(|| format!("{}", directory.path.display()))?;
         }
-        let staged = |directory: &&Directory| directory.input || directory.mechanism == Mechanism::Mirror;
+        let staged = |directory: &&RunDirectory| directory.input || directory.mechanism == Mechanism::Mirror;
         // A stage-in script decides itself what it puts into RAM.
         let input = if stage_in.is_some() {
             0
@@ -275,7 +275,7 @@ fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// A filesystem mounted inside an output directory would be hidden by what is mounted over that, or synced by nobody.
-fn refuse_mounts_below(directories: &[Directory]) -> Result<()> {
+fn refuse_mounts_below(directories: &[RunDirectory]) -> Result<()> {
     let mounts = std::fs::read("/proc/self/mountinfo").context("can't read /proc/self/mountinfo")?;
     for line in mounts.split(|b| *b == b'\n') {
         let Some(point) = line.split(|b| *b == b' ').nth(4) else { continue };
@@ -323,8 +323,8 @@ fn runnable_script(path: &Path) -> Result<PathBuf> {
 }
 
 /// Opens every named directory once, by its real path, parents before what lies in them.
-fn open_directories(request: &Request) -> Result<Vec<Directory>> {
-    let mut directories: Vec<Directory> = Vec::new();
+fn open_directories(request: &Request) -> Result<Vec<RunDirectory>> {
+    let mut directories: Vec<RunDirectory> = Vec::new();
     let named = request
         .data_in
         .iter()
@@ -368,7 +368,7 @@ fn open_directories(request: &Request) -> Result<Vec<Directory>> {
         let disk = rustix::fs::open(&real, flags, Mode::empty())
             .with_context(|| format!("the {what} directory {} can't be read", path.display()))?;
         let stat = rustix::fs::fstat(&disk)?;
-        directories.push(Directory {
+        directories.push(RunDirectory {
             path: real,
             disk,
             inode: stat.st_ino,
@@ -400,7 +400,7 @@ const SMALL_PART: u64 = 16;
 
 /// Looks into a directory and decides how it is shown.
 fn decide(
-    directory: &mut Directory,
+    directory: &mut RunDirectory,
     existing: Existing,
     request: &Request,
     root: bool,
@@ -505,13 +505,13 @@ fn decide(
     Ok(())
 }
 
-fn forget_directories(directory: &mut Directory) {
+fn forget_directories(directory: &mut RunDirectory) {
     let before = std::mem::take(&mut directory.before);
     directory.before = Arc::new(Arc::unwrap_or_clone(before).without_directories());
 }
 
 /// An output directory of somebody else is the caller's own in RAM: the program can do to it what it can't on disk.
-fn tell_of_other_owner(directory: &Directory, notes: &mut Vec<String>) -> Result<()> {
+fn tell_of_other_owner(directory: &RunDirectory, notes: &mut Vec<String>) -> Result<()> {
     let owner = rustix::fs::fstat(&directory.disk)?.st_uid;
     if owner != OwnIds::of_this_process().uid {
         notes.push(format!(
@@ -554,7 +554,7 @@ impl OwnIds {
 }
 
 /// What a look into a directory has shown.
-struct Seen {
+struct DirectoryScan {
     content: Content,
     /// An entry whose owner or group a user namespace has no name for.
     foreign: Option<String>,
@@ -565,9 +565,9 @@ struct Seen {
     outside: usize,
 }
 
-impl Seen {
+impl DirectoryScan {
     /// Remembers what an output directory was like.
-    fn remember(self, directory: &mut Directory, notes: &mut Vec<String>) {
+    fn remember(self, directory: &mut RunDirectory, notes: &mut Vec<String>) {
         if self.outside > 0 {
             notes.push(format!(
                 "{}: {} in it {} further names outside of it (hard links), which keep the old content when the program writes \
@@ -583,7 +583,7 @@ impl Seen {
 }
 
 /// Sums up a directory without what is nested in it.
-fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
+fn look(directory: &RunDirectory, own: Option<OwnIds>) -> Result<DirectoryScan> {
     const PAGE: u64 = 4096;
     let mut content = Content::default();
     let mut before = Before::default();
@@ -658,5 +658,5 @@ fn look(directory: &Directory, own: Option<OwnIds>) -> Result<Seen> {
             });
     }
     let outside = missing.values().filter(|missing| **missing > 0).count();
-    Ok(Seen { content, foreign, shut, before, outside })
+    Ok(DirectoryScan { content, foreign, shut, before, outside })
 }

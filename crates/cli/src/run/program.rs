@@ -15,6 +15,9 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use super::report::Report;
 
+/// What processes that the program left behind get between the request to end and the end.
+pub const GRACE: Duration = Duration::from_secs(5);
+
 /// What the user's processes must find as it was when they called us.
 #[derive(Clone, Copy)]
 pub struct Surroundings {

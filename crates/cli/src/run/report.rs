@@ -23,9 +23,9 @@ pub struct Report {
     /// Whether the program ran on disk, and why.
     pub fallback: Option<String>,
     /// The RAM disk.
-    pub ram_disk: Option<RamDisk>,
+    pub ram_disk: Option<RamDiskReport>,
     /// The job's directories.
-    pub directories: Vec<Directory>,
+    pub directories: Vec<DirectoryReport>,
     /// Every phase in order.
     pub phases: Vec<Phase>,
     /// Whether all results are on disk: every checksum is in a manifest, sizes agree, the target is synced.
@@ -33,7 +33,7 @@ pub struct Report {
     /// Directories that were renamed while the program ran: their results are where they are now.
     pub moved: Vec<Moved>,
     /// Files that someone else changed on disk meanwhile, and the name that the program's version has beside them.
-    pub put_beside: Vec<Beside>,
+    pub put_beside: Vec<ConflictReport>,
     /// Files that the program deleted and that someone else had changed: they are still there.
     pub kept: Vec<String>,
     /// Entries that could not be staged.
@@ -59,8 +59,8 @@ pub struct Program {
 
 /// The RAM disk.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct RamDisk {
-    /// Its size.
+pub struct RamDiskReport {
+    /// What it lends at most, in bytes.
     pub size: u64,
     /// The most that was seen in use.
     pub peak_used: u64,
@@ -68,24 +68,23 @@ pub struct RamDisk {
     pub full: bool,
     /// Large files use huge pages.
     pub huge_pages: bool,
-    /// Never swapped.
+    /// Whether it is kept out of swap.
     pub no_swap: bool,
 }
 
 /// A directory of the job.
 #[derive(Clone, Debug, Serialize)]
-pub struct Directory {
-    /// Its path.
+pub struct DirectoryReport {
     pub path: String,
-    /// Staged in.
+    /// Whether it was copied in before the program.
     pub input: bool,
-    /// Staged out.
+    /// Whether it was brought home after it.
     pub output: bool,
     /// `bind`, `mirror`, `overlay` or `disk`.
     pub mechanism: &'static str,
 }
 
-/// A phase.
+/// A phase of the run, and what it moved.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Phase {
     /// `build`, `stage_in`, `program`, `stage_out`, …
@@ -109,9 +108,9 @@ pub struct Moved {
     pub now: String,
 }
 
-/// A conflict.
+/// A file that somebody else has changed on disk meanwhile: both versions are there.
 #[derive(Clone, Debug, Serialize)]
-pub struct Beside {
+pub struct ConflictReport {
     /// The path that the program wrote.
     pub path: String,
     /// The name of the program's version.

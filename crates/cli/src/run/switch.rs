@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use ondeck_ramdisk::mounts;
 use ondeck_ramdisk::namespace::Namespaces;
+use ondeck_staging::Slot;
+use ondeck_staging::merge_back::{Before, Mechanism, clock_of};
 
-use super::homecoming::{Before, Mechanism, clock_of};
-use super::keeper::{Shared, lock, slot_name};
 use super::plan::Plan;
+use super::shared::{Shared, lock};
 
 /// The thesis's switch: after the delay the input is unmounted, the RAM disk emptied, and the output mounted.
 pub struct Switch {
@@ -67,7 +68,7 @@ impl Switch {
         };
         let ram_disk = shared.dir.join("ramdisk");
         for index in &self.unmounted {
-            let slot = ram_disk.join(slot_name(*index));
+            let slot = ram_disk.join(Slot::of_run(*index).name());
             namespaces
                 .inside(|| {
                     // The read-only mount of the input over itself goes first.

@@ -13,19 +13,20 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result, anyhow, bail};
+use ondeck_staging::merge_back::journal::Journal;
+use ondeck_staging::merge_back::{Baseline, MergeBack, Moment};
 use ondeck_transfer::{Whereabouts, whereabouts};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::homecoming::{Baseline, Homecoming, Moment};
-use super::journal::Journal;
-use super::keeper::{Output, Shared, lock};
-use super::plan::Directory;
+use super::places::{journal_path, manifest_path};
+use super::plan::RunDirectory;
+use super::shared::{Output, Shared, lock};
 
 /// Earlier than anything: whatever a directory holds that was not there at the start is somebody else's.
 const NEVER: Moment = (i64::MIN, 0);
 
-impl Directory {
+impl RunDirectory {
     /// Where the directory is now, if its path does not lead to it any more.
     ///
     /// # Errors
@@ -101,32 +102,23 @@ impl Shared {
             return Ok(false);
         }
         // What was on disk at the start is gone, so nothing is as it was staged in, and nothing that is there is ours.
+        let former = &output.merge_back;
+        let (id, nested) = (former.id.clone(), former.nested.clone());
+        // What it knows of files with several names is its own: another output's doing says nothing of what somebody has
+        // put here.
+        let mut merge_back = MergeBack::new(former.mechanism, NEVER, Baseline::default(), id, nested);
+        // As at the start: without it a successor knows less, and nothing is lost.
+        merge_back.journal = Journal::go_on(&journal_path(&self.dir, index)).ok();
         let fresh = Output {
             directory: index,
             ram: rustix::io::fcntl_dupfd_cloexec(&output.ram, 0)?,
             slot: output.slot.clone(),
-            homecoming: Homecoming {
-                mechanism: output.homecoming.mechanism,
-                since: NEVER,
-                baseline: Baseline::default(),
-                id: output.homecoming.id.clone(),
-                nested: output.homecoming.nested.clone(),
-                interim: AtomicBool::new(false),
-                ours: Default::default(),
-                made: Default::default(),
-                salvage: false,
-                // Its own: another output's doing says nothing of what somebody has put here.
-                loosened: Default::default(),
-                entered: Default::default(),
-                others: Default::default(),
-                // As at the start: without it a successor knows less, and nothing is lost.
-                journal: Journal::go_on(&super::keeper::journal_path(&self.dir, index)).ok(),
-            },
+            merge_back,
             home: AtomicBool::new(false),
             detached: AtomicBool::new(output.detached.load(Relaxed)),
         };
         // The record of what was copied to the former one.
-        match std::fs::remove_file(super::keeper::manifest_path(&self.dir, index)) {
+        match std::fs::remove_file(manifest_path(&self.dir, index)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ondeck_transfer::Progress;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::message::{Line, Message, Order};
+use super::message::{Line, Message, RunOrder};
 use super::program::{open_pid, reap};
 
 /// How often a watcher hears of progress, and how often the keeper looks at the RAM disk's use and its timers.
@@ -62,7 +62,7 @@ impl Watchers {
         &mut self,
         other: Option<BorrowedFd<'_>>,
         timeout: Duration,
-        on_order: &mut dyn FnMut(Order),
+        on_order: &mut dyn FnMut(RunOrder),
     ) -> bool {
         let mut fds = Vec::with_capacity(3);
         let mut add = |fd: BorrowedFd<'_>| {
@@ -88,7 +88,7 @@ impl Watchers {
             if !speaking.next().unwrap_or(false) {
                 return true;
             }
-            let orders = front.receive::<Order>();
+            let orders = front.receive::<RunOrder>();
             let alive = orders.is_some();
             orders.into_iter().flatten().for_each(&mut *on_order);
             alive
@@ -122,7 +122,7 @@ impl Watchers {
     pub fn watch<T: Send>(
         &mut self,
         progress: &Progress,
-        mut on_order: impl FnMut(Order),
+        mut on_order: impl FnMut(RunOrder),
         work: impl FnOnce() -> T + Send,
     ) -> T {
         let done = event_descriptor();
@@ -155,7 +155,7 @@ impl Watchers {
     }
 
     /// Waits for a child process to end.
-    pub fn wait_for(&mut self, pid: u32, mut on_order: impl FnMut(Order)) -> std::process::ExitStatus {
+    pub fn wait_for(&mut self, pid: u32, mut on_order: impl FnMut(RunOrder)) -> std::process::ExitStatus {
         let handle = open_pid(pid);
         loop {
             if (self.wait(handle.as_ref().map(|fd| fd.as_fd()), TICK, &mut on_order) || handle.is_none())

@@ -29,7 +29,12 @@ pub fn is_root() -> bool {
 
 /// Both kinds of caller, as far as they can be had.
 pub fn everyone() -> Vec<Who> {
-    if is_root() { vec![Who::Me, Who::User] } else { vec![Who::User] }
+    if is_root() {
+        vec![Who::Me, Who::User]
+    } else {
+        ondeck_skip::skipped("the half of it that root sees needs root");
+        vec![Who::User]
+    }
 }
 
 pub struct Scene {

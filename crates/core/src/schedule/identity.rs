@@ -113,6 +113,7 @@ mod tests {
             dependent: false,
             depends_on: Vec::new(),
             component_of: None,
+            several: false,
         }
     }
 

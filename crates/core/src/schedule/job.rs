@@ -5,37 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobState, RsaState, Time};
+use super::told::Told;
+use super::{Hold, JobState, Prolog, QueuePlace, RsaState, Time};
+use crate::allocation::Purpose;
 use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, RamDiskId, Request};
-
-/// What a RAM disk is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Purpose {
-    /// The input; the output comes after the switch, if there is one.
-    Input,
-    /// Input and output from the start: both fit.
-    Both,
-    /// The output alone.
-    Output,
-}
-
-/// What is known of a job's Prolog.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Prolog {
-    /// It has not been heard of.
-    Expected,
-    /// It waits for an answer, and the job with it.
-    Waiting,
-    /// It is over: the job's program runs.
-    Over,
-}
 
 /// RSA nodes that are promised to a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Allocation {
-    /// Which.
+    /// The nodes, in the order in which they were chosen.
     pub nodes: Vec<NodeName>,
     /// What each promises, the engine's own needs included.
     pub promise: Bytes,
@@ -52,7 +30,7 @@ pub struct Allocation {
 pub enum Work {
     /// Build the RAM disk.
     Construct,
-    /// Fill it.
+    /// Copy the input into it, and prepare the output directories.
     StageIn,
     /// Stop filling it.
     StopStageIn,
@@ -65,7 +43,7 @@ pub enum Work {
     },
     /// Bring the results home.
     StageOut,
-    /// Remove it.
+    /// Remove it from all of its nodes, whatever state it is in.
     Destroy,
 }
 
@@ -86,10 +64,10 @@ impl Work {
 
 /// What was last seen of a job's output on one of its RSA nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Part {
+pub struct InventorySummary {
     /// How many files.
     pub files: u64,
-    /// Their bytes.
+    /// The sum of their sizes.
     pub bytes: Bytes,
     /// When that was.
     pub seen: Time,
@@ -97,12 +75,13 @@ pub struct Part {
     pub first: Vec<String>,
 }
 
-/// Work that is under way. Its number tells it from earlier work for the same job, whose late end is ignored.
+/// Work that was ordered and is under way. Its number tells it from earlier work for the same job, whose late end is
+/// ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Task {
+pub struct WorkOrder {
     /// Its number: greater than that of every earlier one.
     pub number: u64,
-    /// What.
+    /// What is done.
     pub work: Work,
     /// When it is taken for failed.
     pub until: Time,
@@ -167,10 +146,11 @@ pub struct Job {
     pub abandoned: bool,
     /// Whether its RAM disk was shown on some of its nodes only, for a moment: what is in it is merged with what is on
     /// disk, and nothing else is done with it.
-    #[serde(default)]
-    pub torn: bool,
+    #[serde(default, rename = "torn")]
+    pub partially_mounted: bool,
     /// The work under way.
-    pub task: Option<Task>,
+    #[serde(rename = "task")]
+    pub under_way: Option<WorkOrder>,
     /// How often building, filling or mounting failed.
     pub failures: u32,
     /// Whether the allocation is the one that failed last.
@@ -188,8 +168,8 @@ pub struct Job {
     #[serde(default)]
     pub lost_on: BTreeSet<NodeName>,
     /// What its RSA nodes had of the results, when they were last asked.
-    #[serde(default)]
-    pub parts: BTreeMap<NodeName, Part>,
+    #[serde(default, rename = "parts")]
+    pub inventories: BTreeMap<NodeName, InventorySummary>,
     /// Whether what is left of its results is to be saved, and the rest given up.
     #[serde(default)]
     pub salvage: bool,
@@ -206,10 +186,9 @@ pub struct Job {
     pub not_before: Option<Time>,
     /// Whether what was held is to be tried again.
     pub retry_now: bool,
-    /// Its Prolog.
+    /// Whether its Prologs are expected, wait or are over.
+    #[serde(flatten)]
     pub prolog: Prolog,
-    /// Until when the Prolog is waited for.
-    pub prolog_until: Option<Time>,
     /// When it was first seen running.
     pub started: Option<Time>,
     /// When the input is given up for the output.
@@ -218,21 +197,12 @@ pub struct Job {
     pub delay_over: bool,
     /// Since when the queue has said otherwise than the state here.
     pub doubted: Option<Time>,
-    /// Whether the workload manager was told to keep it in front.
-    pub locked_in: bool,
-    /// Whether it was told to stop doing so, and has not done it yet: until then the job is not forgotten.
-    #[serde(default)]
-    pub unlocking: bool,
-    /// Whether it is held until its input is there, and not yet released.
-    pub held: bool,
-    /// Whether the queue has shown that hold.
-    #[serde(default)]
-    pub hold_seen: bool,
-    /// Whether it was held until its input was there, and then released.
-    pub let_go: bool,
-    /// Whether somebody else released it: it is not held again.
-    #[serde(default)]
-    pub released: bool,
+    /// Its place in the queue.
+    #[serde(flatten)]
+    pub place: QueuePlace,
+    /// Whether it is held at the workload manager until its input is there.
+    #[serde(flatten)]
+    pub hold: Hold,
     /// Whether it had started before the journal began: an RSA node that has not answered yet may have its RAM disk.
     #[serde(default)]
     pub older: bool,
@@ -248,9 +218,12 @@ pub struct Job {
     /// Since when there have been too few free RSA nodes for it.
     #[serde(default)]
     pub lacking: Option<Time>,
-    /// The latest that its user should know; empty if nothing.
+    /// The latest that its user should know, in words; empty if nothing.
     pub message: String,
-    /// Why it waits, if it does; not a fault.
+    /// What that was, as far as something depends on it.
+    #[serde(default)]
+    pub told: Told,
+    /// Why it waits, in words, if it does; not a fault.
     pub waits_for: String,
 }
 
@@ -302,13 +275,6 @@ impl Job {
     pub fn real_paths<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
         let directories = self.directories(self.purpose);
         names.into_iter().filter_map(|name| real_path(&directories, name)).collect()
-    }
-
-    /// Its output directories, for people.
-    pub fn outputs(&self) -> String {
-        let paths: Vec<String> =
-            self.request.data_out.iter().map(|path| path.display().to_string()).collect();
-        paths.join(", ")
     }
 }
 

@@ -9,30 +9,48 @@
 //! - [`job`], [`nodes`]: what is known of each
 //! - [`identity`]: which job a record of the queue is
 //! - [`policy`]: what a site decides, and who gets which nodes
-//! - [`machine`]: events, and how the table is applied
+//! - `event`: what can happen; `effects`: what follows from it
+//! - [`notice`]: what is said of it; [`told`]: what of that is remembered of a job
+//! - `machine`: one event after the other, and how the table is applied
+//! - `world`: for tests, what is around the schedule; `model`: every order of events in small worlds; `scenarios`, `turns`:
+//!   single histories
 
+mod effects;
+mod event;
 pub mod identity;
 pub mod job;
 mod machine;
 #[cfg(test)]
 mod model;
 pub mod nodes;
+pub mod notice;
 pub mod policy;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod scenarios;
 pub mod states;
+pub mod told;
+mod transition;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod turns;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod world;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::allocation::Purpose;
+pub use effects::{Action, Change, Effects, Refused, Unasked, UsageRecord};
+pub use event::{Event, Fault, FoundRamDisk, ObservedJob, Outcome};
 pub use identity::{Identities, Identity};
-pub use job::{Allocation, Job, Part, Prolog, Purpose, Task, Work, real_path};
-pub use machine::{
-    Action, Change, Effects, Event, Fault, Found, Outcome, Refused, Schedule, Seen, Unasked, Used,
-};
+pub use job::{Allocation, InventorySummary, Job, Work, WorkOrder, real_path};
+pub use machine::Schedule;
 pub use nodes::{Node, NodeState, Nodes};
+pub use notice::Notice;
 pub use policy::{Limits, LockIn, Sharing, Site};
-pub use states::{JobState, RsaState};
+pub use states::{Hold, JobState, Prolog, QueuePlace, RsaState};
+pub use told::Told;
 
 /// A point in time: milliseconds since 1970, as whoever drives the schedule says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -35,7 +35,8 @@ pub struct Node {
     /// What is promised to whom.
     pub promised: BTreeMap<Incarnation, Bytes>,
     /// What could not be removed when it was lost. Until this is gone, nothing new is promised.
-    pub residue: BTreeSet<RamDiskId>,
+    #[serde(rename = "residue")]
+    pub leftover_on_rsa: BTreeSet<RamDiskId>,
     /// Failures in a row.
     pub failures: u32,
     /// Whether its agent has answered since the journal began, or was given up by name: until then it may have the RAM
@@ -61,7 +62,7 @@ impl Node {
             up: false,
             drained: String::new(),
             promised: BTreeMap::new(),
-            residue: BTreeSet::new(),
+            leftover_on_rsa: BTreeSet::new(),
             failures: 0,
             heard: false,
             given_up: false,
@@ -79,7 +80,7 @@ impl Node {
 
     /// Whether it promises anything at all.
     pub fn lends(&self) -> bool {
-        self.up && self.drained.is_empty() && self.residue.is_empty()
+        self.up && self.drained.is_empty() && self.leftover_on_rsa.is_empty()
     }
 
     /// What can be promised.

@@ -1,8 +1,8 @@
-//! The states, and the one table that says what each leads to.
+//! The states of a job, of its Prolog, its hold and its place in the queue.
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, Prolog, Purpose};
+use super::Time;
 use crate::request::keyword_enum;
 
 keyword_enum! {
@@ -90,152 +90,232 @@ impl RsaState {
     }
 }
 
-/// What comes next for a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Move {
-    /// Nothing until something happens.
-    Wait,
-    /// Take RSA nodes if they are free, for this purpose: ASSIGNED; or wait; or INELIGIBLE.
-    Assign(Purpose),
-    /// It works on disk.
-    GiveUp,
-    /// Build the RAM disk for this purpose: BOOTING.
-    Construct(Purpose),
-    /// Copy the input, prepare the output directories: STAGING_IN.
-    StageIn(Purpose),
-    /// Stop that: STOPPING_STAGING_IN.
-    Stop,
-    /// What was copied, or is being copied, is about to change on disk: ABORTED, at last.
-    StageAgain,
-    /// Mount it on all I/O nodes: MOUNTING.
-    Mount,
-    /// It shall be unmounted: UNMOUNT_NEEDED.
-    NeedUnmount,
-    /// Unmount it: UNMOUNTING. By force once the job has ended or can't use it.
-    Unmount {
-        /// Also if files are open.
-        force: bool,
-    },
-    /// Copy the results to disk: STAGING_OUT.
-    StageOut,
-    /// Say that results are lost: LOST.
-    Lose,
-    /// Remove the RAM disk: TEARDOWN.
-    Destroy,
-    /// Give the RSA nodes back: INITIAL, or INELIGIBLE for a job that runs.
-    Release,
-    /// There is nothing left of it: its log is archived.
-    Forget,
+/// Whether the workload manager holds a job until its input is there.
+///
+/// | | ordered | seen in the queue | input is there, or will not be | released by somebody else | starts, or leaves the queue |
+/// |---|---|---|---|---|---|
+/// | `No` | `Ordered` | - | - | - | - |
+/// | `Ordered` | - | `Stands` | `LetGo` | - | `No` |
+/// | `Stands` | - | - | `LetGo` | `ReleasedByHand` | `No` |
+/// | `LetGo` | `Ordered` | - | - | - | - |
+/// | `ReleasedByHand`, `ReleasedBefore` | - | - | - | - | - |
+///
+/// A job that was held at its submission begins with `Stands`; one that was held then, and had been released when it came
+/// to be known, with `ReleasedBefore`. What was released by hand is not held again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "HoldInJournal", into = "HoldInJournal")]
+pub enum Hold {
+    /// It is not held, and was not.
+    #[default]
+    No,
+    /// It was ordered, and the queue has not shown it yet.
+    Ordered,
+    /// The queue has shown it.
+    Stands,
+    /// It was released, which may have to be ordered again.
+    LetGo,
+    /// Somebody else has released it, and does not want to wait for its input.
+    ReleasedByHand,
+    /// The same, before it was known here.
+    ReleasedBefore,
 }
 
-/// What comes next. Every pair of states stands here; where nothing is said about RUNNING's purpose, see [`Purpose`].
+impl Hold {
+    /// Whether it is held, or will be in a moment.
+    pub fn is_held(self) -> bool {
+        matches!(self, Hold::Ordered | Hold::Stands)
+    }
+
+    /// Whether it was held, as far as is known here, and is not any more.
+    pub fn was_let_go(self) -> bool {
+        matches!(self, Hold::LetGo | Hold::ReleasedByHand)
+    }
+
+    /// Whether somebody else released it.
+    pub fn is_released_by_others(self) -> bool {
+        matches!(self, Hold::ReleasedByHand | Hold::ReleasedBefore)
+    }
+
+    /// After the job has started, or has left the queue.
+    #[must_use]
+    pub fn over(self) -> Hold {
+        if self.is_held() { Hold::No } else { self }
+    }
+}
+
+/// [`Hold`] as the journal has it.
+#[derive(Serialize, Deserialize)]
+struct HoldInJournal {
+    held: bool,
+    #[serde(default)]
+    hold_seen: bool,
+    let_go: bool,
+    #[serde(default)]
+    released: bool,
+}
+
+impl From<HoldInJournal> for Hold {
+    fn from(kept: HoldInJournal) -> Hold {
+        match kept {
+            HoldInJournal { held: true, hold_seen: true, .. } => Hold::Stands,
+            HoldInJournal { held: true, .. } => Hold::Ordered,
+            HoldInJournal { let_go: true, released: true, .. } => Hold::ReleasedByHand,
+            HoldInJournal { let_go: true, .. } => Hold::LetGo,
+            HoldInJournal { released: true, .. } => Hold::ReleasedBefore,
+            HoldInJournal { .. } => Hold::No,
+        }
+    }
+}
+
+impl From<Hold> for HoldInJournal {
+    fn from(hold: Hold) -> HoldInJournal {
+        HoldInJournal {
+            held: hold.is_held(),
+            hold_seen: hold == Hold::Stands,
+            let_go: hold.was_let_go(),
+            released: hold.is_released_by_others(),
+        }
+    }
+}
+
+/// Whether the workload manager keeps a job in front of its queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "QueuePlaceInJournal", into = "QueuePlaceInJournal")]
+pub enum QueuePlace {
+    /// The job has the place that others give it.
+    #[default]
+    Own,
+    /// It was told to keep the job in front.
+    LockedIn,
+    /// It was told to stop doing so, and has not done it yet: until then the job is not forgotten.
+    Unlocking,
+}
+
+/// [`QueuePlace`] as the journal has it.
+#[derive(Serialize, Deserialize)]
+struct QueuePlaceInJournal {
+    locked_in: bool,
+    #[serde(default)]
+    unlocking: bool,
+}
+
+impl From<QueuePlaceInJournal> for QueuePlace {
+    fn from(kept: QueuePlaceInJournal) -> QueuePlace {
+        match kept {
+            QueuePlaceInJournal { locked_in: true, .. } => QueuePlace::LockedIn,
+            QueuePlaceInJournal { unlocking: true, .. } => QueuePlace::Unlocking,
+            QueuePlaceInJournal { .. } => QueuePlace::Own,
+        }
+    }
+}
+
+impl From<QueuePlace> for QueuePlaceInJournal {
+    fn from(place: QueuePlace) -> QueuePlaceInJournal {
+        QueuePlaceInJournal {
+            locked_in: place == QueuePlace::LockedIn,
+            unlocking: place == QueuePlace::Unlocking,
+        }
+    }
+}
+
+/// What is known of a job's Prolog.
 ///
-/// | RSA state | ONDECK | DEMOTED | RUNNING | FINISHED |
-/// |---|---|---|---|---|
-/// | INITIAL | assign | forget | assign for output, else give up | forget |
-/// | INELIGIBLE | wait | forget | wait | forget |
-/// | ASSIGNED | construct | release | construct for output, else release | release |
-/// | BOOTED | stage in | destroy | stage in for output, else destroy | destroy |
-/// | STAGING_IN | wait | stop | input: stop | stop |
-/// | ABORTED | destroy | destroy | destroy | destroy |
-/// | READY | wait | destroy | the Prolog waits: mount; over and output: mount while it is frozen, a few times; else destroy | destroy |
-/// | INUSE_IN | - | - | after the delay, if there is output and it is not ending: unmount | unmount |
-/// | INUSE_BOTH, INUSE_OUT | - | - | wait | unmount |
-/// | UNMOUNT_NEEDED | - | - | unmount unless files are open | unmount by force |
-/// | UNMOUNTED | - | - | results: stage out; else destroy | the same |
-/// | DONE_STAGING_OUT | - | - | destroy | destroy |
-/// | HELD | - | - | broken: LOST; else wait for time, `retry` (found without a journal: unmount first) or `abandon` | the same |
-/// | LOST | - | - | whole again: stage out; else wait for `retry`, `retry --salvage` or `abandon` | the same |
-/// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
-/// | all others | wait | wait | wait | wait |
-///
-/// A component of a heterogeneous job gets nothing: what a former version has built for it is not mounted.
-///
-/// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
-/// and is STAGING_IN or READY is staged again, and held again, if another job begins to write results where its input is
-/// ([`Move::StageAgain`]): no job's own state says that. Nor does it say when one that may start without its RAM disk, and is
-/// held for the results of another one that it depended on, is let go: when these are home, abandoned or lost.
-///
-/// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST. From
-/// there STAGING_OUT with `salvage` saves what the other servers have: DONE_STAGING_OUT then although it is broken, LOST
-/// again if it fails, or if the server has come back meanwhile, so that there is more to save.
-pub fn decide(job: &Job) -> Move {
-    use JobState::{Demoted, Finished, Ondeck, Running};
-    use RsaState as S;
-    // A RAM disk for input is of no use once the job has started without it.
-    let output_again = job.wants_out() && job.may_try();
-    match (job.rsa_state, job.job_state) {
-        (S::Initial, Ondeck) if !job.may_try() => Move::GiveUp,
-        (S::Initial, Ondeck) => Move::Assign(job.best_purpose()),
-        (S::Initial, Running) if output_again => Move::Assign(Purpose::Output),
-        (S::Initial, Running) => Move::GiveUp,
-        (S::Initial | S::Ineligible, Demoted | Finished) if job.unlocking => Move::Wait,
-        (S::Initial | S::Ineligible, Demoted | Finished) => Move::Forget,
-        (S::Ineligible, Ondeck | Running) => Move::Wait,
+/// | | a Prolog asks | the time is over | it has its answer, or waits no longer | the scheduler starts anew | the job ends |
+/// |---|---|---|---|---|---|
+/// | `Expected` | `Waiting` | `Over`, and the user is told | - | - | `Over` |
+/// | `Waiting` | - | - | `Over` | `Expected`: it asks again | `Over` |
+/// | `Over` | - | - | - | - | - |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "PrologInJournal", into = "PrologInJournal")]
+pub enum Prolog {
+    /// It has not been heard of; until when it is waited for, since the job runs.
+    Expected(Option<Time>),
+    /// It waits for an answer, and the job with it.
+    Waiting,
+    /// It is over: the job's program runs.
+    Over,
+}
 
-        (S::Assigned, Ondeck) => Move::Construct(job.purpose),
-        (S::Assigned, Running) if output_again => Move::Construct(Purpose::Output),
-        (S::Assigned, Running | Demoted | Finished) => Move::Release,
+impl Prolog {
+    /// Whether it has not been heard of.
+    pub fn is_expected(self) -> bool {
+        matches!(self, Prolog::Expected(_))
+    }
 
-        (S::Booted | S::Ready, _) if job.broken => Move::Destroy,
-        (S::Booted, Ondeck) => Move::StageIn(job.purpose),
-        (S::Booted, Running) if output_again => Move::StageIn(Purpose::Output),
-        (S::Booted, Running | Demoted | Finished) => Move::Destroy,
+    /// Until when it is waited for, if it has not been heard of.
+    pub fn until(self) -> Option<Time> {
+        match self {
+            Prolog::Expected(until) => until,
+            Prolog::Waiting | Prolog::Over => None,
+        }
+    }
+}
 
-        (S::StagingIn, _) if job.broken => Move::Stop,
-        (S::StagingIn, Ondeck) => Move::Wait,
-        (S::StagingIn, Running) if job.purpose == Purpose::Output => Move::Wait,
-        (S::StagingIn, Running | Demoted | Finished) => Move::Stop,
+/// [`Prolog`] as the journal has it.
+#[derive(Serialize, Deserialize)]
+struct PrologInJournal {
+    prolog: PrologWord,
+    prolog_until: Option<Time>,
+}
 
-        (S::Aborted, _) => Move::Destroy,
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PrologWord {
+    Expected,
+    Waiting,
+    Over,
+}
 
-        (S::Ready, Ondeck) => Move::Wait,
-        // A former version has built it.
-        (S::Ready, Running) if job.component_of.is_some() => Move::Destroy,
-        (S::Ready, Running) if job.purpose == Purpose::Output && !job.may_try() => Move::Destroy,
-        (S::Ready, Running) if job.purpose == Purpose::Output => match job.prolog {
-            Prolog::Waiting => Move::Mount,
-            // Its program starts in a moment, or has started: until that is known, nothing is laid over anything.
-            Prolog::Expected => Move::Wait,
-            Prolog::Over if job.backing_off() => Move::Wait,
-            Prolog::Over => Move::Mount,
-        },
-        (S::Ready, Running) => match job.prolog {
-            Prolog::Waiting => Move::Mount,
-            Prolog::Expected => Move::Wait,
-            Prolog::Over => Move::Destroy,
-        },
-        (S::Ready, Demoted | Finished) => Move::Destroy,
+impl From<PrologInJournal> for Prolog {
+    fn from(kept: PrologInJournal) -> Prolog {
+        match kept.prolog {
+            PrologWord::Expected => Prolog::Expected(kept.prolog_until),
+            PrologWord::Waiting => Prolog::Waiting,
+            PrologWord::Over => Prolog::Over,
+        }
+    }
+}
 
-        (S::InuseIn, Running) if job.broken => Move::NeedUnmount,
-        (S::InuseIn, Running) if job.delay_over && output_again && job.ending.is_none() => Move::NeedUnmount,
-        (S::InuseIn | S::InuseBoth | S::InuseOut, Running) => Move::Wait,
-        (S::InuseIn | S::InuseBoth | S::InuseOut, Finished) => Move::Unmount { force: true },
-        (S::UnmountNeeded, _) if job.backing_off() => Move::Wait,
-        (S::UnmountNeeded, Running) => Move::Unmount { force: job.broken || job.mount_failed },
-        (S::UnmountNeeded, Finished) => Move::Unmount { force: true },
+impl From<Prolog> for PrologInJournal {
+    fn from(prolog: Prolog) -> PrologInJournal {
+        let word = match prolog {
+            Prolog::Expected(_) => PrologWord::Expected,
+            Prolog::Waiting => PrologWord::Waiting,
+            Prolog::Over => PrologWord::Over,
+        };
+        PrologInJournal { prolog: word, prolog_until: prolog.until() }
+    }
+}
 
-        (S::Unmounted, _) if !job.results => Move::Destroy,
-        (S::Unmounted, _) if job.broken => Move::Lose,
-        (S::Unmounted, _) => Move::StageOut,
-        // Somebody has decided, though it is not known who may still see it.
-        (S::Held | S::Lost, _) if job.unsure && (!job.results || job.retry_now) => Move::NeedUnmount,
-        (S::Held | S::Lost, _) if !job.results => Move::Destroy,
-        (S::Held, _) if job.broken => Move::Lose,
-        (S::Held, _) if job.retry_now => Move::StageOut,
-        (S::Lost, _) if job.retry_now || !job.broken => Move::StageOut,
-        (S::Held | S::Lost, _) => Move::Wait,
-        (S::DoneStagingOut, _) => Move::Destroy,
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
 
-        (S::Destroyed, Ondeck) if job.may_try() && !job.failed_here => Move::Construct(job.best_purpose()),
-        (S::Destroyed, Running) if output_again && !job.failed_here => Move::Construct(Purpose::Output),
-        (S::Destroyed, _) => Move::Release,
-
-        (
-            S::Booting | S::StoppingStagingIn | S::Mounting | S::Unmounting | S::StagingOut | S::Teardown,
-            _,
-        ) => Move::Wait,
-        // Not reached, which the model check proves: a job that was mounted is running or has ended.
-        (S::InuseIn | S::InuseBoth | S::InuseOut | S::UnmountNeeded, Ondeck | Demoted) => Move::Wait,
+    #[test]
+    fn the_journal_has_prologs_holds_and_places_as_former_versions_wrote_them() {
+        for hold in
+            [Hold::No, Hold::Ordered, Hold::Stands, Hold::LetGo, Hold::ReleasedByHand, Hold::ReleasedBefore]
+        {
+            let kept = serde_json::to_value(hold).unwrap();
+            assert_eq!(serde_json::from_value::<Hold>(kept).unwrap(), hold);
+        }
+        for place in [QueuePlace::Own, QueuePlace::LockedIn, QueuePlace::Unlocking] {
+            let kept = serde_json::to_value(place).unwrap();
+            assert_eq!(serde_json::from_value::<QueuePlace>(kept).unwrap(), place);
+        }
+        for prolog in [Prolog::Expected(None), Prolog::Expected(Some(Time(7))), Prolog::Waiting, Prolog::Over]
+        {
+            let kept = serde_json::to_value(prolog).unwrap();
+            assert_eq!(serde_json::from_value::<Prolog>(kept).unwrap(), prolog);
+        }
+        let read = |text: &str| serde_json::from_str::<Hold>(text).unwrap();
+        // Before there were `hold_seen` and `released`; and a sighting that was left from an earlier hold.
+        assert_eq!(read(r#"{"held":true,"let_go":false}"#), Hold::Ordered);
+        assert_eq!(read(r#"{"held":false,"hold_seen":true,"let_go":true,"released":false}"#), Hold::LetGo);
+        assert_eq!(
+            serde_json::from_str::<QueuePlace>(r#"{"locked_in":true}"#).unwrap(),
+            QueuePlace::LockedIn
+        );
     }
 }

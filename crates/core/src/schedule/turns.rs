@@ -53,13 +53,13 @@ impl Line {
         let jobs = (0..self.jobs.len()).filter_map(|index| self.seen(index)).collect();
         self.handle(Event::Queue { taken: self.now, jobs });
         while let Some((job, number)) =
-            self.schedule.jobs().values().find_map(|job| Some((job.id, job.task?.number)))
+            self.schedule.jobs().values().find_map(|job| Some((job.id, job.under_way?.number)))
         {
             self.handle(Event::Ended { job, number, outcome: Outcome::Done(String::new()) });
         }
     }
 
-    fn seen(&self, index: usize) -> Option<Seen> {
+    fn seen(&self, index: usize) -> Option<ObservedJob> {
         let (nodes, priority, standing) = self.jobs[index];
         let job = QueuedJob {
             id: id(index),
@@ -77,13 +77,14 @@ impl Line {
             dependent: false,
             depends_on: Vec::new(),
             component_of: None,
+            several: false,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let nodes = Some(nodes).filter(|nodes| *nodes > 0);
         let capacity = self.capacity.filter(|_| nodes.is_none());
         let request = Some(Request { nodes, capacity, data_out, ..Request::default() });
         let io_nodes = vec!["c0".parse().unwrap()];
-        (standing != Standing::Ended).then_some(Seen { job, request, work_dir: "/".into(), io_nodes })
+        (standing != Standing::Ended).then_some(ObservedJob { job, request, work_dir: "/".into(), io_nodes })
     }
 
     fn handle(&mut self, event: Event) {
@@ -121,7 +122,7 @@ pub(super) fn nobody_overtakes(before: &Schedule, after: &Schedule, now: Time) {
                 };
                 node.up
                     && node.drained.is_empty()
-                    && node.residue.is_empty()
+                    && node.leftover_on_rsa.is_empty()
                     && !node.promised.keys().any(stays)
             });
             let text = &waits.waits_for;
@@ -249,6 +250,28 @@ fn who_has_many_jobs_that_do_not_start_does_not_keep_the_nodes_from_others() {
     line.jobs[mine].2 = Standing::Ended;
     line.look(700);
     assert!(theirs.iter().any(|job| line.has(*job)) && !line.has(new));
+}
+
+#[test]
+fn what_one_event_gives_back_goes_to_whose_turn_it_is() {
+    // Three nodes, of which each of two users may have all.
+    let mut line = Line::new(3, Site { user_nodes: Some(3), ..site() });
+    line.users = 2;
+    let mine = line.submit(2, 5, Standing::Next);
+    let theirs = line.submit(3, 9, Standing::Next);
+    line.look(0);
+    assert!(line.has(theirs) && !line.has(mine));
+    // Another one of mine comes before mine, so that I have too many for both.
+    let my_other = line.submit(2, 9, Standing::Next);
+    line.jobs[theirs].2 = Standing::Ended;
+    line.look(300);
+    assert!(line.has(my_other) && line.waits_for(mine).contains("its user has 2 of at most 3"));
+    // Mine has waited beyond patience when that one ends. Who comes after it does not get its nodes.
+    let new = line.submit(2, 1, Standing::Next);
+    line.look(400);
+    line.jobs[my_other].2 = Standing::Ended;
+    line.look(1);
+    assert!(line.has(mine) && !line.has(new));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! on a file of it. With a metadata device of its own each node has two OSDs, and the pools are told apart by rules.
 //!
 //! Nothing is asked of a cluster that is there already: fsid, keys and maps follow from the RAM disk's secret, so every
-//! node can write its own part without being told. All daemons keep to the RAM disk's place and to its ports.
+//! node can write its own part without being told. All daemons keep to the RAM disk's runtime directory and to its ports.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,6 @@ pub(super) struct Ceph;
 /// What sets the cluster up: one process with one connection, where each call of `ceph` would start anew.
 const SET_UP: &str = include_str!("ceph_set_up.py");
 
-/// Runs it.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// An OSD listens on one port for clients, one for other OSDs and two for heartbeats.
@@ -131,7 +130,7 @@ impl Engine for Ceph {
         if phase == 1 {
             return set_up(build);
         }
-        if build.place.running(&format!("osd.{}", osd_id(build.layout, me, 0))).is_some() {
+        if build.runtime_dir.running(&format!("osd.{}", osd_id(build.layout, me, 0))).is_some() {
             return Ok(());
         }
         write_configuration(build)?;
@@ -149,13 +148,13 @@ impl Engine for Ceph {
     fn serves(&self, phase: usize, build: &Build) -> Result<bool, EngineError> {
         let (me, server) = build.server()?;
         for index in 0..stores(build.layout).len() {
-            build.place.must_run(&format!("osd.{}", osd_id(build.layout, me, index)))?;
+            build.runtime_dir.must_run(&format!("osd.{}", osd_id(build.layout, me, index)))?;
         }
         if me == 0 {
-            build.place.must_run("mon")?;
+            build.runtime_dir.must_run("mon")?;
             if phase == 1 {
                 // Its set-up has waited for it.
-                build.place.must_run("mds")?;
+                build.runtime_dir.must_run("mds")?;
             }
             return listens(server.address, server.ports[0]);
         }
@@ -173,9 +172,9 @@ impl Engine for Ceph {
             .arg(conf(build));
         command.arg("-o").arg(format!("nosuid,nodev,allow_other,fsname=ondeck:{}", build.layout.id));
         command.arg(at);
-        build.place.start("client", command)?;
-        build.place.wait(build.until, "ceph-fuse to mount", || {
-            build.place.must_run("client")?;
+        build.runtime_dir.start("client", command)?;
+        build.runtime_dir.wait(build.until, "ceph-fuse to mount", || {
+            build.runtime_dir.must_run("client")?;
             let mounted = crate::mounts::mounted()
                 .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
             Ok(mounted.iter().any(|mount| mount.at == at).then_some(()))
@@ -237,18 +236,18 @@ fn metadata_bytes(share: Bytes) -> u64 {
 /// One OSD of a node.
 struct Store<'a> {
     device: &'a str,
-    /// Its device's name in the place.
-    place: &'static str,
+    /// The name of its device in the runtime directory.
+    device_name: &'static str,
     metadata: bool,
 }
 
 /// The OSDs of every node, in the order in which they are counted.
 fn stores(layout: &Layout) -> Vec<Store<'_>> {
-    let mut stores = vec![Store { device: &layout.device, place: DATA_DEVICE, metadata: false }];
+    let mut stores = vec![Store { device: &layout.device, device_name: DATA_DEVICE, metadata: false }];
     if let Some(device) = &layout.metadata_device {
         // Where the data lies in memory, the metadata's is the only device that the node was given.
-        let place = if layout.device == RAM { DATA_DEVICE } else { METADATA_DEVICE };
-        stores.push(Store { device, place, metadata: true });
+        let device_name = if layout.device == RAM { DATA_DEVICE } else { METADATA_DEVICE };
+        stores.push(Store { device, device_name, metadata: true });
     }
     stores
 }
@@ -259,7 +258,7 @@ fn osd_id(layout: &Layout, server: usize, store: usize) -> usize {
 }
 
 fn conf(build: &Build) -> std::path::PathBuf {
-    build.place.path("ceph.conf")
+    build.runtime_dir.path("ceph.conf")
 }
 
 /// A cephx key: type 1 (AES), the time of its making, the length, 16 bytes; in base64.
@@ -293,29 +292,29 @@ fn keyring_with_caps(secret: &Secret, entity: &str, caps: &[(&str, &str)]) -> St
 
 /// Writes ceph.conf and this node's keys.
 fn write_configuration(build: &Build) -> Result<(), EngineError> {
-    build.place.subdirectory("keys")?;
-    build.place.subdirectory("run")?;
+    build.runtime_dir.subdirectory("keys")?;
+    build.runtime_dir.subdirectory("run")?;
     let client = build.client_secret();
-    build.place.write_private("keys/client.job", keyring(&client, "client.job").as_bytes())?;
+    build.runtime_dir.write_private("keys/client.job", keyring(&client, "client.job").as_bytes())?;
     if let Some(me) = build.me {
         for index in 0..stores(build.layout).len() {
             let entity = format!("osd.{}", osd_id(build.layout, me, index));
             let ring = keyring(build.secret, &entity);
-            build.place.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
+            build.runtime_dir.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
         }
         if me == 0 {
             for entity in ["mon.", "client.admin", "mds.a"] {
                 let ring = keyring(build.secret, entity);
-                build.place.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
+                build.runtime_dir.write_private(&format!("keys/{entity}"), ring.as_bytes())?;
             }
         }
     }
-    build.place.write_private("ceph.conf", configuration(build).as_bytes())?;
+    build.runtime_dir.write_private("ceph.conf", configuration(build).as_bytes())?;
     Ok(())
 }
 
 fn configuration(build: &Build) -> String {
-    let dir = build.place.dir().display();
+    let dir = build.runtime_dir.dir().display();
     let first = &build.layout.servers[0];
     let own = build.me.map_or(String::new(), |me| {
         let address = build.layout.servers[me].address;
@@ -458,15 +457,15 @@ fn start_monitor(build: &Build) -> Result<(), EngineError> {
         ring += &keyring_with_caps(build.secret, &format!("osd.{id}"), OSD_CAPS);
     }
     ring += &keyring_with_caps(&build.client_secret(), "client.job", JOB_CAPS);
-    let ring = build.place.write_private("mon.keyring", ring.as_bytes())?;
-    build.place.subdirectory("mon")?;
-    build.place.subdirectory("mds.a")?;
+    let ring = build.runtime_dir.write_private("mon.keyring", ring.as_bytes())?;
+    build.runtime_dir.subdirectory("mon")?;
+    build.runtime_dir.subdirectory("mds.a")?;
 
     // With a map that has all OSDs from the start, none has to be asked for.
-    let map = build.place.path("osdmap");
+    let map = build.runtime_dir.path("osdmap");
     let mut tool = Command::new("osdmaptool");
     tool.arg("-c").arg(conf(build)).args(["--createsimple", &osds.to_string()]).arg(&map);
-    build.place.run("osdmaptool", tool, build.until)?;
+    build.runtime_dir.run("osdmaptool", tool, build.until)?;
     let address = std::net::SocketAddr::new(server.address, server.ports[0]).to_string();
     let mon = |more: &[&str]| {
         let mut command = Command::new("ceph-mon");
@@ -475,15 +474,15 @@ fn start_monitor(build: &Build) -> Result<(), EngineError> {
     };
     let mut mkfs = mon(&["--mkfs"]);
     mkfs.arg("--keyring").arg(ring).arg("--osdmap").arg(&map);
-    build.place.run("mon mkfs", mkfs, build.until)?;
-    build.place.start("mon", mon(&["-f"]))?;
+    build.runtime_dir.run("mon mkfs", mkfs, build.until)?;
+    build.runtime_dir.start("mon", mon(&["-f"]))?;
 
     let mut mds = Command::new("ceph-mds");
     let port = server.ports[1].to_string();
-    // In the place, for its socket: the path of one may not be long.
-    mds.args(["-f", "-i", "a", "-c"]).arg(conf(build)).current_dir(build.place.dir());
+    // In the runtime directory, for its socket: the path of one may not be long.
+    mds.args(["-f", "-i", "a", "-c"]).arg(conf(build)).current_dir(build.runtime_dir.dir());
     mds.args(["--ms-bind-port-min", &port, "--ms-bind-port-max", &port]);
-    build.place.start("mds", mds)?;
+    build.runtime_dir.start("mds", mds)?;
     Ok(())
 }
 
@@ -494,9 +493,9 @@ fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(
     let bytes =
         if store.metadata { metadata_bytes(server.share) } else { server.share.0 / 100 * DEVICE_PERCENT };
     let data = if store.device == RAM {
-        build.place.subdirectory(&role)?
+        build.runtime_dir.subdirectory(&role)?
     } else {
-        build.place.subdirectory(&format!("{}/{role}", store.place))?
+        build.runtime_dir.subdirectory(&format!("{}/{role}", store.device_name))?
     };
     let osd = |more: &[&str]| {
         let mut command = Command::new("ceph-osd");
@@ -514,15 +513,17 @@ fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(
         command
     };
     let uuid = uuid_text(build.secret.uuid(&format!("ceph osd {id}")));
-    build.place.run(&format!("{role} mkfs"), osd(&["--mkfs", "--osd-uuid", &uuid]), build.until)?;
+    build.runtime_dir.run(&format!("{role} mkfs"), osd(&["--mkfs", "--osd-uuid", &uuid]), build.until)?;
     let (first, last) = (ports[0].to_string(), ports[ports.len() - 1].to_string());
-    build.place.start(&role, osd(&["-f", "--ms-bind-port-min", &first, "--ms-bind-port-max", &last]))?;
+    build
+        .runtime_dir
+        .start(&role, osd(&["-f", "--ms-bind-port-min", &first, "--ms-bind-port-max", &last]))?;
     Ok(())
 }
 
 /// Makes the pools and the filesystem, and waits until the metadata server serves it.
 fn set_up(build: &Build) -> Result<(), EngineError> {
-    let script = build.place.write_private("set_up.py", SET_UP.as_bytes())?;
+    let script = build.runtime_dir.write_private("set_up.py", SET_UP.as_bytes())?;
     let layout = build.layout;
     let nodes = layout.servers.len();
     // The one that the distribution built librados for, whatever PATH has.
@@ -539,6 +540,6 @@ fn set_up(build: &Build) -> Result<(), EngineError> {
     // It is told to end a little before it would be ended, so that it can say what it has waited for.
     let left = build.until.saturating_duration_since(std::time::Instant::now());
     command.args(["--seconds", &left.as_secs().saturating_sub(2).max(1).to_string()]);
-    build.place.run_beside(&["mon", "mds"], "set-up", command, build.until)?;
+    build.runtime_dir.run_beside(&["mon", "mds"], "set-up", command, build.until)?;
     Ok(())
 }

@@ -74,27 +74,27 @@ impl Engine for Gluster {
 
     fn start(&self, _phase: usize, build: &Build) -> Result<(), EngineError> {
         let (_, server) = build.server()?;
-        if build.place.running("brick").is_some() {
+        if build.runtime_dir.running("brick").is_some() {
             return Ok(());
         }
-        let brick = build.place.path(DATA_DEVICE);
+        let brick = build.runtime_dir.path(DATA_DEVICE);
         let internal = brick.join(".glusterfs");
         std::fs::create_dir_all(&internal).map_err(|error| EngineError::io("make", &internal, error))?;
         let volume = volume_id(build);
         rustix::fs::setxattr(&brick, "trusted.glusterfs.volume-id", &volume, rustix::fs::XattrFlags::empty())
             .map_err(|error| EngineError::io("set trusted.glusterfs.volume-id on", &brick, error))?;
         let volfile =
-            build.place.write_private("brick.vol", server_volfile(build, server, &brick).as_bytes())?;
+            build.runtime_dir.write_private("brick.vol", server_volfile(build, server, &brick).as_bytes())?;
         let mut command = Command::new("glusterfsd");
         // At a lower level than ERROR it would write the volfile, and the password in it, into its log.
         command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
         command.arg("--volfile").arg(volfile);
-        build.place.start("brick", command)?;
+        build.runtime_dir.start("brick", command)?;
         Ok(())
     }
 
     fn serves(&self, _phase: usize, build: &Build) -> Result<bool, EngineError> {
-        build.place.must_run("brick")?;
+        build.runtime_dir.must_run("brick")?;
         let (_, server) = build.server()?;
         listens(server.address, server.ports[0])
     }
@@ -104,7 +104,7 @@ impl Engine for Gluster {
     }
 
     fn mount(&self, build: &Build, at: &Path) -> Result<(), EngineError> {
-        let volfile = build.place.write_private("client.vol", client_volfile(build).as_bytes())?;
+        let volfile = build.runtime_dir.write_private("client.vol", client_volfile(build).as_bytes())?;
         let mut command = Command::new("glusterfs");
         command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
         // Without auto-invalidation a client never sees that another one has rewritten a file in the same size.
@@ -116,10 +116,10 @@ impl Engine for Gluster {
         command.arg(format!("--volfile-id={}", build.layout.id));
         command.arg(format!("--fs-display-name=ondeck:{}", build.layout.id));
         command.arg("--volfile").arg(volfile).arg(at);
-        build.place.start("client", command)?;
+        build.runtime_dir.start("client", command)?;
         let servers = &build.layout.servers;
-        build.place.wait(build.until, "the Gluster client to mount", || {
-            build.place.must_run("client")?;
+        build.runtime_dir.wait(build.until, "the Gluster client to mount", || {
+            build.runtime_dir.must_run("client")?;
             let mounted = crate::mounts::mounted()
                 .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?
                 .iter()
@@ -157,7 +157,7 @@ impl Engine for Gluster {
 /// For each server, the socket of the client's connection to its brick.
 fn connections(build: &Build) -> Result<Vec<Option<u64>>, EngineError> {
     let servers = &build.layout.servers;
-    let Some(pid) = build.place.running("client") else { return Ok(vec![None; servers.len()]) };
+    let Some(pid) = build.runtime_dir.running("client") else { return Ok(vec![None; servers.len()]) };
     let established = tcp::established(pid).map_err(|error| {
         EngineError::io("read the connections of", Path::new(&format!("/proc/{pid}")), error)
     })?;

@@ -22,11 +22,11 @@ pub(super) fn pretend(step: &str, build: &Build) -> Result<(), EngineError> {
     if let Some(fault) = fault {
         match fault.how {
             Misbehaviour::Fail => return Err(EngineError::Refused(format!("simulated failure of `{step}`"))),
-            Misbehaviour::Hang => return build.place.wait(build.until, step, || Ok(None)),
+            Misbehaviour::Hang => return build.runtime_dir.wait(build.until, step, || Ok(None)),
         }
     }
     let end = Instant::now() + Duration::from_millis(simulation.delay_ms);
-    build.place.wait(build.until, step, || Ok((Instant::now() >= end).then_some(())))
+    build.runtime_dir.wait(build.until, step, || Ok((Instant::now() >= end).then_some(())))
 }
 
 impl Engine for Simulated {
@@ -74,7 +74,7 @@ impl Engine for Simulated {
         pretend("mount", build)
     }
 
-    fn adorn(&self, build: &Build, _data: &Path) -> Result<(), EngineError> {
+    fn init_root(&self, build: &Build, _data: &Path) -> Result<(), EngineError> {
         pretend("check", build)
     }
 

@@ -60,7 +60,7 @@ impl Engine for Tmpfs {
             return Err(EngineError::Refused("tmpfs can be mounted on its own node only".into()));
         }
         let target = mounts::Target::open(at, None).map_err(|error| EngineError::io("open", at, error))?;
-        mounts::bind(&build.place.path(DATA_DEVICE), &target)
+        mounts::bind(&build.runtime_dir.path(DATA_DEVICE), &target)
             .map_err(|error| EngineError::io("mount on", at, error))
     }
 

@@ -17,12 +17,6 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::{Store, StoreError, row};
 
-/// What is kept of it. Daemons that don't know these tables refuse the journal by its version.
-pub(super) const TABLES: &str = "
-    CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-    CREATE TABLE IF NOT EXISTS replaced (journal TEXT PRIMARY KEY);
-";
-
 /// The name of the counter of commits.
 const COMMITS: &str = "commits";
 
@@ -46,7 +40,6 @@ fn new_name() -> std::io::Result<String> {
 /// Gives a journal its name if it has none.
 pub(super) fn begin(connection: &mut Connection, began: Time, name: &str) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
-    transaction.execute_batch(TABLES)?;
     for (key, value) in [("journal", name), ("began", &began.0.to_string())] {
         transaction.execute("INSERT OR IGNORE INTO identity (name, value) VALUES (?1, ?2)", [key, value])?;
     }
@@ -65,7 +58,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::File`] if the kernel gives no random numbers.
     pub(super) fn new_name(&self) -> Result<String, StoreError> {
-        new_name().map_err(|source| StoreError::File { path: self.path.clone(), source })
+        new_name().map_err(|source| StoreError::File { path: self.reader.path.clone(), source })
     }
 
     /// Which journal this is.
@@ -76,21 +69,24 @@ impl Store {
         let value = |name: &str| -> Result<String, StoreError> {
             let query = "SELECT value FROM identity WHERE name = ?1";
             let found: Option<String> = self
+                .reader
                 .connection
                 .query_row(query, [name], |row| row.get(0))
                 .optional()
-                .map_err(|source| self.sqlite(source))?;
-            found.ok_or_else(|| self.malformed("itself".into(), &format!("its {name} is missing")))
+                .map_err(|source| self.reader.sqlite(source))?;
+            found.ok_or_else(|| self.reader.malformed("itself".into(), &format!("its {name} is missing")))
         };
         let began = value("began")?;
-        let began = began.parse().map_err(|error| self.malformed("its beginning".into(), &error))?;
-        let replaced = self.rows("SELECT journal, '' FROM replaced")?.into_iter().map(|(name, _)| name);
+        let began = began.parse().map_err(|error| self.reader.malformed("its beginning".into(), &error))?;
+        let replaced =
+            self.reader.rows("SELECT journal, '' FROM replaced")?.into_iter().map(|(name, _)| name);
         let query = "SELECT value FROM counters WHERE name = ?1";
         let commits: Option<i64> = self
+            .reader
             .connection
             .query_row(query, [COMMITS], |row| row.get(0))
             .optional()
-            .map_err(|source| self.sqlite(source))?;
+            .map_err(|source| self.reader.sqlite(source))?;
         self.commits.store(commits.unwrap_or(0) as u64, Ordering::SeqCst);
         Ok(Identity {
             journal: value("journal")?,
@@ -113,9 +109,9 @@ impl Store {
         kept: &[Job],
         nodes: &[(NodeName, Node)],
     ) -> Result<(), StoreError> {
-        let (name, path, now) = (self.new_name()?, self.path.clone(), crate::daemon::now());
+        let (name, path, now) = (self.new_name()?, self.reader.path.clone(), crate::clock::now());
         let commits = self.commits.load(Ordering::SeqCst) + 1;
-        let done = self.connection.transaction().and_then(|transaction| {
+        let done = self.reader.connection.transaction().and_then(|transaction| {
             let own = "INSERT OR IGNORE INTO replaced SELECT value FROM identity WHERE name = 'journal'";
             transaction.execute(own, [])?;
             for journal in replaced {
@@ -157,10 +153,10 @@ impl Store {
     /// [`StoreError`]; what was kept is kept, and the files beside the journal belong to it.
     pub fn close(&mut self) -> Result<(), StoreError> {
         let end = || {
-            super::log::bring_in(&self.connection)?;
-            self.connection.execute_batch("PRAGMA journal_mode=DELETE")
+            super::log::bring_in(&self.reader.connection)?;
+            self.reader.connection.execute_batch("PRAGMA journal_mode=DELETE")
         };
-        end().map_err(|source| self.sqlite(source))
+        end().map_err(|source| self.reader.sqlite(source))
     }
 }
 

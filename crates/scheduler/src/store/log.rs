@@ -84,11 +84,11 @@ pub(super) fn begin_anew(connection: &Connection) -> rusqlite::Result<()> {
 impl Store {
     /// Keeps the log small.
     pub(super) fn tend_log(&self) {
-        let log = self.path.with_extension("sqlite-wal");
+        let log = self.reader.path.with_extension("sqlite-wal");
         if !std::fs::metadata(log).is_ok_and(|log| log.len() > LARGE) {
             return;
         }
-        if let Err(error) = begin_anew(&self.connection) {
+        if let Err(error) = begin_anew(&self.reader.connection) {
             // What was kept is kept.
             tracing::warn!(%error, "can't bring the journal's log into the journal; it grows");
         }
@@ -103,10 +103,9 @@ mod tests {
 
     const FILES: [&str; 2] = ["journal.sqlite", "journal.sqlite-wal"];
 
-    /// A commit.
     fn commit(store: &Store, text: &str) {
         let statement = "INSERT INTO journal (at_ms, text) VALUES (0, ?1)";
-        store.connection.execute(statement, [text]).unwrap();
+        store.reader.connection.execute(statement, [text]).unwrap();
     }
 
     fn copy(from: &Path, to: &Path, files: &[&str]) {
@@ -125,7 +124,7 @@ mod tests {
         match Store::open(directory) {
             Ok(store) => {
                 let query = "SELECT count(*) FROM journal";
-                Ok(store.connection.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap() as usize)
+                Ok(store.reader.connection.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap() as usize)
             }
             Err(error) => {
                 let after: Vec<Vec<u8>> =
@@ -148,7 +147,7 @@ mod tests {
             fs::create_dir(at(name)).unwrap();
             copy(&at("live"), &at(name), &FILES);
             commit(&store, "later");
-            begin_anew(&store.connection).unwrap();
+            begin_anew(&store.reader.connection).unwrap();
         }
         let (first, second, third) = (at("first"), at("second"), at("third"));
         let [journal, log] = FILES;

@@ -11,41 +11,35 @@
 //! What is read is more, because other programs write more: GNU's long names and old sparse maps, ACLs in the kernel's
 //! form (`SCHILY.xattr.system.posix_acl_*`).
 
+mod hole_map;
+mod records;
+mod xattrs;
+
+pub(super) use hole_map::{read_map, write_map};
+pub(super) use records::{Globals, MOST_RECORDS};
+
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::ffi::{CStr, CString};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use rustix::fs::Mode;
 use tar::EntryType;
 
 use super::sparse::Segment;
 use crate::acl;
-use crate::attributes::{ACL_ACCESS, ACL_DEFAULT, Xattr};
-use crate::error::{Fault, display_path};
+use crate::attributes::{ACL_ACCESS, Xattr};
+use crate::error::Fault;
+use hole_map::{old_gnu_map, segments_of};
+use records::{PaxRecords, decimal, parse_time, read_extension, read_records, record, time_text};
+use xattrs::{ACLS, XATTR, encode_name, read_xattrs};
 
 /// Tar's unit: headers and data begin at multiples of it.
 pub(super) const BLOCK: u64 = 512;
-/// The most bytes of pax records of one member. Linux allows 64 KiB for an attribute and a path is much shorter; more
-/// is damage, or an attack on our memory.
-pub(super) const MOST_RECORDS: u64 = 16 << 20;
-/// The most records of one member: an attacker's are short. Only GNU's oldest map of holes has more than a few.
-const MOST_LINES: usize = 1 << 17;
-/// The most extended attributes of one member: on Linux the names of all of them are at most 64 KiB.
-const MOST_XATTRS: usize = 10_000;
-/// What a record takes of our memory beside its text.
-const RECORD: u64 = 128;
-/// The most segments of a sparse file that are read: 64 MiB of memory.
-const MOST_SEGMENTS: usize = 4 << 20;
+
 /// Numbers that fit into the 11 octal digits of a size or time, and into the 7 of an id.
 const MOST_11_DIGITS: u64 = 0o77_777_777_777;
 const MOST_7_DIGITS: u32 = 0o7_777_777;
 /// Who owns what has an owner that Linux can't have: nobody.
 const NOBODY: u32 = 65_534;
-
-const XATTR: &[u8] = b"SCHILY.xattr.";
-/// The keys under which GNU tar, bsdtar and star look for ACLs.
-const ACLS: [(&[u8], &CStr); 2] = [(b"SCHILY.acl.access", ACL_ACCESS), (b"SCHILY.acl.default", ACL_DEFAULT)];
 
 /// Rounds up to whole blocks.
 pub(super) fn padded(length: u64) -> u64 {
@@ -230,7 +224,7 @@ impl Header {
                 b'V' => drop(read_extension(stream, block)?),
                 b'K' => long_link = Some(until_nul(read_extension(stream, block)?)),
                 _ => {
-                    let records = Records { own: &records, globals };
+                    let records = PaxRecords { own: &records, globals };
                     return build(block, &records, long_path, long_link, stream).map(Some);
                 }
             }
@@ -238,54 +232,9 @@ impl Header {
     }
 }
 
-/// The records that hold for all members to come.
-#[derive(Default)]
-pub(super) struct Globals {
-    records: HashMap<Vec<u8>, Vec<u8>>,
-    /// What they take of our memory, about.
-    bytes: u64,
-}
-
-impl Globals {
-    fn put(&mut self, Record { key, value }: Record) {
-        let name = key.len() as u64;
-        self.bytes += name + value.len() as u64 + RECORD;
-        if let Some(old) = self.records.insert(key, value) {
-            self.bytes -= name + old.len() as u64 + RECORD;
-        }
-    }
-}
-
-/// One `KEY=VALUE`.
-struct Record {
-    key: Vec<u8>,
-    value: Vec<u8>,
-}
-
-/// The records that hold for a member: its own before the global ones, the last of a key before earlier ones.
-struct Records<'a> {
-    own: &'a [Record],
-    globals: &'a Globals,
-}
-
-impl Records<'_> {
-    fn get(&self, key: &[u8]) -> Option<&[u8]> {
-        match self.own.iter().rfind(|record| record.key == key) {
-            Some(record) => Some(&record.value[..]),
-            None => self.globals.records.get(key).map(|value| &value[..]),
-        }
-        // An empty value takes a record back.
-        .filter(|value| !value.is_empty())
-    }
-
-    fn number(&self, key: &[u8]) -> io::Result<Option<u64>> {
-        self.get(key).map(decimal).transpose()
-    }
-}
-
 fn build(
     block: &tar::Header,
-    records: &Records<'_>,
+    records: &PaxRecords<'_>,
     long_path: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
     stream: &mut dyn Read,
@@ -368,153 +317,6 @@ fn build(
     Ok(header)
 }
 
-/// Extended attributes and ACLs, and what of them can't be restored. An ACL decides on the permissions of `mode`.
-fn read_xattrs(
-    records: &Records<'_>,
-    path: &[u8],
-    mode: &mut u32,
-) -> io::Result<(Vec<Xattr>, Option<String>)> {
-    let mut xattrs: Vec<Xattr> = Vec::new();
-    let mut known: HashMap<CString, usize> = HashMap::new();
-    let mut lost = None;
-    for record in records.own {
-        if let Some(name) = record.key.strip_prefix(XATTR)
-            && let Ok(name) = CString::new(decode_name(name))
-        {
-            if let Some(at) = known.get(&name) {
-                xattrs[*at].value.clone_from(&record.value);
-                continue;
-            }
-            if xattrs.len() == MOST_XATTRS {
-                let path = display_path(path);
-                return Err(damaged(&format!("{path} has more than {MOST_XATTRS} extended attributes")));
-            }
-            known.insert(name.clone(), xattrs.len());
-            xattrs.push(Xattr { name, value: record.value.clone() });
-        }
-    }
-    for (key, name) in ACLS {
-        // The binary form of the same, where both are there, needs no look-up of names.
-        if let Some(text) = records.get(key)
-            && !xattrs.iter().any(|xattr| *xattr.name == *name)
-        {
-            match acl::from_text(text) {
-                Ok(acl::Parsed { acl, unknown }) => {
-                    // The group's bits of a mode with an ACL are the mask's, but bsdtar writes the group's own.
-                    if name == ACL_ACCESS {
-                        *mode = acl::mode_bits(&acl).map_or(*mode, |bits| *mode & 0o7000 | bits);
-                    }
-                    xattrs.push(Xattr { name: name.to_owned(), value: acl });
-                    if !unknown.is_empty() {
-                        lost =
-                            Some(format!("nobody is called `{}` here, whom it names", unknown.join("`, `")));
-                    }
-                }
-                Err(why) => {
-                    // What its group may do was in the ACL: no more than anybody else.
-                    if name == ACL_ACCESS {
-                        *mode &= 0o7707 | (*mode & 0o007) << 3;
-                    }
-                    lost = Some(why);
-                }
-            }
-        }
-    }
-    Ok((xattrs, lost))
-}
-
-/// The map of GNU tar's own format: four segments in the block, more in blocks that follow.
-fn old_gnu_map(block: &tar::Header, header: &mut Header, stream: &mut dyn Read) -> io::Result<()> {
-    let gnu = block.as_gnu().ok_or_else(|| damaged("it has a sparse map in a header that has none"))?;
-    header.size = gnu.real_size()?;
-    let mut numbers = Vec::new();
-    let mut add = |slots: &[tar::GnuSparseHeader]| -> io::Result<()> {
-        for slot in slots.iter().filter(|slot| !slot.is_empty()) {
-            numbers.extend([slot.offset()?, slot.length()?]);
-        }
-        if numbers.len() > 2 * MOST_SEGMENTS { Err(damaged("it has too many holes")) } else { Ok(()) }
-    };
-    add(&gnu.sparse)?;
-    let mut more = gnu.is_extended();
-    while more {
-        let mut extension = tar::GnuExtSparseHeader::new();
-        stream.read_exact(extension.as_mut_bytes())?;
-        add(extension.sparse())?;
-        more = extension.is_extended();
-    }
-    header.holes = Holes::Map(segments_of(numbers)?);
-    Ok(())
-}
-
-/// Reads the map at the beginning of a sparse file's data: decimal numbers on lines of their own, the count of
-/// segments first, padded to whole blocks. Also tells how many bytes that were.
-pub(super) fn read_map(data: &mut dyn Read) -> io::Result<(Vec<Segment>, u64)> {
-    let mut block = [0; BLOCK as usize];
-    let (mut at, mut consumed) = (block.len(), 0);
-    let mut next = || -> io::Result<u64> {
-        let mut number = 0_u64;
-        let mut digits = 0;
-        loop {
-            if at == block.len() {
-                data.read_exact(&mut block)?;
-                (at, consumed) = (0, consumed + BLOCK);
-            }
-            let byte = block[at];
-            at += 1;
-            match byte {
-                b'0'..=b'9' if digits < 20 => {
-                    digits += 1;
-                    number = (number.checked_mul(10))
-                        .and_then(|number| number.checked_add(u64::from(byte - b'0')))
-                        .ok_or_else(|| damaged("a number in its sparse map is too large"))?;
-                }
-                b'\n' if digits > 0 => return Ok(number),
-                _ => return Err(damaged("its sparse map is not a list of numbers")),
-            }
-        }
-    };
-    let count = next()?;
-    if count > MOST_SEGMENTS as u64 {
-        return Err(damaged("it has too many holes"));
-    }
-    let mut numbers = Vec::new(); // grows with what is really there
-    for _ in 0..count * 2 {
-        numbers.push(next()?);
-    }
-    Ok((segments_of(numbers)?, consumed))
-}
-
-/// The same, written.
-pub(super) fn write_map(segments: &[Segment], size: u64, out: &mut Vec<u8>) {
-    let start = out.len();
-    // A last segment of no length says where a hole at the end ends.
-    let ends_in_hole = segments.last().is_none_or(|last| last.offset + last.length < size);
-    let end = ends_in_hole.then_some(Segment { offset: size, length: 0 });
-    // Writing to a Vec can't fail.
-    let _ = writeln!(out, "{}", segments.len() + usize::from(ends_in_hole));
-    for segment in segments.iter().chain(&end) {
-        let _ = writeln!(out, "{}\n{}", segment.offset, segment.length);
-    }
-    let length = (out.len() - start) as u64;
-    pad(out, length);
-}
-
-fn segments_of(numbers: Vec<u64>) -> io::Result<Vec<Segment>> {
-    let mut segments = Vec::with_capacity(numbers.len() / 2);
-    let mut end = 0;
-    for pair in numbers.chunks(2) {
-        let [offset, length] = *pair else { return Err(damaged("its sparse map has an odd length")) };
-        if offset < end {
-            return Err(damaged("the segments of its sparse map overlap"));
-        }
-        end = offset.checked_add(length).ok_or_else(|| damaged("its sparse map is too large"))?;
-        if length > 0 {
-            segments.push(Segment { offset, length });
-        }
-    }
-    Ok(segments)
-}
-
 /// Zeros up to the next block after `length` bytes.
 pub(super) fn pad(out: &mut Vec<u8>, length: u64) {
     out.resize(out.len() + (padded(length) - length) as usize, 0);
@@ -545,65 +347,6 @@ fn finish(mut block: tar::Header, path: &[u8], link: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(block.as_bytes());
 }
 
-/// Appends `LENGTH KEY=VALUE\n`, where the length counts its own digits.
-fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    let digits = |number: usize| number.to_string().len();
-    let rest = key.len() + value.len() + 3;
-    let mut length = rest + digits(rest);
-    if digits(length) > digits(rest) {
-        length = rest + digits(length);
-    }
-    records.extend_from_slice(length.to_string().as_bytes());
-    records.push(b' ');
-    records.extend_from_slice(key);
-    records.push(b'=');
-    records.extend_from_slice(value);
-    records.push(b'\n');
-}
-
-/// The records of a member that extends the next one's header.
-fn read_records(stream: &mut dyn Read, block: &tar::Header) -> io::Result<Vec<Record>> {
-    parse_records(&read_extension(stream, block)?)?.ok_or_else(|| {
-        let path = display_path(&block.path_bytes());
-        damaged(&format!("the extended header {path} has more than {MOST_LINES} records"))
-    })
-}
-
-/// `None` if there are too many.
-fn parse_records(mut data: &[u8]) -> io::Result<Option<Vec<Record>>> {
-    let broken = || damaged("its extended header is not a list of records");
-    let mut records = Vec::new();
-    while !data.is_empty() {
-        if records.len() == MOST_LINES {
-            return Ok(None);
-        }
-        let space = data.iter().take(20).position(|b| *b == b' ').ok_or_else(broken)?;
-        let length = usize::try_from(decimal(&data[..space])?).map_err(|_| broken())?;
-        let line =
-            data.get(space + 1..length).and_then(|line| line.strip_suffix(b"\n")).ok_or_else(broken)?;
-        let equals = line.iter().position(|b| *b == b'=').ok_or_else(broken)?;
-        records.push(Record { key: line[..equals].to_vec(), value: line[equals + 1..].to_vec() });
-        data = &data[length..];
-    }
-    Ok(Some(records))
-}
-
-/// The content of a member that extends the next one's header.
-fn read_extension(stream: &mut dyn Read, block: &tar::Header) -> io::Result<Vec<u8>> {
-    let size = block.entry_size()?;
-    if size > MOST_RECORDS {
-        return Err(damaged("its extended header is too large"));
-    }
-    // Allocates as it reads, not what a header claims.
-    let mut data = Vec::with_capacity(padded(size).min(64 << 10) as usize);
-    stream.take(padded(size)).read_to_end(&mut data)?;
-    if (data.len() as u64) < padded(size) {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    data.truncate(size as usize);
-    Ok(data)
-}
-
 fn check_sum(block: &tar::Header) -> io::Result<()> {
     // The sum of all bytes, those of the sum itself counted as blanks.
     let sum: u32 = (block.as_bytes().iter().enumerate())
@@ -625,96 +368,11 @@ fn damaged(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-fn decimal(text: &[u8]) -> io::Result<u64> {
-    (std::str::from_utf8(text).ok())
-        .and_then(|text| text.parse().ok())
-        .ok_or_else(|| damaged("a number in its extended header is none"))
-}
-
-/// Seconds with a fraction. Before 1970 the whole is negative: half a second before it is `-0.5`, not -1 plus 0.5.
-fn time_text((seconds, nanoseconds): (i64, u32)) -> String {
-    match (seconds, nanoseconds) {
-        (_, 0) => seconds.to_string(),
-        (..0, _) => format!("-{}.{:09}", -(seconds + 1), 1_000_000_000 - nanoseconds),
-        _ => format!("{seconds}.{nanoseconds:09}"),
-    }
-}
-
-fn parse_time(text: &[u8]) -> Option<(i64, u32)> {
-    let text = std::str::from_utf8(text).ok()?;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let mut nanoseconds = 0;
-    for place in 0..9 {
-        let digit =
-            fraction.as_bytes().get(place).map_or(Some(0), |b| b.is_ascii_digit().then(|| b - b'0'))?;
-        nanoseconds = nanoseconds * 10 + u32::from(digit);
-    }
-    let seconds: i64 = whole.parse().ok()?;
-    if whole.starts_with('-') && nanoseconds > 0 {
-        return Some((seconds.checked_sub(1)?, 1_000_000_000 - nanoseconds));
-    }
-    Some((seconds, nanoseconds))
-}
-
-/// GNU tar writes an attribute's name so that the first `=` ends the key.
-fn encode_name(name: &[u8]) -> Vec<u8> {
-    let mut encoded = Vec::with_capacity(name.len());
-    for byte in name {
-        match byte {
-            b'%' => encoded.extend_from_slice(b"%25"),
-            b'=' => encoded.extend_from_slice(b"%3D"),
-            _ => encoded.push(*byte),
-        }
-    }
-    encoded
-}
-
-fn decode_name(mut name: &[u8]) -> Vec<u8> {
-    let mut decoded = Vec::with_capacity(name.len());
-    while let [first, rest @ ..] = name {
-        let (byte, rest) = match name {
-            [b'%', b'2', b'5', rest @ ..] => (b'%', rest),
-            [b'%', b'3', b'D', rest @ ..] => (b'=', rest),
-            _ => (*first, rest),
-        };
-        decoded.push(byte);
-        name = rest;
-    }
-    decoded
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
-
-    #[test]
-    fn a_record_counts_the_digits_of_its_own_length() {
-        for length in [0, 1, 5, 6, 84, 85, 86, 87, 980, 990, 9_990, 70_000] {
-            let mut data = Vec::new();
-            record(&mut data, b"path", &vec![b'\n'; length]);
-            record(&mut data, b"k", b"a=b");
-            let records = parse_records(&data).unwrap().unwrap();
-            assert_eq!(records.len(), 2, "{length}");
-            assert_eq!((&records[0].key[..], records[0].value.len()), (&b"path"[..], length));
-            assert_eq!(records[1].value, b"a=b");
-        }
-    }
-
-    #[test]
-    fn times_before_1970_keep_their_nanoseconds() {
-        for (time, text) in [
-            ((0, 0), "0"),
-            ((12, 5), "12.000000005"),
-            ((-1, 500_000_000), "-0.500000000"),
-            ((-2, 999_999_999), "-1.000000001"),
-            ((-7, 0), "-7"),
-        ] {
-            assert_eq!(time_text(time), text);
-            assert_eq!(parse_time(text.as_bytes()), Some(time));
-        }
-        assert_eq!(parse_time(b"1.5"), Some((1, 500_000_000)));
-        assert_eq!(parse_time(b"x"), None);
-    }
 
     #[test]
     fn a_header_that_needs_every_record_is_read_as_it_was_written() {
@@ -755,21 +413,5 @@ mod tests {
         let last = data.len() - 500;
         data[last] ^= 1;
         assert!(Header::read(&mut &data[..], &mut Globals::default()).is_err());
-    }
-
-    #[test]
-    fn a_map_of_holes_is_read_as_it_was_written_and_nonsense_is_refused() {
-        let segments: Vec<_> = (0..100).map(|n| Segment { offset: n << 20, length: 4096 + n }).collect();
-        let mut data = Vec::new();
-        write_map(&segments, 200 << 20, &mut data);
-        let (read, consumed) = read_map(&mut &data[..]).unwrap();
-        assert_eq!((read, consumed), (segments, data.len() as u64));
-        for nonsense in
-            ["", "2\n5\n", "1\n5\nx\n", "2\n5\n5\n6\n1\n", "99999999999\n", "1\n18446744073709551615\n2\n"]
-        {
-            let mut block = nonsense.as_bytes().to_vec();
-            block.resize(512, 0);
-            assert!(read_map(&mut &block[..]).is_err(), "{nonsense}");
-        }
     }
 }

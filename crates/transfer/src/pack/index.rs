@@ -134,21 +134,21 @@ impl<'a> Writer<'a> {
     }
 
     /// The index complete, for a stream of so many bytes.
-    pub fn finish(self, stream: u64) -> io::Result<Finished<'a>> {
+    pub fn finish(self, stream: u64) -> io::Result<FinishedIndex<'a>> {
         let compressed = !self.frames.is_empty();
-        Ok(Finished { members: self.encoder.finish()?, frames: self.frames, stream, compressed })
+        Ok(FinishedIndex { members: self.encoder.finish()?, frames: self.frames, stream, compressed })
     }
 }
 
 /// An index that is complete but not yet in its archive.
-pub(super) struct Finished<'a> {
+pub(super) struct FinishedIndex<'a> {
     members: Spill<'a>,
     frames: Vec<u8>,
     stream: u64,
     compressed: bool,
 }
 
-impl Finished<'_> {
+impl FinishedIndex<'_> {
     /// Bytes of index and footer together.
     pub fn length(&self) -> u64 {
         self.members.length() + self.frames.len() as u64 + FOOTER
@@ -188,7 +188,7 @@ pub(super) struct Index {
 }
 
 /// What is at the end of a file.
-pub(super) enum Found {
+pub(super) enum IndexLookup {
     Index(Index),
     /// Another program made the archive, or its end is missing.
     Nothing,
@@ -197,19 +197,19 @@ pub(super) enum Found {
 }
 
 /// Looks for an index at the end of an archive, and checks it.
-pub(super) fn find(source: &Arc<Source>) -> io::Result<Found> {
-    let Some(footer_at) = source.length.checked_sub(FOOTER) else { return Ok(Found::Nothing) };
+pub(super) fn find(source: &Arc<Source>) -> io::Result<IndexLookup> {
+    let Some(footer_at) = source.length.checked_sub(FOOTER) else { return Ok(IndexLookup::Nothing) };
     let mut footer = [0; FOOTER as usize];
     source.read_at(&mut footer, footer_at)?;
     if !footer.starts_with(MAGIC) || !footer.ends_with(END) {
-        return Ok(Found::Nothing);
+        return Ok(IndexLookup::Nothing);
     }
     let four = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     let eight = |at: usize| u64::from(four(at)) | u64::from(four(at + 4)) << 32;
     let (members_length, frames_length, stream) = (eight(16), eight(24), eight(32));
     let total = members_length.checked_add(frames_length).filter(|total| *total <= footer_at);
     let Some(members_at) = total.map(|total| footer_at - total).filter(|_| four(8) == VERSION) else {
-        return Ok(Found::Damaged);
+        return Ok(IndexLookup::Damaged);
     };
     // The frames come into memory, some seven bytes for four megabytes of stream; the members are only passed by.
     let mut hasher = Checksum::Xxh3.hasher();
@@ -228,15 +228,15 @@ pub(super) fn find(source: &Arc<Source>) -> io::Result<Found> {
     }
     hasher.update(&footer[..40]);
     if hasher.finish().as_bytes() != &footer[40..56] {
-        return Ok(Found::Damaged);
+        return Ok(IndexLookup::Damaged);
     }
     let frames = match four(12) & COMPRESSED {
         0 => (stream <= members_at).then_some(None),
         _ => read_frames(&frames, stream, members_at).map(Some),
     };
     // The checksum guards against accidents only; that the parts fit together is checked all the same.
-    let Some(frames) = frames else { return Ok(Found::Damaged) };
-    Ok(Found::Index(Index { members_at, members_length, stream, frames }))
+    let Some(frames) = frames else { return Ok(IndexLookup::Damaged) };
+    Ok(IndexLookup::Index(Index { members_at, members_length, stream, frames }))
 }
 
 fn read_frames(mut data: &[u8], stream: u64, most: u64) -> Option<Vec<Frame>> {

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::fs::{self, AtFlags, FileType, Mode, Stat};
 use rustix::io::Errno;
 
+use super::directories::{CREATE, TargetDirectory, hash, lost_acl};
 use super::header::{Attributes, Header, Holes, read_map};
-use super::place::{CREATE, Place, hash, lost_acl};
 use super::sparse::{ContentHasher, Segment};
 use super::stream::write_at;
-use crate::Ownership;
+use super::trust::Trust;
 use crate::attributes::{self, Privilege, Xattr};
 use crate::checksum::Digest;
 use crate::dir::partial_name;
@@ -22,34 +22,6 @@ use crate::error::{During, EntryError, Fault};
 use crate::progress::{Event, Monitor};
 
 pub(super) const READING: &str = "reading it from the archive";
-
-/// What an archive may say of who may do what with its entries.
-#[derive(Clone, Copy)]
-pub(super) enum Trust {
-    /// All that the caller could say as well.
-    Full,
-    /// Nothing beyond what the umask leaves: it may be a stranger's.
-    Umask(Mode),
-}
-
-impl Trust {
-    /// Takes from a header what must not be followed.
-    pub fn narrow(self, header: &mut Header) {
-        if let Trust::Umask(umask) = self {
-            header.attributes.narrow(umask);
-            // No ACL is restored, so none is missing.
-            header.lost = None;
-        }
-    }
-
-    /// Whose the entries are: the archive's owners', or the caller's.
-    pub fn ownership(self) -> Ownership {
-        match self {
-            Trust::Full => Ownership::Preserve,
-            Trust::Umask(_) => Ownership::Inherit,
-        }
-    }
-}
 
 /// What all threads share that make entries.
 pub(super) struct Restorer<'a> {
@@ -78,7 +50,7 @@ pub(super) struct Counts {
 
 /// Where an entry is made.
 pub(super) struct Spot<'a> {
-    pub place: &'a Place,
+    pub directory: &'a TargetDirectory,
     /// The same, open.
     pub dir: BorrowedFd<'a>,
     pub name: &'a CStr,
@@ -89,7 +61,7 @@ pub(super) struct Spot<'a> {
 impl Spot<'_> {
     /// The name under which the entry is made.
     pub fn working_name(&self) -> CString {
-        if self.place.fresh {
+        if self.directory.fresh {
             return self.name.to_owned();
         }
         let own = [self.name.to_bytes(), format!(".{:x}", self.offset).as_bytes()].concat();
@@ -184,7 +156,7 @@ impl<'a> Restorer<'a> {
     /// Makes an entry under its working name, in place of what may be left there.
     fn make<T>(&self, spot: &Spot<'_>, name: &CStr, make: impl Fn() -> Result<T, Errno>) -> Result<T, Fault> {
         match make() {
-            Err(Errno::EXIST) if !spot.place.fresh || self.last_wins => {
+            Err(Errno::EXIST) if !spot.directory.fresh || self.last_wins => {
                 fs::unlinkat(spot.dir, name, AtFlags::empty()).during("replacing what is there")?;
                 make().during("creating it")
             }
@@ -197,10 +169,10 @@ impl<'a> Restorer<'a> {
     pub fn create(&self, spot: &Spot<'_>, working: &CStr, header: &Header) -> Result<(OwnedFd, Stat), Fault> {
         // In a directory that others may look into, a file is its maker's alone until owner and ACL are right. In one of
         // ours, which is closed, most files need no other mode later.
-        let visible = if spot.place.fresh { 0o755 } else { 0o700 };
+        let visible = if spot.directory.fresh { 0o755 } else { 0o700 };
         let mode = Mode::from_raw_mode(header.attributes.mode & visible | 0o200);
         let file = self.make(spot, working, || fs::openat(spot.dir, working, CREATE, mode))?;
-        if spot.place.hands_down_acl {
+        if spot.directory.hands_down_acl {
             attributes::drop_acl(file.as_fd());
         }
         let created = fs::fstat(&file).during("creating it")?;
@@ -252,7 +224,7 @@ impl<'a> Restorer<'a> {
     fn wanted<'h>(&self, spot: &Spot<'_>, header: &'h Attributes, made: &Stat) -> (Stat, &'h [Xattr]) {
         let mut want = header.of(made);
         if let Trust::Umask(_) = self.trust {
-            want.st_mode &= libc::S_IFMT | spot.place.most;
+            want.st_mode &= libc::S_IFMT | spot.directory.most;
         }
         (want, &header.xattrs)
     }
@@ -350,7 +322,7 @@ impl<'a> Restorer<'a> {
                 // Its maker's alone until it is the owner's.
                 let mode = Mode::RUSR | Mode::WUSR;
                 self.make(spot, &working, || fs::mknodat(spot.dir, &*working, file_type, mode, device))?;
-                if spot.place.hands_down_acl {
+                if spot.directory.hands_down_acl {
                     attributes::drop_acl_at(spot.dir, &working);
                 }
             }

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
 
 use super::PackError;
+use super::directories::{LastOpened, TargetDirectories, checked, split};
 use super::header::{BLOCK, Globals, Header, Holes, padded};
 use super::index::Member;
-use super::place::{Opened, Places, checked, split};
 use super::restore::{Part, Restorer, Spot};
 use super::stream::{Source, sequential};
 use super::unpack::{Selection, make_link};
@@ -19,22 +19,22 @@ use crate::progress::Progress;
 
 /// The members of a stream.
 pub(super) struct Reader<'a> {
-    stream: Counted<'a>,
+    stream: PositionedStream<'a>,
     globals: Globals,
     path: PathBuf,
     /// Bytes of the last member that nobody has read.
     unread: u64,
 }
 
-/// A stream that knows its place.
-struct Counted<'a> {
+/// A stream that knows its position.
+struct PositionedStream<'a> {
     stream: Box<dyn BufRead>,
     at: u64,
     /// Who may tell it to stop, also in the middle of what has no end.
     progress: Option<&'a Progress>,
 }
 
-impl Counted<'_> {
+impl PositionedStream<'_> {
     fn may_go_on(&self) -> io::Result<()> {
         match self.progress {
             Some(progress) if progress.is_cancelled() => Err(Errno::CANCELED.into()),
@@ -43,7 +43,7 @@ impl Counted<'_> {
     }
 }
 
-impl Read for Counted<'_> {
+impl Read for PositionedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.may_go_on()?;
         let count = self.stream.read(buffer)?;
@@ -52,7 +52,7 @@ impl Read for Counted<'_> {
     }
 }
 
-impl BufRead for Counted<'_> {
+impl BufRead for PositionedStream<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.may_go_on()?;
         self.stream.fill_buf()
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
     ) -> Result<Self, PackError> {
         match sequential(source) {
             Ok(stream) => Ok(Reader {
-                stream: Counted { stream, at: 0, progress },
+                stream: PositionedStream { stream, at: 0, progress },
                 globals: Globals::default(),
                 path,
                 unread: 0,
@@ -149,9 +149,9 @@ pub(super) fn unpack(
     mut reader: Reader<'_>,
     restorer: &Restorer<'_>,
     selection: &mut Selection,
-    places: &mut Places<'_>,
+    directories: &mut TargetDirectories<'_>,
 ) -> Result<(), PackError> {
-    let (mut opened, mut first_opened) = (Opened::default(), Opened::default());
+    let (mut opened, mut first_opened) = (LastOpened::default(), LastOpened::default());
     let progress = restorer.monitor.progress;
     while !progress.is_cancelled() {
         let Some((mut header, offset, _)) = reader.next()? else { break };
@@ -172,17 +172,18 @@ pub(super) fn unpack(
             progress.bytes_found.fetch_add(if header.kind == b'f' { header.size } else { 0 }, Relaxed);
         }
         if header.kind == b'd' {
-            match places.directory(&path, true) {
+            match directories.at(&path, true) {
                 // Kept until everything in it is there.
-                Ok(place) => drop(place.attributes.set((header.attributes, header.lost))),
+                Ok(directory) => drop(directory.attributes.set((header.attributes, header.lost))),
                 Err(fault) => restorer.report(&path, fault),
             }
             continue;
         }
-        let placed =
-            places.claim(&path, header.kind == b'l').and_then(|()| places.directory(split(&path).0, false));
-        let place = match placed {
-            Ok(place) => place,
+        let placed = directories
+            .claim(&path, header.kind == b'l')
+            .and_then(|()| directories.at(split(&path).0, false));
+        let directory = match placed {
+            Ok(directory) => directory,
             Err(fault) => {
                 restorer.failed(&path, fault);
                 continue;
@@ -190,14 +191,18 @@ pub(super) fn unpack(
         };
         if header.kind == b'h' {
             let fds = (&mut opened, &mut first_opened);
-            if let Err(fault) = make_link(restorer, places, &path, &header.link, offset, fds) {
+            if let Err(fault) = make_link(restorer, directories, &path, &header.link, offset, fds) {
                 restorer.failed(&path, fault);
             }
             continue;
         }
         let name = CString::new(split(&path).1).unwrap_or_default(); // `checked` has seen it
-        let spot =
-            opened.open(restorer.target, &place).map(|dir| Spot { place: &place, dir, name: &name, offset });
+        let spot = opened.open(restorer.target, &directory).map(|dir| Spot {
+            directory: &directory,
+            dir,
+            name: &name,
+            offset,
+        });
         let mut data = reader.data(stored);
         restorer.entry(&path, spot, &header, &mut data, None);
         let left = data.left;

@@ -117,12 +117,12 @@ pub(super) struct Window {
     joined: Vec<u8>,
     decompressor: Option<Decompressor<'static>>,
     /// Where the last view is.
-    last: Held,
+    last: BufferedPiece,
 }
 
 /// A piece in one of the buffers.
 #[derive(Clone, Copy, Default)]
-enum Held {
+enum BufferedPiece {
     #[default]
     Nothing,
     /// The first bytes of `raw`.
@@ -141,7 +141,7 @@ impl Window {
         if stream.frames.is_none() {
             self.raw.resize(self.raw.len().max(length), 0);
             stream.source.read_at(&mut self.raw[..length], start).during(ACTION)?;
-            self.last = Held::Raw(length);
+            self.last = BufferedPiece::Raw(length);
             return Ok(self.last());
         }
         let ended = || Fault::message(ACTION, "the archive has no such place");
@@ -149,7 +149,7 @@ impl Window {
         if end <= frame.plain_end() {
             self.decompress(stream, number, frame).during(ACTION)?;
             let from = (start - frame.plain) as usize;
-            self.last = Held::Frame(from, from + length);
+            self.last = BufferedPiece::Frame(from, from + length);
             return Ok(self.last());
         }
         self.joined.clear();
@@ -162,17 +162,17 @@ impl Window {
             self.joined.extend_from_slice(&self.frame[from..(until - frame.plain) as usize]);
             at = until;
         }
-        self.last = Held::Joined;
+        self.last = BufferedPiece::Joined;
         Ok(self.last())
     }
 
     /// What [`Window::view`] returned last.
     fn last(&self) -> &[u8] {
         match self.last {
-            Held::Nothing => &[],
-            Held::Raw(length) => &self.raw[..length],
-            Held::Frame(from, to) => &self.frame[from..to],
-            Held::Joined => &self.joined,
+            BufferedPiece::Nothing => &[],
+            BufferedPiece::Raw(length) => &self.raw[..length],
+            BufferedPiece::Frame(from, to) => &self.frame[from..to],
+            BufferedPiece::Joined => &self.joined,
         }
     }
 

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::fs::{self, AtFlags, Stat};
 
 use super::PackError;
+use super::directories::{LastOpened, TargetDirectories, TargetDirectory, checked, split};
 use super::header::{Globals, Header, MOST_RECORDS};
 use super::index::{Index, Member};
-use super::place::{Opened, Place, Places, checked, split};
 use super::restore::{READING, Restorer, Spot};
 use super::sparse::{ContentHasher, Segment};
 use super::stream::{Range, Source, Stream, Window};
@@ -68,31 +68,31 @@ impl Selection {
 }
 
 /// A member that is to be made.
-struct Task {
+struct UnpackItem {
     member: Member,
     /// Where: of a directory, itself.
-    place: Arc<Place>,
+    directory: Arc<TargetDirectory>,
     /// The path to be made, when it is not the member's own.
     path: Option<Vec<u8>>,
 }
 
-impl Task {
+impl UnpackItem {
     fn path(&self) -> &[u8] {
         self.path.as_deref().unwrap_or(&self.member.path)
     }
 }
 
 /// What a worker does in one go.
-enum Work {
+enum UnpackBatch {
     /// Members that stand together in the stream.
-    Group(Vec<Task>),
+    Group(Vec<UnpackItem>),
     /// A chunk of a large file.
     Chunk(Arc<LargeFile>, u64),
 }
 
 /// A large file that several workers unpack.
 struct LargeFile {
-    task: Task,
+    item: UnpackItem,
     made: OnceLock<Option<Made>>,
     /// Chunks that are not done; whoever does the last one completes the file.
     left: AtomicU64,
@@ -112,7 +112,7 @@ struct Made {
 #[derive(Default)]
 struct Worker {
     window: Window,
-    opened: Opened,
+    opened: LastOpened,
 }
 
 /// What unpacking by an index needs.
@@ -129,7 +129,7 @@ impl Unpacker<'_> {
         index: &Index,
         source: &Arc<Source>,
         selection: &mut Selection,
-        places: &mut Places<'_>,
+        directories: &mut TargetDirectories<'_>,
         read_error: &dyn Fn(std::io::Error) -> PackError,
     ) -> Result<(), PackError> {
         let mut links = Vec::new();
@@ -139,12 +139,12 @@ impl Unpacker<'_> {
                     break;
                 }
                 let member = member.map_err(read_error)?;
-                self.member(member, selection, places, &mut links, feeder);
+                self.member(member, selection, directories, &mut links, feeder);
             }
             Ok(())
         })?;
         if !links.is_empty() {
-            self.links(links, index, source, selection, places, read_error)?;
+            self.links(links, index, source, selection, directories, read_error)?;
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Unpacker<'_> {
             }
             let alone = (started == 0).then(|| (receive, Worker::default()));
             let mut feeder =
-                Feeder { send, alone, compressed: &self.stream, tasks: Vec::new(), start: 0, end: 0 };
+                Feeder { send, alone, compressed: &self.stream, items: Vec::new(), start: 0, end: 0 };
             feed(&mut feeder)?;
             feeder.flush(self);
             Ok(())
@@ -178,7 +178,7 @@ impl Unpacker<'_> {
         &self,
         mut member: Member,
         selection: &mut Selection,
-        places: &mut Places<'_>,
+        directories: &mut TargetDirectories<'_>,
         links: &mut Vec<(Vec<u8>, Vec<u8>, u64)>,
         feeder: &mut Feeder<'_>,
     ) {
@@ -207,17 +207,17 @@ impl Unpacker<'_> {
         }
         let path = &member.path[..];
         let placed = if member.kind == b'd' {
-            places.directory(path, true)
+            directories.at(path, true)
         } else {
-            places.claim(path, member.kind == b'l').and_then(|()| places.directory(split(path).0, false))
+            directories.claim(path, member.kind == b'l').and_then(|()| directories.at(split(path).0, false))
         };
-        let place = match placed {
-            Ok(place) => place,
+        let directory = match placed {
+            Ok(directory) => directory,
             Err(fault) => return self.restorer.failed(path, fault),
         };
         match member.kind {
             b'h' => {
-                if let Err(fault) = places.keep(path).and_then(|()| places.keep(&member.link)) {
+                if let Err(fault) = directories.keep(path).and_then(|()| directories.keep(&member.link)) {
                     return self.restorer.failed(path, fault);
                 }
                 let link = std::mem::take(&mut member.link);
@@ -227,7 +227,7 @@ impl Unpacker<'_> {
                 let why = "its content could not be read to its end when it was packed";
                 self.restorer.failed(path, Fault::message("unpacking it", why));
             }
-            _ => feeder.take(self, Task { member, place, path: None }),
+            _ => feeder.take(self, UnpackItem { member, directory, path: None }),
         }
     }
 
@@ -239,7 +239,7 @@ impl Unpacker<'_> {
         index: &Index,
         source: &Arc<Source>,
         selection: &mut Selection,
-        places: &mut Places<'_>,
+        directories: &mut TargetDirectories<'_>,
         read_error: &dyn Fn(std::io::Error) -> PackError,
     ) -> Result<(), PackError> {
         let mut stand_in: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
@@ -260,8 +260,10 @@ impl Unpacker<'_> {
                     if let Some(path) = stand_in.get(&member.path)
                         && (member.checksum.is_some() || !matches!(member.kind, b'd' | b'h' | b'f'))
                     {
-                        match places.directory(split(path).0, false) {
-                            Ok(place) => feeder.take(self, Task { place, path: Some(path.clone()), member }),
+                        match directories.at(split(path).0, false) {
+                            Ok(directory) => {
+                                feeder.take(self, UnpackItem { directory, path: Some(path.clone()), member })
+                            }
                             Err(fault) => self.restorer.failed(path, fault),
                         }
                     }
@@ -269,7 +271,7 @@ impl Unpacker<'_> {
                 Ok(())
             })?;
         }
-        let (mut opened, mut first_opened) = (Opened::default(), Opened::default());
+        let (mut opened, mut first_opened) = (LastOpened::default(), LastOpened::default());
         for (path, first, offset) in links {
             if self.restorer.monitor.progress.is_cancelled() {
                 break;
@@ -279,7 +281,7 @@ impl Unpacker<'_> {
                 continue;
             }
             if let Err(fault) =
-                make_link(self.restorer, places, &path, first, offset, (&mut opened, &mut first_opened))
+                make_link(self.restorer, directories, &path, first, offset, (&mut opened, &mut first_opened))
             {
                 self.restorer.failed(&path, fault);
             }
@@ -287,7 +289,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn work(&self, receive: &Mutex<Receiver<Work>>) {
+    fn work(&self, receive: &Mutex<Receiver<UnpackBatch>>) {
         let mut worker = Worker::default();
         loop {
             let next = receive.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
@@ -296,56 +298,56 @@ impl Unpacker<'_> {
         }
     }
 
-    fn one(&self, work: Work, worker: &mut Worker) {
+    fn one(&self, work: UnpackBatch, worker: &mut Worker) {
         let cancelled = self.restorer.monitor.progress.is_cancelled();
         match work {
-            Work::Group(tasks) if !cancelled => self.group(&tasks, worker),
-            Work::Group(_) => {}
-            Work::Chunk(file, chunk) => self.chunk(&file, chunk, worker),
+            UnpackBatch::Group(items) if !cancelled => self.group(&items, worker),
+            UnpackBatch::Group(_) => {}
+            UnpackBatch::Chunk(file, chunk) => self.chunk(&file, chunk, worker),
         }
     }
 
-    fn group(&self, tasks: &[Task], worker: &mut Worker) {
-        let [first, .., last] = tasks else {
-            return tasks.iter().for_each(|task| self.single(task, worker));
+    fn group(&self, items: &[UnpackItem], worker: &mut Worker) {
+        let [first, .., last] = items else {
+            return items.iter().for_each(|item| self.single(item, worker));
         };
         let start = first.member.header_offset;
         let view = match worker.window.view(&self.stream, start, last.member.end()) {
             Ok(view) => view,
             Err(fault) => {
-                for task in tasks {
+                for item in items {
                     let source = std::io::Error::new(fault.source.kind(), fault.source.to_string());
-                    self.failed(task, Fault { action: fault.action, source });
+                    self.failed(item, Fault { action: fault.action, source });
                 }
                 return;
             }
         };
-        for task in tasks {
+        for item in items {
             if self.restorer.monitor.progress.is_cancelled() {
                 return;
             }
             let at = |offset: u64| (offset - start) as usize;
-            let member = &task.member;
+            let member = &item.member;
             let data = at(member.data_offset);
             match self.read(member, &view[at(member.header_offset)..data]) {
                 Ok(header) => {
                     let mut data = &view[data..data + member.stored as usize];
-                    self.make(task, header, &mut data, &mut worker.opened);
+                    self.make(item, header, &mut data, &mut worker.opened);
                 }
-                Err(fault) => self.failed(task, fault),
+                Err(fault) => self.failed(item, fault),
             }
         }
     }
 
     /// A member that is alone; it may be larger than memory.
-    fn single(&self, task: &Task, worker: &mut Worker) {
-        match self.header(&task.member, &mut worker.window) {
+    fn single(&self, item: &UnpackItem, worker: &mut Worker) {
+        match self.header(&item.member, &mut worker.window) {
             Ok(header) => {
-                let at = task.member.data_offset;
-                let mut data = Range::new(&self.stream, &mut worker.window, at, at + task.member.stored);
-                self.make(task, header, &mut data, &mut worker.opened);
+                let at = item.member.data_offset;
+                let mut data = Range::new(&self.stream, &mut worker.window, at, at + item.member.stored);
+                self.make(item, header, &mut data, &mut worker.opened);
             }
-            Err(fault) => self.failed(task, fault),
+            Err(fault) => self.failed(item, fault),
         }
     }
 
@@ -364,28 +366,34 @@ impl Unpacker<'_> {
         Ok(header)
     }
 
-    fn make(&self, task: &Task, header: Header, data: &mut dyn std::io::BufRead, opened: &mut Opened) {
+    fn make(
+        &self,
+        item: &UnpackItem,
+        header: Header,
+        data: &mut dyn std::io::BufRead,
+        opened: &mut LastOpened,
+    ) {
         if header.kind == b'd' {
-            let _ = task.place.attributes.set((header.attributes, header.lost));
+            let _ = item.directory.attributes.set((header.attributes, header.lost));
             return;
         }
-        let path = task.path();
+        let path = item.path();
         let name = CString::new(split(path).1).unwrap_or_default(); // `checked` has seen it
-        let spot = opened.open(self.restorer.target, &task.place).map(|dir| Spot {
-            place: &task.place,
+        let spot = opened.open(self.restorer.target, &item.directory).map(|dir| Spot {
+            directory: &item.directory,
             dir,
             name: &name,
-            offset: task.member.header_offset,
+            offset: item.member.header_offset,
         });
-        self.restorer.entry(path, spot, &header, data, task.member.checksum.as_ref());
+        self.restorer.entry(path, spot, &header, data, item.member.checksum.as_ref());
     }
 
-    fn failed(&self, task: &Task, fault: Fault) {
-        self.restorer.failed(task.path(), fault);
+    fn failed(&self, item: &UnpackItem, fault: Fault) {
+        self.restorer.failed(item.path(), fault);
     }
 
     fn chunk(&self, file: &LargeFile, chunk: u64, worker: &mut Worker) {
-        let member = &file.task.member;
+        let member = &file.item.member;
         let cancelled = self.restorer.monitor.progress.is_cancelled();
         let made = file.made.get_or_init(|| match self.begin_large(file, worker) {
             Ok(made) => Some(made),
@@ -420,22 +428,31 @@ impl Unpacker<'_> {
     }
 
     fn begin_large(&self, file: &LargeFile, worker: &mut Worker) -> Result<Made, Fault> {
-        let header = self.header(&file.task.member, &mut worker.window)?;
-        let name = CString::new(split(file.task.path()).1).during("creating it")?;
-        let dir = worker.opened.open(self.restorer.target, &file.task.place)?;
-        let spot = Spot { place: &file.task.place, dir, name: &name, offset: file.task.member.header_offset };
+        let header = self.header(&file.item.member, &mut worker.window)?;
+        let name = CString::new(split(file.item.path()).1).during("creating it")?;
+        let dir = worker.opened.open(self.restorer.target, &file.item.directory)?;
+        let spot = Spot {
+            directory: &file.item.directory,
+            dir,
+            name: &name,
+            offset: file.item.member.header_offset,
+        };
         let working = spot.working_name();
         let (fd, created) = self.restorer.create(&spot, &working, &header)?;
         Ok(Made { file: fd, created, header, working })
     }
 
     fn finish_large(&self, file: &LargeFile, worker: &mut Worker) {
-        let path = file.task.path();
+        let path = file.item.path();
         let outcome = (|| {
             let name = CString::new(split(path).1).during("creating it")?;
-            let dir = worker.opened.open(self.restorer.target, &file.task.place)?;
-            let spot =
-                Spot { place: &file.task.place, dir, name: &name, offset: file.task.member.header_offset };
+            let dir = worker.opened.open(self.restorer.target, &file.item.directory)?;
+            let spot = Spot {
+                directory: &file.item.directory,
+                dir,
+                name: &name,
+                offset: file.item.member.header_offset,
+            };
             let made = file.made.get().and_then(Option::as_ref);
             let cancelled = self.restorer.monitor.progress.is_cancelled();
             let (Some(made), None, false) = (made, file.fault.get(), cancelled) else {
@@ -452,7 +469,7 @@ impl Unpacker<'_> {
             };
             let digests = file.digests.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let found = Checksum::Xxh3.of_chunks(&digests);
-            let checksums = file.task.member.checksum.as_ref().map(|expected| (expected, found));
+            let checksums = file.item.member.checksum.as_ref().map(|expected| (expected, found));
             let fd = made.file.as_fd();
             let applied =
                 self.restorer.complete(&spot, &made.working, fd, &made.created, &made.header, checksums)?;
@@ -470,11 +487,11 @@ impl Unpacker<'_> {
 /// Makes one hard link; the outer result is about its place, the link's own failure is reported.
 pub(super) fn make_link(
     restorer: &Restorer<'_>,
-    places: &mut Places<'_>,
+    directories: &mut TargetDirectories<'_>,
     path: &[u8],
     first: &[u8],
     offset: u64,
-    (opened, first_opened): (&mut Opened, &mut Opened),
+    (opened, first_opened): (&mut LastOpened, &mut LastOpened),
 ) -> Result<(), Fault> {
     let first = checked(first)?;
     let (first_parent, first_name) = split(&first);
@@ -484,13 +501,13 @@ pub(super) fn make_link(
     }
     let (parent, name) = split(path);
     let name = CString::new(name).during("linking it")?;
-    let place = places.directory(parent, false)?;
-    let first_place = places.directory(first_parent, false)?;
-    let dir = opened.open(restorer.target, &place)?;
-    let first_dir = first_opened.open(restorer.target, &first_place)?;
+    let directory = directories.at(parent, false)?;
+    let first_directory = directories.at(first_parent, false)?;
+    let dir = opened.open(restorer.target, &directory)?;
+    let first_dir = first_opened.open(restorer.target, &first_directory)?;
     restorer.hard_link(
         path,
-        &Spot { place: &place, dir, name: &name, offset },
+        &Spot { directory: &directory, dir, name: &name, offset },
         &first,
         first_dir,
         &first_name,
@@ -514,22 +531,22 @@ fn read_header(member: &Member, mut view: &[u8]) -> Result<Header, Fault> {
 
 /// Gathers members that are read together.
 struct Feeder<'a> {
-    send: SyncSender<Work>,
+    send: SyncSender<UnpackBatch>,
     /// No thread could be started: the feeder does the work as well.
-    alone: Option<(Arc<Mutex<Receiver<Work>>>, Worker)>,
+    alone: Option<(Arc<Mutex<Receiver<UnpackBatch>>>, Worker)>,
     compressed: &'a Stream,
-    tasks: Vec<Task>,
+    items: Vec<UnpackItem>,
     /// The range of the stream that they may be in.
     start: u64,
     end: u64,
 }
 
 impl Feeder<'_> {
-    fn take(&mut self, unpacker: &Unpacker<'_>, task: Task) {
-        let member = &task.member;
+    fn take(&mut self, unpacker: &Unpacker<'_>, item: UnpackItem) {
+        let member = &item.member;
         if member.kind == b'f' && !member.sparse && member.size > CHUNKED_ABOVE {
             self.flush(unpacker);
-            return self.large(unpacker, task);
+            return self.large(unpacker, item);
         }
         let (from, to) = (member.header_offset, member.end());
         let joins = match self.compressed.frame_at(from) {
@@ -544,7 +561,7 @@ impl Feeder<'_> {
                 to <= end
             }
             None => {
-                let follows = self.tasks.last().is_some_and(|last| from - last.member.end() <= GAP);
+                let follows = self.items.last().is_some_and(|last| from - last.member.end() <= GAP);
                 if !follows || to - self.start > GROUP {
                     self.flush(unpacker);
                     self.start = from;
@@ -552,23 +569,23 @@ impl Feeder<'_> {
                 to - from <= GROUP
             }
         };
-        if self.tasks.len() == MOST_MEMBERS {
+        if self.items.len() == MOST_MEMBERS {
             self.flush(unpacker);
             if self.compressed.frames.is_none() {
                 self.start = from;
             }
         }
-        self.tasks.push(task);
+        self.items.push(item);
         if !joins {
             self.flush(unpacker);
             self.end = 0;
         }
     }
 
-    fn large(&mut self, unpacker: &Unpacker<'_>, task: Task) {
-        let chunks = task.member.size.div_ceil(CHUNK);
+    fn large(&mut self, unpacker: &Unpacker<'_>, item: UnpackItem) {
+        let chunks = item.member.size.div_ceil(CHUNK);
         let file = Arc::new(LargeFile {
-            task,
+            item,
             made: OnceLock::new(),
             left: AtomicU64::new(chunks),
             // Its data is in the stream, so it can't be larger than that.
@@ -576,18 +593,18 @@ impl Feeder<'_> {
             fault: OnceLock::new(),
         });
         for chunk in 0..chunks {
-            self.send(unpacker, Work::Chunk(file.clone(), chunk));
+            self.send(unpacker, UnpackBatch::Chunk(file.clone(), chunk));
         }
     }
 
     fn flush(&mut self, unpacker: &Unpacker<'_>) {
-        if !self.tasks.is_empty() {
-            let tasks = std::mem::take(&mut self.tasks);
-            self.send(unpacker, Work::Group(tasks));
+        if !self.items.is_empty() {
+            let items = std::mem::take(&mut self.items);
+            self.send(unpacker, UnpackBatch::Group(items));
         }
     }
 
-    fn send(&mut self, unpacker: &Unpacker<'_>, work: Work) {
+    fn send(&mut self, unpacker: &Unpacker<'_>, work: UnpackBatch) {
         // It fails only when every worker has panicked, which the end of their scope tells.
         let _ = self.send.send(work);
         if let Some((receive, worker)) = &mut self.alone {

@@ -2,14 +2,15 @@
 
 use std::ffi::OsStr;
 use std::process::Stdio;
+use std::time::Instant;
 
 use ondeck_core::JobId;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::Slurm;
 use super::record::{self, Cutter};
+use super::{Observer, Slurm};
 use crate::WlmError;
 
 /// A queue of a million jobs is about this large, and a script never is. Tests write less.
@@ -47,6 +48,20 @@ impl Slurm {
     }
 
     async fn run_with(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        fields: Option<&[&str]>,
+    ) -> Result<Output, WlmError> {
+        let began = Instant::now();
+        let result = self.run_unobserved(program, arguments, fields).await;
+        if let Some(Observer(observer)) = &self.observer {
+            observer(program, began.elapsed(), result.is_ok());
+        }
+        result
+    }
+
+    async fn run_unobserved(
         &self,
         program: &str,
         arguments: &[&str],

@@ -146,6 +146,13 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
                     None => queue.held_arrays.push(held),
                 }
             }
+            // What shares its number with another record can't be told from it.
+            let rest = fields.job()?;
+            if lines[fields.job] == 1 && rest.standing.waits() && !rest.held_for_input {
+                dependencies
+                    .extend(dependencies_in(&fields).map(|dependency| (queue.jobs.len(), dependency)));
+                queue.jobs.push(QueuedJob { several: true, ..rest });
+            }
             continue;
         }
         let job = fields.job()?;
@@ -173,6 +180,9 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
         job.depends_on.sort_unstable();
         job.depends_on.dedup();
     }
+    let (rests, jobs): (Vec<_>, Vec<_>) = queue.jobs.into_iter().partition(|job| job.several);
+    queue.jobs = jobs;
+    queue.dependent_rests = rests.into_iter().filter(|rest| !rest.depends_on.is_empty()).collect();
     Ok(queue)
 }
 
@@ -376,6 +386,7 @@ impl Fields<'_> {
             dependent: false,
             depends_on: Vec::new(),
             component_of: self.component_of()?,
+            several: false,
         })
     }
 

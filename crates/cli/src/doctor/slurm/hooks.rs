@@ -12,13 +12,13 @@ use super::super::{Finding, State, finding};
 use super::{list, one_line};
 
 /// What a node's agent tells of its hooks.
-pub type Seen<'a> = (&'a NodeName, &'a BTreeMap<HookKind, HookSeen>);
+pub type NodeHooks<'a> = (&'a NodeName, &'a BTreeMap<HookKind, HookSeen>);
 
 /// Notes change when hooks run, and not before.
 const SEEN_LATER: &str = "seen here when the next job there has started and ended";
 
 /// What is right on this machine.
-pub struct Here {
+pub struct ThisMachine {
     /// This program, which is preferred where as many nodes have one as another.
     pub program: PathBuf,
     /// The configuration; the same.
@@ -29,11 +29,10 @@ pub struct Here {
     pub scheduler: Option<HookScheduler>,
 }
 
-impl Here {
-    /// This machine.
-    pub fn new(config: &Config, path: PathBuf) -> Here {
+impl ThisMachine {
+    pub fn new(config: &Config, path: PathBuf) -> ThisMachine {
         let site = &config.scheduler;
-        Here {
+        ThisMachine {
             // It only breaks a tie.
             program: std::env::current_exe().unwrap_or_default(),
             config: std::path::absolute(&path).unwrap_or(path),
@@ -53,7 +52,7 @@ struct Other<'a> {
 }
 
 /// Compares the hooks of nodes whose agents tell of them.
-pub fn compare(here: &Here, nodes: &[Seen]) -> Vec<Finding> {
+pub fn compare(here: &ThisMachine, nodes: &[NodeHooks]) -> Vec<Finding> {
     let notes: Vec<(&NodeName, HookKind, &HookNote)> = nodes
         .iter()
         .flat_map(|(node, hooks)| {
@@ -147,7 +146,7 @@ fn told(what: &'static str, state: State, others: &[Other], most: &str, remedy: 
     Some(finding(what, state, one_line(&detail), Some(remedy)))
 }
 
-fn unreadable(nodes: &[Seen]) -> Option<Finding> {
+fn unreadable(nodes: &[NodeHooks]) -> Option<Finding> {
     let unread: Vec<(&NodeName, &String)> = nodes
         .iter()
         .flat_map(|(node, hooks)| {
@@ -185,7 +184,7 @@ fn broken(notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
 }
 
 /// An Epilog follows a Prolog, unless the node or this version was started while the job ran.
-fn without_prolog(nodes: &[Seen]) -> Option<Finding> {
+fn without_prolog(nodes: &[NodeHooks]) -> Option<Finding> {
     let without = nodes
         .iter()
         .filter(|(_, hooks)| hooks.contains_key(&HookKind::Epilog) && !hooks.contains_key(&HookKind::Prolog));
@@ -203,7 +202,7 @@ fn without_prolog(nodes: &[Seen]) -> Option<Finding> {
     Some(finding("nodes' hooks", State::Limited, detail, Some(remedy)))
 }
 
-fn alike(nodes: &[Seen], notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
+fn alike(nodes: &[NodeHooks], notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<Finding> {
     let (_, _, note) = notes.first()?;
     let seen = nodes.iter().filter(|(_, hooks)| !hooks.is_empty()).count();
     let detail = format!(
@@ -216,7 +215,7 @@ fn alike(nodes: &[Seen], notes: &[(&NodeName, HookKind, &HookNote)]) -> Option<F
 }
 
 /// Nodes of which nothing is known: that may be as it should, and nothing here says that it is.
-fn silent(nodes: &[Seen]) -> Option<Finding> {
+fn silent(nodes: &[NodeHooks]) -> Option<Finding> {
     let silent = nodes.iter().filter(|(_, hooks)| hooks.is_empty());
     let silent: Vec<&NodeName> = silent.map(|(node, _)| *node).collect();
     if silent.is_empty() {
@@ -235,8 +234,8 @@ fn silent(nodes: &[Seen]) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    fn here() -> Here {
-        Here {
+    fn here() -> ThisMachine {
+        ThisMachine {
             program: "/bin/ondeck".into(),
             config: "/etc/ondeck.toml".into(),
             version: "1.0",
@@ -268,7 +267,7 @@ mod tests {
 
     fn of(hooks: &[BTreeMap<HookKind, HookSeen>]) -> Vec<(State, String)> {
         let names: Vec<NodeName> = (1..=hooks.len()).map(|n| format!("c{n}").parse().unwrap()).collect();
-        let nodes: Vec<Seen> = names.iter().zip(hooks).collect();
+        let nodes: Vec<NodeHooks> = names.iter().zip(hooks).collect();
         let line = |found: Finding| {
             let remedy = found.remedy.map(|remedy| format!(" -> {remedy}")).unwrap_or_default();
             (found.state, format!("{}: {}{remedy}", found.what, found.detail))

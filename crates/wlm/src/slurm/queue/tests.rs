@@ -198,6 +198,32 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
 }
 
 #[test]
+fn a_rest_of_an_array_that_waits_for_another_job_is_told_apart_from_jobs() {
+    let rests = |reason: &str, priority: u32, mark: &str, dependency: &str| {
+        let text = format!(
+            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|a|j|\n\
+             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|a|j|\n"
+        );
+        let queue = parse(text.as_bytes(), "|").unwrap();
+        assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [6]);
+        let told = |job: &QueuedJob| (job.id.job.0, job.depends_on.iter().map(|job| job.0).collect());
+        queue
+            .dependent_rests
+            .iter()
+            .inspect(|job| assert!(job.several))
+            .map(told)
+            .collect::<Vec<(u32, Vec<u32>)>>()
+    };
+    let open = "afterok:6(unfulfilled)";
+    assert_eq!(rests("Dependency", 9, "(null)", open), [(46, vec![6])]);
+    // Held already, by anybody; and of those who depend on nobody that is there.
+    assert_eq!(rests("JobHeldAdmin", 0, "ondeck:hold", open), []);
+    assert_eq!(rests("JobHeldUser", 0, "(null)", open), []);
+    assert_eq!(rests("Priority", 9, "(null)", "(null)"), []);
+    assert_eq!(rests("Dependency", 9, "(null)", "afterok:5(unfulfilled)"), []);
+}
+
+#[test]
 fn an_element_is_told_with_its_array() {
     let elements = parse(SAMPLE.as_bytes(), "|").unwrap().elements;
     let known: Vec<_> =

@@ -1,0 +1,154 @@
+//! Jobs that wait for the results of others: until these are on disk, a job that depends on them is held, and nothing is
+//! copied from where they belong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::handling::Handling;
+use super::hold::wait_policy;
+use crate::schedule::effects::Action;
+use crate::schedule::event::ObservedJob;
+use crate::schedule::notice::{HeldBack, Life, Notice, Results, Waiting};
+use crate::schedule::policy::RsaUsage;
+use crate::schedule::{Hold, Job, JobState, RsaState, Time, Work, WorkOrder};
+use crate::{Incarnation, JobId, QueuedJob, Request, WaitPolicy};
+
+/// Whether one of two directories is in the other, or both are the same.
+fn overlap(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
+/// A path of a job's where another one's results belong.
+fn meets<'a>(request: &'a Request, outputs: &[PathBuf]) -> Option<&'a Path> {
+    let paths = request.data_in.iter().chain(&request.data_out);
+    paths.map(PathBuf::as_path).find(|path| outputs.iter().any(|output| overlap(path, output)))
+}
+
+/// Whether the input that was copied for a job which must not start without it is about to change: another job writes
+/// results there.
+pub(super) fn changes_on_disk(job: &Job, usage: &RsaUsage) -> bool {
+    job.job_state == JobState::Ondeck
+        && matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready)
+        && wait_policy(&job.request) == WaitPolicy::Hold
+        && !job.hold.is_released_by_others()
+        && usage.results_in_the_way_of(job.id, &job.request.data_in).is_some()
+}
+
+impl Handling<'_> {
+    /// The output directories of the jobs that others depend on.
+    pub(super) fn awaited_outputs(&self, jobs: &[ObservedJob]) -> BTreeMap<JobId, Vec<PathBuf>> {
+        let awaited: BTreeSet<JobId> =
+            jobs.iter().flat_map(|seen| seen.job.depends_on.iter().copied()).collect();
+        let mut outputs: BTreeMap<JobId, Vec<PathBuf>> = BTreeMap::new();
+        for seen in jobs.iter().filter(|seen| awaited.contains(&seen.job.id.job)) {
+            let known = || self.schedule.jobs.get(&seen.job.id).map(|job| &job.request);
+            if let Some(request) = seen.request.as_ref().or_else(known) {
+                outputs.entry(seen.job.id.job).or_default().extend(request.data_out.iter().cloned());
+            }
+        }
+        outputs
+    }
+
+    /// A job that depends on others could start as soon as they have ended, with their results in RAM still. So it is held
+    /// before, by a mark that the workload manager keeps, and is one of those that are held for their input from then on.
+    /// Returns when that was ordered, if it is to be held.
+    pub(super) fn holds_back(
+        &mut self,
+        job: &QueuedJob,
+        request: &Request,
+        outputs: &BTreeMap<JobId, Vec<PathBuf>>,
+    ) -> Option<Time> {
+        let (other, path) = job.depends_on.iter().find_map(|other| {
+            let path = meets(request, outputs.get(other)?)?;
+            Some((*other, path.to_owned()))
+        })?;
+        Some(self.hold_back(job.id, HeldBack::Results { other, path }))
+    }
+
+    pub(super) fn must_wait_to_stage(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
+        if let Some(most) = self.schedule.site.staging
+            && usage.copying() >= most
+        {
+            self.waits(id, Waiting::Staging { jobs: most });
+            return true;
+        }
+        self.must_wait_for_results(id, usage)
+    }
+
+    /// A stage-in whose source overlaps results that are not on disk yet waits for them.
+    pub(super) fn must_wait_for_results(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
+        let job = &self.schedule.jobs[&id];
+        if job.job_state != JobState::Ondeck {
+            return false;
+        }
+        let paths = job.request.data_in.iter().chain(&job.request.data_out);
+        let Some((other, path)) = usage.results_in_the_way_of(id, paths) else { return false };
+        self.waits(id, Waiting::Results { other, path: path.to_owned() });
+        true
+    }
+
+    /// Two jobs do not bring results home into the same directory at the same time: each looks what is there before it
+    /// puts its own version in place, or beside another's.
+    pub(super) fn must_wait_for_stage_out(&mut self, id: Incarnation) -> bool {
+        let mine = &self.schedule.jobs[&id].request.data_out;
+        let meets = |other: &Job| {
+            let mut theirs = other.request.data_out.iter();
+            theirs.any(|theirs| mine.iter().any(|mine| mine.starts_with(theirs) || theirs.starts_with(mine)))
+        };
+        let stages_out = |other: &&Job| {
+            other.id != id
+                && matches!(other.under_way, Some(WorkOrder { work: Work::StageOut, .. }))
+                && meets(other)
+        };
+        let Some(other) = self.schedule.jobs.values().find(stages_out).map(|other| other.id) else {
+            return false;
+        };
+        self.waits(id, Waiting::SameDirectory(other));
+        true
+    }
+
+    /// A job that must not start without its input does not start with one that is about to change.
+    pub(super) fn stage_again(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
+        let now = self.now;
+        let job = &self.schedule.jobs[&id];
+        let Some((other, path)) = usage.results_in_the_way_of(id, &job.request.data_in) else { return false };
+        let why = Life::StagedAgain { other, path: path.to_owned() };
+        if !self.schedule.jobs[&id].hold.is_held() {
+            self.job(id).hold = Hold::Ordered;
+            self.order(Action::Hold(id), id);
+        }
+        self.undo_lock_in(id);
+        let job = self.job(id);
+        job.again_since.get_or_insert(now);
+        let stops = job.rsa_state == RsaState::StagingIn;
+        self.tell(id, why);
+        if stops {
+            return self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn);
+        }
+        self.become_state(id, RsaState::Aborted, Notice::State);
+        true
+    }
+
+    /// A job that is held for the results of others alone may start when they are on disk, or were abandoned, or are lost.
+    /// Returns whether it may.
+    pub(super) fn let_go_if_home(&mut self, id: Incarnation) -> bool {
+        let job = &self.schedule.jobs[&id];
+        let others = self.schedule.jobs.values().filter(|other| other.id != id && other.results);
+        let mut lost = None;
+        for other in others {
+            let Some(path) = meets(&job.request, &other.request.data_out) else { continue };
+            // One that is whole again waits for its turn to stage out.
+            if other.rsa_state != RsaState::Lost || !other.broken {
+                return false;
+            }
+            lost = Some((self.schedule.selector(other.id), path.to_owned()));
+        }
+        let job = self.job(id);
+        job.hold = Hold::LetGo;
+        if let Some((other, path)) = lost {
+            self.tell(id, Results::LostToOther { other, path });
+        }
+        self.order(Action::LetGo(id), id);
+        true
+    }
+}

@@ -1,0 +1,104 @@
+//! All that is going on, the log, and who has used what.
+
+use std::sync::Arc;
+
+use ondeck_api::auth::Caller;
+use ondeck_api::scheduler::{JobStatus, LogLine, NodeStatus, Status, Usage};
+use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::Incarnation;
+use ondeck_core::schedule::Time;
+
+use super::{Api, may_see};
+use crate::clock::{self, now};
+use crate::thesis;
+
+/// The most lines of a log that are given at once.
+const LOG_LINES: u32 = 10_000;
+
+impl Api {
+    pub(super) fn status(&self, caller: Caller) -> Status {
+        let (transfers, snapshot) = (self.context.transfers().clone(), self.context.queue.snapshot());
+        let refusing = self.context.refusing().clone();
+        let view = self.context.view();
+        let at = now();
+        let jobs = view.jobs().values().filter(|job| may_see(caller, job.owner));
+        let jobs = jobs.map(|job| JobStatus {
+            id: job.id,
+            owner: job.owner,
+            job_state: job.job_state,
+            rsa_state: job.rsa_state,
+            seconds: at.since(job.since).as_secs_f64(),
+            rsa_nodes: job.allocation.as_ref().map(|found| found.nodes.clone()).unwrap_or_default(),
+            transfer: transfers.get(&job.id).cloned(),
+            message: if job.waits_for.is_empty() { job.message.clone() } else { job.waits_for.clone() },
+        });
+        let nodes = view.nodes().iter().map(|(name, node)| NodeStatus {
+            node: name.clone(),
+            pool: node.pool.clone(),
+            state: node.state(),
+            why: match (node.leftover_on_rsa.first(), refusing.get(name)) {
+                (_, Some(why)) => why.clone(),
+                (Some(left), None) => format!("{left} is still there"),
+                (None, None) => node.drained.clone(),
+            },
+            capacity: node.capacity,
+            free: node.free(),
+            // Whose job is where is nobody else's business.
+            jobs: node
+                .promised
+                .keys()
+                .filter(|id| view.jobs().get(id).is_some_and(|job| may_see(caller, job.owner)))
+                .copied()
+                .collect(),
+        });
+        Status {
+            jobs: jobs.collect(),
+            nodes: nodes.collect(),
+            workload_manager: snapshot.fault,
+            simulated: self.context.config().scheduler.simulate.is_some(),
+            journal: None,
+            journal_name: self.context.charge.journal().journal.clone(),
+            replaced_journals: self.context.charge.journal().replaced.clone(),
+            warnings: if caller.is_administrator() {
+                self.context.compute.warnings(view.leftover_on_compute())
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    pub(super) async fn log(self: &Arc<Self>, job: Option<Incarnation>) -> Result<Vec<LogLine>, Refusal> {
+        Ok(self.journal(job).await?.into_iter().map(|(line, _)| line).collect())
+    }
+
+    /// The log of all jobs in the form of the thesis.
+    pub(super) async fn thesis_log(self: &Arc<Self>) -> Result<String, Refusal> {
+        let lines = self.journal(None).await?;
+        Ok(lines.iter().filter_map(|(line, noted)| thesis::line(line, noted.as_deref())).collect())
+    }
+
+    async fn journal(
+        self: &Arc<Self>,
+        job: Option<Incarnation>,
+    ) -> Result<Vec<(LogLine, Option<String>)>, Refusal> {
+        let context = Arc::clone(&self.context);
+        let read = tokio::task::spawn_blocking(move || {
+            context.journal.read(|reader| reader.log_with_thesis(job, LOG_LINES))
+        });
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let mut lines = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        for (line, _) in &mut lines {
+            line.at_ms = clock::shown(Time(line.at_ms));
+        }
+        Ok(lines)
+    }
+
+    pub(super) async fn usage(self: &Arc<Self>, days: u64, caller: Caller) -> Result<Vec<Usage>, Refusal> {
+        let (context, since) = (Arc::clone(&self.context), (now().0 / 86_400_000).saturating_sub(days));
+        let read = tokio::task::spawn_blocking(move || context.journal.read(|reader| reader.usage(since)));
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let mut usage = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        usage.retain(|used| caller.is_administrator() || caller.uid == used.uid);
+        Ok(usage)
+    }
+}
