@@ -126,7 +126,10 @@ impl User {
     }
 
     /// Makes the calling thread reach files as this user, for the rest of its life.
-    fn reach_files(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel's; the thread must then end, because its groups may have changed already.
+    pub fn reach_files(&self) -> io::Result<()> {
         let groups: Vec<_> = self.groups.iter().map(|gid| rustix::thread::Gid::from_raw(*gid)).collect();
         rustix::thread::set_thread_groups(&groups)?;
         // These tell no error; asked for an impossible id they tell the one that is in force.

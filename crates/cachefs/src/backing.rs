@@ -1,0 +1,330 @@
+//! The backing directory, reached with the identity of the cache's user.
+//!
+//! Every thread that calls anything here has assumed that identity ([`Backing::assume`]). Everything is reached by bare names
+//! from directories that were opened before, never through a symbolic link.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashlink::LruCache;
+use ondeck_transfer::credentials::User;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags, XattrFlags};
+use rustix::io::Errno;
+
+use crate::acl;
+use crate::message::{Ino, Space, Time};
+use crate::owner::Xattrs;
+
+/// Directories that are kept open.
+const OPEN_DIRECTORIES: usize = 512;
+
+/// Files that are kept open for reading.
+const OPEN_FILES: usize = 256;
+
+/// The largest value of an extended attribute that Linux has.
+const LARGEST_XATTR: usize = 64 << 10;
+
+/// The backing directory of a cache.
+pub struct Backing {
+    root: OwnedFd,
+    user: Option<User>,
+    directories: Mutex<LruCache<Ino, Arc<OwnedFd>>>,
+    files: Mutex<LruCache<Ino, Arc<File>>>,
+}
+
+/// What the backing directory tells of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "as in statx(2)")]
+pub struct Stat {
+    pub dev: u64,
+    pub ino: u64,
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size: u64,
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backing {
+    /// The directory that `root` is open on, reached as `user`, or as root.
+    pub fn new(root: OwnedFd, user: Option<User>) -> Backing {
+        let directories = Mutex::new(LruCache::new(OPEN_DIRECTORIES));
+        let files = Mutex::new(LruCache::new(OPEN_FILES));
+        Backing { root, user, directories, files }
+    }
+
+    /// Makes the calling thread reach files as the cache's user, for the rest of its life.
+    ///
+    /// # Errors
+    /// The kernel's; the thread must then end.
+    pub fn assume(&self) -> io::Result<()> {
+        // What writes memory back must not wait for memory to be written back (prctl(2)). Only root may say so, and only once
+        // for all threads: the server has; a test may not be allowed to.
+        match &self.user {
+            Some(user) => user.reach_files(),
+            None => Ok(()),
+        }
+    }
+
+    /// The user by whose rights files are reached, if not root's.
+    pub fn uid(&self) -> u32 {
+        self.user.as_ref().map_or(0, |user| user.uid)
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// A directory that was opened before.
+    pub fn known_directory(&self, ino: Ino) -> Option<Arc<OwnedFd>> {
+        lock(&self.directories).get(&ino).cloned()
+    }
+
+    /// Opens the directory that these names lead to, and keeps it as that of `ino`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_directory(&self, ino: Ino, names: &[OsString]) -> Result<Arc<OwnedFd>, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut at: Option<OwnedFd> = None;
+        for name in names {
+            let next = rustix::fs::openat(at.as_ref().unwrap_or(&self.root), name.as_os_str(), flags, Mode::empty())?;
+            at = Some(next);
+        }
+        let directory = Arc::new(match at {
+            Some(directory) => directory,
+            None => rustix::fs::openat(&self.root, ".", flags, Mode::empty())?,
+        });
+        lock(&self.directories).insert(ino, Arc::clone(&directory));
+        Ok(directory)
+    }
+
+    /// A file that was opened for reading before.
+    pub fn known_file(&self, ino: Ino) -> Option<Arc<File>> {
+        lock(&self.files).get(&ino).cloned()
+    }
+
+    /// Keeps a file that is open for reading.
+    pub fn keep_file(&self, ino: Ino, file: &Arc<File>) {
+        lock(&self.files).insert(ino, Arc::clone(file));
+    }
+
+    /// Closes what is kept open of an inode.
+    pub fn close(&self, ino: Ino) {
+        lock(&self.directories).remove(&ino);
+        lock(&self.files).remove(&ino);
+    }
+
+    /// What statvfs(3) tells.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn space(&self) -> Result<Space, Errno> {
+        let found = rustix::fs::fstatvfs(&self.root)?;
+        Ok(Space {
+            block_size: found.f_frsize as u32,
+            blocks: found.f_blocks,
+            free: found.f_bfree,
+            available: found.f_bavail,
+            files: found.f_files,
+            free_files: found.f_ffree,
+            name_length: found.f_namemax as u32,
+        })
+    }
+
+    /// Whether the directory keeps extended attributes of users, and ACLs.
+    ///
+    /// # Errors
+    /// The kernel's, other than that it does not.
+    pub fn keeps(&self) -> Result<(bool, bool), Errno> {
+        let path = by_descriptor(self.root.as_fd());
+        let keeps = |name: &str| match rustix::fs::getxattr(path.as_str(), name, &mut [0_u8; 0][..]) {
+            Ok(_) | Err(Errno::NODATA | Errno::RANGE) => Ok(true),
+            Err(Errno::OPNOTSUPP) => Ok(false),
+            Err(error) => Err(error),
+        };
+        Ok((keeps("user.ondeck")?, keeps(acl::ACCESS)?))
+    }
+}
+
+/// The path by which the kernel leads to an open descriptor.
+pub fn by_descriptor(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+fn time(time: rustix::fs::StatxTimestamp) -> Time {
+    Time { secs: time.tv_sec, nanos: time.tv_nsec }
+}
+
+/// Looks at an entry; `name` empty: at the directory itself, or whatever is open.
+///
+/// # Errors
+/// The kernel's.
+pub fn stat(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Stat, Errno> {
+    let mut flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    if name.is_empty() {
+        flags |= AtFlags::EMPTY_PATH;
+    }
+    let found = rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)?;
+    Ok(Stat {
+        dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+        ino: found.stx_ino,
+        mode: u32::from(found.stx_mode),
+        nlink: found.stx_nlink,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        rdev: rustix::fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
+        size: found.stx_size,
+        blocks: found.stx_blocks,
+        atime: time(found.stx_atime),
+        mtime: time(found.stx_mtime),
+        ctime: time(found.stx_ctime),
+    })
+}
+
+/// All entries of a directory with what is told of them, `.` and `..` excepted.
+///
+/// # Errors
+/// The kernel's; an entry that vanishes meanwhile is none.
+pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    let mut found = Vec::new();
+    for entry in Dir::read_from(&open)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        match stat(open.as_fd(), name) {
+            Ok(stat) => found.push((name.to_owned(), stat)),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself.
+fn is_kept(name: &[u8]) -> bool {
+    let begins = |with: &str| name.starts_with(with.as_bytes());
+    begins("user.") || begins("security.") || begins("trusted.") || begins("system.posix_acl_")
+}
+
+/// The extended attributes of what is open.
+///
+/// # Errors
+/// The kernel's.
+pub fn xattrs(open: BorrowedFd<'_>) -> Result<Xattrs, Errno> {
+    let path = by_descriptor(open);
+    let mut names = vec![0_u8; LARGEST_XATTR];
+    let count = match rustix::fs::listxattr(path.as_str(), names.as_mut_slice()) {
+        Ok(count) => count,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(error) => return Err(error),
+    };
+    let mut found = Xattrs::new();
+    let mut value = vec![0_u8; LARGEST_XATTR];
+    for name in names[..count].split(|byte| *byte == 0).filter(|name| is_kept(name)) {
+        match rustix::fs::getxattr(path.as_str(), name, value.as_mut_slice()) {
+            Ok(count) => {
+                found.insert(OsStr::from_bytes(name).to_owned(), value[..count].to_vec());
+            }
+            // Gone meanwhile, or one that only root may see.
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Gives what is open exactly these extended attributes.
+///
+/// # Errors
+/// The kernel's.
+pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<(), Errno> {
+    let path = by_descriptor(open);
+    let there = xattrs(open)?;
+    for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
+        match rustix::fs::removexattr(path.as_str(), name.as_os_str()) {
+            Ok(()) | Err(Errno::NODATA) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for (name, value) in wanted.iter().filter(|(name, value)| there.get(*name) != Some(value)) {
+        rustix::fs::setxattr(path.as_str(), name.as_os_str(), value, XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// Does something in a directory of the user's own whose mode keeps even its owner out: the mode is given back afterwards.
+///
+/// # Errors
+/// What `act` says.
+pub fn within<T>(
+    uid: u32,
+    directory: BorrowedFd<'_>,
+    mut act: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    match act() {
+        Err(Errno::ACCESS) => {}
+        other => return other,
+    }
+    let found = stat(directory, OsStr::new(""))?;
+    let mode = Mode::from_raw_mode(found.mode & 0o7777);
+    if found.uid != uid || mode.contains(Mode::RWXU) {
+        return Err(Errno::ACCESS);
+    }
+    let path = by_descriptor(directory);
+    rustix::fs::chmod(path.as_str(), mode | Mode::RWXU)?;
+    let done = act();
+    rustix::fs::chmod(path.as_str(), mode)?;
+    done
+}
+
+/// Opens an entry without following it, for nothing but to know it again.
+///
+/// # Errors
+/// The kernel's.
+pub fn open_path(directory: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a file that is known already for reading or for both, also if its mode keeps its owner out.
+///
+/// # Errors
+/// The kernel's.
+pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
+    let path = by_descriptor(known);
+    let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = || rustix::fs::open(path.as_str(), flags, Mode::empty());
+    let file = match open() {
+        Err(Errno::ACCESS) => {
+            let found = stat(known, OsStr::new(""))?;
+            if found.uid != uid {
+                return Err(Errno::ACCESS);
+            }
+            let mode = Mode::from_raw_mode(found.mode & 0o7777);
+            rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
+            let file = open();
+            rustix::fs::chmod(path.as_str(), mode)?;
+            file?
+        }
+        other => other?,
+    };
+    Ok(File::from(file))
+}

@@ -1,0 +1,789 @@
+//! The owner of a cache.
+//!
+//! It answers the requests of [`message`](crate::message) from RAM, and brings what was changed to the backing directory.
+//!
+//! # Layout
+//!
+//! - `state`: what it knows; `names`, `data`: what requests do with it; `blocks`: sets of blocks
+//! - `wait`: requests that can't be answered yet; `load`: what is read for them
+//! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
+//! - `journal`, `recover`: how a cache goes on after its process was killed
+//!
+//! # Why it can't stand still
+//!
+//! One lock guards the state; nobody touches the backing directory while holding it, and the store only to free memory or to cut
+//! a file. A request that needs something is parked without anything held, so requests never wait for each other. Loaders,
+//! writers and the applier are threads of their own: a loader needs nobody; a writer reads from the store and writes to the
+//! backing directory; the applier needs writers' work, which it can do itself. Memory that requests wait for comes from clean
+//! extents, which nobody has to be asked for, and dirty ones become clean by writers, which need no room: files without a name
+//! are written back, too, and at most half of the capacity is pinned. The process is marked as one that others' memory depends on
+//! (`PR_SET_IO_FLUSHER`), so it does not wait for memory that only its own write-back frees. If the backing directory itself
+//! has no room, waiting writers are told so.
+
+mod apply;
+mod blocks;
+mod data;
+mod journal;
+mod load;
+mod names;
+mod recover;
+mod state;
+mod wait;
+mod write_back;
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ondeck_transfer::credentials::User;
+use rustix::io::Errno;
+
+use crate::backing::Backing;
+use crate::message::{Answer, Caller, Ino, ROOT, Reply, Request, Service};
+use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
+use crate::status::{Failing, Status};
+use crate::store::Store;
+use journal::{Journal, JournalError};
+pub use state::Xattrs;
+use state::{State, Stop};
+use wait::{Need, Parked};
+
+/// How often it is looked whether those who wait were killed, and whether anything has become old.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How often progress of a flush is told.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+/// The space of the backing directory is asked for again after so long.
+const SPACE_IS_KNOWN: Duration = Duration::from_secs(1);
+
+/// After a failure the log is tried again after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A cache's names, data, journal and write-back.
+pub struct Owner {
+    core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the threads of an owner share.
+struct Core {
+    state: Mutex<State>,
+    store: Store,
+    backing: Backing,
+    /// There is something to be read.
+    loads: Condvar,
+    /// Something has changed that writers, the applier or a flush may wait for.
+    work: Condvar,
+}
+
+/// What a thread does until the end.
+type Work = fn(&Core);
+
+/// Why a cache can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
+pub enum OpenError {
+    /// A capacity with which nothing could pass.
+    #[error("a cache needs a capacity of at least {LEAST_CAPACITY}")]
+    TooSmall,
+    /// The store's.
+    #[error("can't open the cache's store: {0}")]
+    Store(io::Error),
+    /// The backing directory's.
+    #[error("can't read the backing directory: {0}")]
+    Backing(Errno),
+    /// The user's identity can't be taken on, or there are no more threads.
+    #[error("can't start the cache's threads: {0}")]
+    Threads(io::Error),
+    /// What an earlier process left can't be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// It can be read, and does not fit together.
+    #[error("the cache's journal contradicts itself at record {0}")]
+    Contradiction(usize),
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, or a moment.
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.work.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Tries everybody again whose need was fulfilled, and wakes the threads.
+    fn wake_all(&self) {
+        self.work.notify_all();
+        loop {
+            let (ready, failed) = {
+                let mut state = self.lock();
+                if !state.waits.has_ready() {
+                    break;
+                }
+                state.waits.take()
+            };
+            for (parked, error) in failed {
+                (parked.answer)(Err(error));
+            }
+            for parked in ready {
+                self.attempt(parked.caller, parked.request, parked.answer, parked.since, parked.target, true);
+            }
+        }
+    }
+
+    /// Carries a request out, or parks it.
+    fn attempt(
+        &self,
+        caller: Caller,
+        request: Request<'_>,
+        answer: Answer,
+        since: Instant,
+        mut target: Option<(u64, u64)>,
+        again: bool,
+    ) {
+        loop {
+            let wakes = self.lock().waits.wakes();
+            let need = match self.perform(caller, &request, &mut target, again) {
+                Ok(reply) => return answer(Ok(reply)),
+                Err(Stop::Error(error)) => return answer(Err(error)),
+                Err(Stop::Wait(need)) => need,
+            };
+            let mut state = self.lock();
+            if state.stopped {
+                drop(state);
+                return answer(Err(Errno::IO));
+            }
+            if need.is_loaded() {
+                if state.waits.begin(&need) {
+                    state.jobs.push_back(need.clone());
+                }
+            } else if state.waits.wakes()[need.kind()] != wakes[need.kind()] {
+                // Fulfilled in between, maybe.
+                continue;
+            }
+            if !again && matches!(need, Need::Space | Need::Log) {
+                state.counters.delayed += 1;
+            }
+            let request = request.into_owned();
+            state.waits.park(need, Parked { caller, request, answer, since, target });
+            drop(state);
+            self.loads.notify_all();
+            self.work.notify_all();
+            return;
+        }
+    }
+
+    fn perform(
+        &self,
+        caller: Caller,
+        request: &Request<'_>,
+        target: &mut Option<(u64, u64)>,
+        again: bool,
+    ) -> Result<Reply, Stop> {
+        let store = &self.store;
+        match request {
+            Request::Read { ino, offset, size, .. } => return self.read(*ino, *offset, *size, again),
+            Request::Write { ino, offset, data, .. } => {
+                self.check_journal()?;
+                let reply = self.write(caller, *ino, *offset, data)?;
+                self.check_journal()?;
+                return Ok(reply);
+            }
+            Request::Allocate { ino, offset, length, mode, .. } => {
+                return self.allocate(caller, *ino, *offset, *length, *mode);
+            }
+            Request::Seek { ino, offset, hole, .. } => return self.seek(*ino, *offset, *hole),
+            _ => {}
+        }
+        let mut state = self.lock();
+        let state = &mut *state;
+        if changes(request) && state.journal.failed.is_some() {
+            return Err(Errno::IO.into());
+        }
+        let entry = |state: &mut State, ino: Ino| -> Result<Reply, Stop> {
+            state.inode_mut(ino)?.references += 1;
+            Ok(Reply::Entry(state.attributes(ino)?))
+        };
+        match request {
+            Request::Lookup { parent, name } => {
+                let ino = state.lookup(*parent, name)?;
+                Ok(Reply::Entry(state.attributes(ino)?))
+            }
+            Request::Attributes { ino } => Ok(Reply::Attributes(state.attributes(*ino)?)),
+            Request::Change { ino, change } => {
+                if let Some(size) = change.size {
+                    state.truncate(store, caller, *ino, size)?;
+                }
+                let rest = crate::message::Change { size: None, ..*change };
+                if rest != crate::message::Change::default() {
+                    state.change(caller, *ino, &rest)?;
+                }
+                Ok(Reply::Attributes(state.attributes(*ino)?))
+            }
+            Request::ReadLink { ino } => Ok(Reply::Data(state.read_link(*ino)?.into_encoded_bytes())),
+            Request::Make { parent, name, new, mode, umask, open } => {
+                let ino = state.make(caller, *parent, name, new, *mode, *umask)?;
+                match open {
+                    None => entry(state, ino),
+                    Some(mode) => {
+                        let opened = state.open(store, caller, ino, *mode)?;
+                        state.inode_mut(ino)?.references += 1;
+                        Ok(Reply::Created(state.attributes(ino)?, opened))
+                    }
+                }
+            }
+            Request::Link { ino, parent, name } => {
+                state.link(*ino, *parent, name)?;
+                entry(state, *ino)
+            }
+            Request::Unlink { parent, name } => state.unlink(store, *parent, name, false).map(|()| Reply::Done),
+            Request::RemoveDirectory { parent, name } => {
+                state.unlink(store, *parent, name, true).map(|()| Reply::Done)
+            }
+            Request::Rename { parent, name, to_parent, to_name, replace } => {
+                state.rename(store, (*parent, name), (*to_parent, to_name), *replace).map(|()| Reply::Done)
+            }
+            Request::Open { ino, mode } => state.open(store, caller, *ino, *mode).map(Reply::Opened),
+            Request::Release { handle, .. } => {
+                state.release(store, *handle);
+                Ok(Reply::Done)
+            }
+            Request::Close { ino, handle } => {
+                let writes = state.handles.get(handle).is_some_and(|open| open.write);
+                state.error_of(*ino)?;
+                if writes && state.settings.sync == SyncWhen::Close {
+                    state.synced(*ino, target)?;
+                }
+                Ok(Reply::Done)
+            }
+            Request::Sync { ino, .. } => {
+                state.error_of(*ino)?;
+                if state.settings.sync != SyncWhen::Later {
+                    state.synced(*ino, target)?;
+                }
+                Ok(Reply::Done)
+            }
+            Request::List { ino } => Ok(Reply::Listed(Arc::new(state.list(*ino)?))),
+            Request::GetXattr { ino, name } => {
+                if state.is_without(name) {
+                    return Err(Errno::OPNOTSUPP.into());
+                }
+                let value = state.xattrs(*ino)?.get(name.as_os_str()).cloned();
+                value.map(Reply::Data).ok_or(Stop::Error(Errno::NODATA))
+            }
+            Request::ListXattrs { ino } => state.list_xattrs(*ino).map(Reply::Data),
+            Request::SetXattr { ino, name, value, flags } => {
+                state.set_xattr(*ino, name, value, *flags).map(|()| Reply::Done)
+            }
+            Request::RemoveXattr { ino, name } => state.remove_xattr(*ino, name).map(|()| Reply::Done),
+            Request::Space => match &state.space {
+                Some((space, at)) if at.elapsed() < SPACE_IS_KNOWN => Ok(Reply::Space(*space)),
+                _ => Err(Stop::Wait(Need::Statistics)),
+            },
+            // The kernel copies by reading and writing then.
+            Request::CopyRange { .. } => Err(Errno::OPNOTSUPP.into()),
+            Request::Read { .. } | Request::Write { .. } | Request::Allocate { .. } | Request::Seek { .. } => {
+                Err(Errno::NOSYS.into())
+            }
+        }
+    }
+
+    fn check_journal(&self) -> Result<(), Stop> {
+        if self.lock().journal.failed.is_some() { Err(Errno::IO.into()) } else { Ok(()) }
+    }
+
+    /// Reads what is asked for until the end.
+    fn run_loader(&self) {
+        loop {
+            let need = {
+                let mut state = self.lock();
+                loop {
+                    if state.stopped {
+                        return;
+                    }
+                    if let Some(need) = state.jobs.pop_front() {
+                        break need;
+                    }
+                    state = self.loads.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            self.load(&need);
+            self.wake_all();
+        }
+    }
+
+    /// Writes back what has to be, until the end.
+    fn run_writer(&self) {
+        loop {
+            let ino = {
+                let mut state = self.lock();
+                loop {
+                    if state.stopped {
+                        return;
+                    }
+                    if let Some(ino) = state.next_pass() {
+                        break ino;
+                    }
+                    state = self.wait(state);
+                }
+            };
+            // It is noted, and tried again.
+            let _told = self.write_back(ino);
+        }
+    }
+
+    /// Carries out the log, until the end.
+    fn run_applier(&self) {
+        loop {
+            match self.apply_some() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let state = self.lock();
+                    if state.stopped {
+                        return;
+                    }
+                    if state.due() < state.first_pending {
+                        drop(self.wait(state));
+                    }
+                }
+                Err((ino, error)) => {
+                    let mut state = self.lock();
+                    if state.stopped {
+                        return;
+                    }
+                    if error != Errno::AGAIN {
+                        state.failed(ino, error);
+                        drop(state);
+                        self.wake_all();
+                        let until = Instant::now() + RETRY;
+                        let mut state = self.lock();
+                        while Instant::now() < until && !state.stopped {
+                            state = self.wait(state);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks after those who wait, and evicts before anybody has to wait for it, until the end.
+    fn run_keeper(&self) {
+        loop {
+            let threads = {
+                let mut state = self.lock();
+                if state.stopped {
+                    return;
+                }
+                let percent = |part: u8| state.settings.capacity.0 / 100 * u64::from(part);
+                let (high, low) = (percent(state.settings.full.high), percent(state.settings.full.low));
+                if state.resident + state.names_and_operations() > high {
+                    let low = low.saturating_sub(state.names_and_operations());
+                    state.evict_to(&self.store, low);
+                }
+                state.waits.threads()
+            };
+            let doomed: HashSet<u32> = wait::doomed(&threads);
+            if !doomed.is_empty() {
+                self.lock().waits.killed(&doomed);
+            }
+            self.wake_all();
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl State {
+    fn is_without(&self, xattr: &OsStr) -> bool {
+        let is_acl = xattr == crate::acl::ACCESS || xattr == crate::acl::DEFAULT;
+        if is_acl { !self.keeps_acls } else { !self.keeps_xattrs }
+    }
+
+    /// Tells once what could not be written back of a file.
+    fn error_of(&mut self, ino: Ino) -> Result<(), Stop> {
+        match self.inode_mut(ino)?.data_mut().and_then(|data| data.error.take()) {
+            Some(error) => Err(Errno::from_raw_os_error(error).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all that there was of an inode when this was first asked is on the backing directory.
+    fn synced(&mut self, ino: Ino, target: &mut Option<(u64, u64)>) -> Result<(), Stop> {
+        let inode = self.inode(ino)?;
+        if inode.is_orphan() {
+            return Ok(());
+        }
+        let (is_dir, pending) = (inode.is_dir(), inode.pending);
+        let (generation, operation) = *target.get_or_insert_with(|| {
+            let operation = if pending > 0 { self.first_pending + self.log.len() as u64 - 1 } else { 0 };
+            (self.generation, operation)
+        });
+        if self.first_pending <= operation {
+            self.wanted = self.wanted.max(operation);
+            return Err(Stop::Wait(Need::Synced(ino)));
+        }
+        // A directory's own times are no data.
+        if !is_dir && self.dirty_by_age.get(&ino).is_some_and(|dirty| dirty.generation <= generation) {
+            self.urgent.insert(ino);
+            return Err(Stop::Wait(Need::Synced(ino)));
+        }
+        if self.passes.contains(&ino) && !is_dir {
+            return Err(Stop::Wait(Need::Synced(ino)));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a request changes anything.
+fn changes(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Change { .. }
+            | Request::Make { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::RemoveDirectory { .. }
+            | Request::Rename { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+    )
+}
+
+impl Owner {
+    /// Opens a cache, and goes on with what an earlier process has left in its store.
+    ///
+    /// `backing` is the directory, opened before anything was mounted over it; `store` the root of the store's filesystem. `user`
+    /// is by whose rights the backing directory is reached; `None`: by those of this process.
+    ///
+    /// # Errors
+    /// Nothing was changed then, neither in the store nor in the backing directory.
+    pub fn open(backing: OwnedFd, store: &Path, user: Option<User>, settings: Settings) -> Result<Arc<Owner>, OpenError> {
+        if settings.capacity < LEAST_CAPACITY {
+            return Err(OpenError::TooSmall);
+        }
+        let backing = Backing::new(backing, user);
+        let store = Store::open(store).map_err(OpenError::Store)?;
+        let records = Journal::read(&store)?;
+        // With the user's identity, as all that is to come.
+        let looked = std::thread::scope(|scope| {
+            let look = || -> Result<_, OpenError> {
+                backing.assume().map_err(OpenError::Threads)?;
+                let root = crate::backing::stat(backing.root(), OsStr::new("")).map_err(OpenError::Backing)?;
+                Ok((root, backing.keeps().map_err(OpenError::Backing)?))
+            };
+            scope.spawn(look).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let (root, keeps) = looked?;
+        let state = recover::state(&store, &root, keeps, settings, records.unwrap_or_default())?;
+        let core =
+            Arc::new(Core { state: Mutex::new(state), store, backing, loads: Condvar::new(), work: Condvar::new() });
+        let owner = Arc::new(Owner { core, threads: Mutex::default() });
+        owner.start().inspect_err(|_| owner.stop()).map_err(OpenError::Threads)?;
+        Ok(owner)
+    }
+
+    fn start(&self) -> io::Result<()> {
+        let count = self.core.lock().settings.threads.max(1);
+        let mut work: Vec<(String, Work)> = vec![("applier".into(), Core::run_applier)];
+        for number in 0..count {
+            work.push((format!("loader-{number}"), Core::run_loader));
+            work.push((format!("writer-{number}"), Core::run_writer));
+        }
+        let (tell, told) = channel();
+        for (name, run) in work {
+            let (core, tell) = (Arc::clone(&self.core), tell.clone());
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                let assumed = core.backing.assume();
+                let can = assumed.is_ok();
+                // Whoever waits for it is there, or has failed already.
+                let _ = tell.send(assumed);
+                drop(tell);
+                if can {
+                    run(&core);
+                }
+            })?;
+            self.threads().push(thread);
+        }
+        drop(tell);
+        for assumed in told {
+            assumed?;
+        }
+        let core = Arc::clone(&self.core);
+        let thread = std::thread::Builder::new().name("keeper".into()).spawn(move || core.run_keeper())?;
+        self.threads().push(thread);
+        Ok(())
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all threads. Nothing is written back, and what waits is answered with an error; the store keeps everything.
+    pub fn stop(&self) {
+        self.core.lock().stopped = true;
+        self.core.loads.notify_all();
+        self.core.work.notify_all();
+        for thread in self.threads().drain(..) {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+        let mut state = self.core.lock();
+        state.waits.fail_all(Errno::IO);
+        drop(state);
+        self.core.wake_all();
+    }
+
+    /// What can be seen of the cache.
+    pub fn status(&self) -> Status {
+        let state = self.core.lock();
+        let (delayed, waiting) = state.waits.count();
+        let now = Instant::now();
+        let oldest_data = state.dirty_by_age.front().map(|(_, dirty)| dirty.since);
+        let oldest_name = state.log.front().map(|pending| pending.since);
+        let oldest = oldest_data.into_iter().chain(oldest_name).min();
+        let failing = |(ino, (error, _)): (&Ino, &(Errno, Instant))| Failing {
+            path: state.shown(*ino),
+            error: io::Error::from(*error).to_string(),
+        };
+        Status {
+            capacity: state.settings.capacity.0,
+            resident: state.resident,
+            dirty: state.dirty_bytes,
+            dirty_age_ms: oldest.map_or(0, |since| now.duration_since(since).as_millis() as u64),
+            pending_operations: state.log.iter().filter(|pending| !pending.cancelled).count() as u64,
+            dirty_attributes: state.dirty_by_age.len() as u64,
+            pinned: state.pinned,
+            names: state.inodes.len() as u64,
+            name_bytes: state.name_bytes,
+            open_files: state.handles.len() as u64,
+            delayed: delayed as u64,
+            waiting: waiting as u64,
+            read_bytes: state.counters.read_bytes,
+            written_bytes: state.counters.written_bytes,
+            hit_bytes: state.counters.hit_bytes,
+            miss_bytes: state.counters.miss_bytes,
+            fetched_bytes: state.counters.fetched_bytes,
+            written_back_bytes: state.counters.written_back_bytes,
+            evictions: state.counters.evictions,
+            delayed_total: state.counters.delayed,
+            failures: state.counters.failures,
+            failing: state.failing.iter().map(failing).collect(),
+            conflicts: state.conflicts.clone(),
+        }
+    }
+
+    /// Returns once everything that was changed before the call is on the backing directory, and synced.
+    ///
+    /// It is asked about ten times a second whether to go on.
+    ///
+    /// # Errors
+    /// It was given up, or what is left can't be written: then with what fails. Nothing is lost, and it is tried again all the
+    /// while.
+    pub fn flush(&self, progress: &mut dyn FnMut(&Status) -> bool) -> Result<(), String> {
+        let begun = Instant::now();
+        let last = {
+            let mut state = self.core.lock();
+            state.wanted = state.last_pending();
+            state.wanted
+        };
+        self.flush_until(progress, begun, |state| {
+            // What is failing is tried again at once, and not only when its time has come.
+            state.first_pending > last
+        })?;
+        let generation = self.core.lock().generation;
+        self.flush_until(progress, begun, |state| {
+            let left: Vec<Ino> = (state.dirty_by_age.iter())
+                .filter(|(_, dirty)| dirty.generation <= generation)
+                .map(|(ino, _)| *ino)
+                .filter(|ino| state.inodes.get(ino).is_some_and(|inode| !inode.is_orphan()))
+                .collect();
+            state.urgent.extend(&left);
+            left.is_empty() && state.passes.is_empty()
+        })?;
+        self.as_the_user(|core| core.sync_all()).map_err(|error| format!("can't sync the backing directory: {error}"))
+    }
+
+    fn flush_until(
+        &self,
+        progress: &mut dyn FnMut(&Status) -> bool,
+        begun: Instant,
+        is_done: impl Fn(&mut State) -> bool,
+    ) -> Result<(), String> {
+        let mut told = Instant::now();
+        loop {
+            let mut state = self.core.lock();
+            if is_done(&mut state) {
+                return Ok(());
+            }
+            if state.stopped {
+                return Err("the cache is ending".into());
+            }
+            let failing = state.failing.iter().next().map(|(ino, (error, _))| (*ino, *error));
+            // Everything that can be written is, and what is left has failed since this began.
+            if let Some((ino, error)) = failing
+                && begun.elapsed() > 2 * RETRY
+                && state.passes.is_empty()
+                && state.urgent.iter().all(|ino| state.failing.contains_key(ino))
+            {
+                return Err(format!("{}: {}", state.shown(ino), io::Error::from(error)));
+            }
+            self.core.work.notify_all();
+            drop(self.core.wait(state));
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                if !progress(&self.status()) {
+                    return Err("given up".into());
+                }
+            }
+        }
+    }
+
+    /// Does something with the user's identity, on a thread of its own.
+    fn as_the_user<T: Send>(&self, act: impl FnOnce(&Core) -> Result<T, Errno> + Send) -> Result<T, Errno> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.core.backing.assume().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM))?;
+                act(&self.core)
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// As the request's.
+    pub fn call(&self, caller: Caller, request: Request<'_>) -> Result<Reply, Errno> {
+        let (tell, told) = channel();
+        // Whoever waits is there.
+        self.ask(caller, request, Box::new(move |answer| drop(tell.send(answer))));
+        told.recv().unwrap_or(Err(Errno::IO))
+    }
+
+    /// Reads a file, or all files below a directory, into the cache; the path is below its root.
+    ///
+    /// # Errors
+    /// What failed first, by its path.
+    pub fn preload(&self, path: &Path) -> Result<(), String> {
+        self.below(path, &mut |ino, size| {
+            let mut offset = 0;
+            while offset < size {
+                let read = Request::Read { ino, handle: 0, offset, size: EXTENT as u32 };
+                self.call(NOBODY, read)?;
+                offset += EXTENT;
+            }
+            Ok(())
+        })
+    }
+
+    /// Gives up the resident data of a file, or of all below a directory, as far as it is clean and nobody uses it.
+    ///
+    /// # Errors
+    /// As of [`preload`](Owner::preload).
+    pub fn evict(&self, path: &Path) -> Result<(), String> {
+        self.below(path, &mut |ino, _| {
+            let mut state = self.core.lock();
+            state.evict_file(&self.core.store, ino);
+            drop(state);
+            self.core.wake_all();
+            Ok(())
+        })
+    }
+
+    /// Does something with all regular files at or below a path.
+    fn below(&self, path: &Path, act: &mut dyn FnMut(Ino, u64) -> Result<(), Errno>) -> Result<(), String> {
+        let of = |path: &Path, error: Errno| format!("{}: {}", path.display(), io::Error::from(error));
+        let mut found = (ROOT, libc::S_IFDIR, 0);
+        let mut references = Vec::new();
+        let mut walked = std::path::PathBuf::new();
+        let mut done = Ok(());
+        for part in path.components() {
+            let Component::Normal(name) = part else {
+                done = Err(format!("{}: a path below the cache's root is needed", path.display()));
+                break;
+            };
+            walked.push(name);
+            match self.call(NOBODY, Request::Lookup { parent: found.0, name: name.to_owned() }) {
+                Ok(Reply::Entry(entry)) => {
+                    references.push((entry.ino, 1));
+                    found = (entry.ino, entry.mode, entry.size);
+                }
+                Ok(_) => done = Err(of(&walked, Errno::IO)),
+                Err(error) => done = Err(of(&walked, error)),
+            }
+            if done.is_err() {
+                break;
+            }
+        }
+        let mut stack = vec![(walked, found)];
+        while done.is_ok()
+            && let Some((path, (ino, mode, size))) = stack.pop()
+        {
+            match mode & libc::S_IFMT {
+                libc::S_IFREG => done = act(ino, size).map_err(|error| of(&path, error)),
+                libc::S_IFDIR => match self.call(NOBODY, Request::List { ino }) {
+                    Ok(Reply::Listed(entries)) => {
+                        for entry in entries.iter().filter(|entry| entry.kind != libc::S_IFLNK) {
+                            // Gone meanwhile: nothing is to be done.
+                            let Ok(Reply::Attributes(found)) =
+                                self.call(NOBODY, Request::Attributes { ino: entry.ino })
+                            else {
+                                continue;
+                            };
+                            stack.push((path.join(&entry.name), (entry.ino, found.mode, found.size)));
+                        }
+                    }
+                    Ok(_) => done = Err(of(&path, Errno::IO)),
+                    Err(error) => done = Err(of(&path, error)),
+                },
+                _ => {}
+            }
+        }
+        self.forget(&references);
+        done
+    }
+}
+
+/// Who asks for what nobody waits for.
+const NOBODY: Caller = Caller { uid: 0, gid: 0, thread: 0 };
+
+impl Service for Owner {
+    fn ask(&self, caller: Caller, request: Request<'_>, answer: Answer) {
+        self.core.attempt(caller, request, answer, Instant::now(), None, false);
+        if self.core.lock().waits.has_ready() {
+            self.core.wake_all();
+        }
+        let state = self.core.lock();
+        if !state.jobs.is_empty() {
+            drop(state);
+            self.core.loads.notify_one();
+        }
+    }
+
+    fn forget(&self, references: &[(Ino, u64)]) {
+        self.core.lock().forget(&self.core.store, references);
+    }
+
+    fn read_resident(&self, ino: Ino, offset: u64, into: &mut [u8]) -> Option<usize> {
+        let read = self.core.read_resident(ino, offset, into);
+        let has_jobs = !self.core.lock().jobs.is_empty();
+        if has_jobs {
+            self.core.loads.notify_one();
+        }
+        read
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,470 @@
+//! The journal: what the backing directory lacks, in the store, so that a cache can go on after its process was killed.
+//!
+//! It is a file of records, in the order in which things happened. Whoever recovers starts with nothing and does the same again;
+//! what is not in the journal is as the backing directory has it. Data is in the store *before* the record that makes it valid,
+//! and taken from the store only *after* the record that says so. A record is there as soon as it is written: the store is RAM,
+//! which a killed process leaves as it is. When the file has become long, its content is replaced by one that begins with
+//! everything that still counts.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+use super::blocks::Blocks;
+use super::state::{Home, Inode, Kind, Operation, Seen, State, Xattrs};
+use crate::message::{Ino, Time};
+use crate::store::Store;
+
+const NAME: &str = "journal";
+const NEW_NAME: &str = "journal.new";
+
+/// What a journal begins with: its kind and version.
+const HEADER: &[u8; 24] = b"ondeck cache journal 1\n\0";
+
+/// A journal is replaced when it is longer than this, and four times as long as after the last time.
+const SHORT: u64 = 8 << 20;
+
+/// No record is longer: an extended attribute has 64 KiB at most, a name 255 bytes.
+const LONGEST_RECORD: usize = 64 << 20;
+
+/// An inode as it is in the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Image {
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size: u64,
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub dev: u64,
+    pub homes: Vec<Home>,
+    pub seen: Option<Seen>,
+    pub dirty: u8,
+    pub made_by: u64,
+    pub xattrs: Option<Xattrs>,
+    pub target: Option<OsString>,
+    /// The directory that a directory is in.
+    pub parent: Ino,
+    /// Of a file with resident data: [`FileData::backing_len`](super::state::FileData::backing_len) and `cut`.
+    pub data: Option<(u64, bool)>,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Record {
+    /// An inode is so, now.
+    Inode(Ino, Box<Image>),
+    /// A name leads to an inode, now.
+    Entry(Ino, OsString, Ino),
+    /// A name leads nowhere, now.
+    Gone(Ino, OsString),
+    /// Blocks are dirty, now.
+    Dirty(Ino, u32, Blocks),
+    /// The log begins with the operation of this number; all before it are done.
+    Begins(u64),
+    /// An operation was added to the log; names are changed.
+    Operation { number: u64, operation: Operation, at: Time, change_names: bool, cancelled: bool },
+    /// What an operation made was removed, before it was on the backing directory.
+    Cancelled { number: u64, unlink: Operation, at: Time },
+    /// The first operation of the log is done; if under another name than it says, under which.
+    Applied { number: u64, beside: Option<OsString> },
+    /// Something was made under the name of what is not complete yet.
+    Prepared { ino: Ino, home: Home, seen: Seen },
+    /// Bytes were written.
+    Write { ino: Ino, begin: u64, end: u64, mode: u32, size: u64, mtime: Time, bits: u8 },
+    /// The size is about to be changed.
+    Size { ino: Ino, size: u64, mode: u32, mtime: Time, bits: u8 },
+    /// A part is about to become zeros.
+    Zero { ino: Ino, begin: u64, end: u64, mtime: Time },
+    /// The backing directory has these blocks and attributes.
+    Clean { ino: Ino, extents: Vec<(u32, Blocks)>, bits: u8, seen: Option<Seen>, data: Option<(u64, bool)> },
+    /// It was seen so on the backing directory, after we had changed it there.
+    Seen(Ino, Seen),
+}
+
+/// The journal of a cache.
+pub struct Journal {
+    root: OwnedFd,
+    file: File,
+    length: u64,
+    length_at_first: u64,
+    /// Inodes of which the journal says what they are.
+    known: HashSet<Ino>,
+    /// Written together at the end of a request.
+    buffer: Vec<u8>,
+    /// Why nothing more can be written.
+    pub failed: Option<String>,
+}
+
+/// Why a journal can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The kernel's.
+    #[error("can't read the cache's journal: {0}")]
+    Io(#[from] io::Error),
+    /// It is none, or of another version.
+    #[error("the cache's journal is not one of this version; use the `ondeck` that wrote it")]
+    Version,
+    /// Something in the middle is not what was written.
+    #[error("the cache's journal is damaged {0} bytes after its beginning")]
+    Damaged(u64),
+}
+
+fn frame(into: &mut Vec<u8>, record: &Record) -> Result<(), postcard::Error> {
+    let begin = into.len();
+    into.extend([0; 8]);
+    let mut filled = postcard::to_extend(record, std::mem::take(into))?;
+    let length = (filled.len() - begin - 8) as u32;
+    let hash = XxHash3_128::oneshot(&filled[begin + 8..]) as u32;
+    filled[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
+    filled[begin + 4..begin + 8].copy_from_slice(&hash.to_le_bytes());
+    *into = filled;
+    Ok(())
+}
+
+impl Journal {
+    /// A journal that nothing is written to: for the time in which the former one is read.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unwritten(store: &Store) -> io::Result<Journal> {
+        let root = store.root().try_clone_to_owned()?;
+        let file = File::options().write(true).open("/dev/null")?;
+        Ok(Journal {
+            root,
+            file,
+            length: 0,
+            length_at_first: u64::MAX / 8,
+            known: HashSet::new(),
+            buffer: Vec::new(),
+            failed: None,
+        })
+    }
+
+    /// The records of the journal that is there; `None` if there is none. What a killed process has begun to write at the end is
+    /// left out: nobody was answered for it.
+    ///
+    /// # Errors
+    /// It can't be read, or is damaged.
+    pub fn read(store: &Store) -> Result<Option<Vec<Record>>, JournalError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = match rustix::fs::openat(store.root(), NAME, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(JournalError::Io(error.into())),
+        };
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let Some(mut rest) = bytes.strip_prefix(HEADER) else { return Err(JournalError::Version) };
+        let mut records = Vec::new();
+        while let Some((head, body)) = rest.split_first_chunk::<8>() {
+            let [a, b, c, d, e, f, g, h] = *head;
+            let (length, hash) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
+            let damaged = JournalError::Damaged((bytes.len() - rest.len()) as u64);
+            let Some((record, behind)) = body.split_at_checked(length) else {
+                if length > LONGEST_RECORD {
+                    return Err(damaged);
+                }
+                break;
+            };
+            if XxHash3_128::oneshot(record) as u32 != hash {
+                if behind.is_empty() {
+                    break;
+                }
+                return Err(damaged);
+            }
+            records.push(postcard::from_bytes(record).map_err(|_| damaged)?);
+            rest = behind;
+        }
+        Ok(Some(records))
+    }
+
+    fn add(&mut self, record: &Record) {
+        if let Err(error) = frame(&mut self.buffer, record) {
+            self.failed.get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// Writes what was added. What can't be written is told by [`failed`](Journal::failed), and not tried again: who can't be
+    /// recovered must not be told that it is safe.
+    fn write(&mut self) {
+        if self.failed.is_none() {
+            match self.file.write_all(&self.buffer) {
+                Ok(()) => self.length += self.buffer.len() as u64,
+                Err(error) => {
+                    tracing::error!(%error, "can't write the cache's journal; changes are refused from now on");
+                    self.failed = Some(error.to_string());
+                }
+            }
+        }
+        self.buffer.clear();
+    }
+}
+
+fn new_file(root: &OwnedFd, content: &[u8]) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::APPEND;
+    let mut file = File::from(rustix::fs::openat(root, NEW_NAME, flags, Mode::RUSR | Mode::WUSR)?);
+    file.write_all(HEADER)?;
+    file.write_all(content)?;
+    rustix::fs::renameat(root, NEW_NAME, root, NAME)?;
+    Ok(file)
+}
+
+impl Image {
+    /// An inode as it is now.
+    pub fn of(inode: &Inode) -> Image {
+        Image {
+            mode: inode.mode,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: inode.rdev,
+            size: inode.size,
+            blocks: inode.blocks,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            dev: inode.dev,
+            homes: inode.homes.clone(),
+            seen: inode.seen,
+            dirty: inode.dirty | inode.writing,
+            made_by: inode.made_by,
+            xattrs: inode.xattrs.as_deref().cloned(),
+            target: match &inode.kind {
+                Kind::Symlink(target) => target.clone(),
+                _ => None,
+            },
+            parent: match &inode.kind {
+                Kind::Directory(directory) => directory.parent,
+                _ => 0,
+            },
+            data: inode.data().map(|data| (data.backing_len, data.cut)),
+        }
+    }
+}
+
+impl State {
+    /// Sees to it that the journal says what an inode is, and where.
+    fn anchor(&mut self, ino: Ino) {
+        let mut next = vec![ino];
+        while let Some(ino) = next.pop() {
+            if self.journal.known.contains(&ino) {
+                continue;
+            }
+            let Some(inode) = self.inodes.get(&ino) else { continue };
+            self.journal.known.insert(ino);
+            let image = Image::of(inode);
+            let homes = inode.homes.clone();
+            if image.parent != 0 && image.parent != ino {
+                next.push(image.parent);
+            }
+            self.journal.add(&Record::Inode(ino, Box::new(image)));
+            for Home { dir, name } in homes {
+                next.push(dir);
+                let leads_here = self.directory(dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
+                if leads_here {
+                    self.journal.add(&Record::Entry(dir, name, ino));
+                }
+            }
+        }
+    }
+
+    fn end_record(&mut self) {
+        self.journal.write();
+        if self.journal.length > SHORT.max(4 * self.journal.length_at_first) {
+            self.checkpoint();
+        }
+    }
+
+    /// Adds an operation of the log to the journal. Its names are changed already.
+    pub fn journal_operation(&mut self, number: u64) {
+        let Some(pending) = self.log.get((number - self.first_pending) as usize) else { return };
+        let operation = pending.operation.clone();
+        for ino in operation.inodes() {
+            self.anchor_before(ino, &operation);
+        }
+        let at = self.inodes.get(&super::names::directories(&operation)[0]).map_or_else(Time::now, |dir| dir.mtime);
+        self.journal.add(&Record::Operation { number, operation, at, change_names: true, cancelled: false });
+        self.end_record();
+    }
+
+    /// The names are changed already, and the record will do that again: what it is about is said as it was before, or harmlessly.
+    fn anchor_before(&mut self, ino: Ino, operation: &Operation) {
+        if self.journal.known.contains(&ino) {
+            return;
+        }
+        self.anchor(ino);
+        // Counts of names have changed already; the record says them anew.
+        let links = |nlink: u32, more: i64| (i64::from(nlink) + more).max(0) as u32;
+        let is_dir = self.inodes.get(&ino).is_some_and(Inode::is_dir);
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let mut image = Image::of(inode);
+        match operation {
+            Operation::Link { ino: of, .. } if *of == ino => image.nlink = links(image.nlink, -1),
+            Operation::Unlink { ino: of, .. } if *of == ino => image.nlink = if is_dir { 2 } else { links(image.nlink, 1) },
+            Operation::Rename { over: Some(of), .. } if *of == ino => {
+                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) };
+            }
+            _ => {}
+        }
+        self.journal.add(&Record::Inode(ino, Box::new(image)));
+    }
+
+    /// Notes that an operation is not to be done, because what it made was removed.
+    pub fn journal_cancelled(&mut self, number: u64, unlink: Operation, at: Time) {
+        self.journal.add(&Record::Cancelled { number, unlink, at });
+        self.end_record();
+    }
+
+    /// Notes that the first operation of the log is done.
+    pub fn journal_applied(&mut self, number: u64, beside: Option<OsString>) {
+        self.journal.add(&Record::Applied { number, beside });
+        self.end_record();
+    }
+
+    /// Notes that something was made that is not complete yet.
+    pub fn journal_prepared(&mut self, ino: Ino, home: Home, seen: Seen) {
+        self.anchor(ino);
+        self.anchor(home.dir);
+        self.journal.add(&Record::Prepared { ino, home, seen });
+        self.end_record();
+    }
+
+    /// Notes what an inode is like now.
+    pub fn journal_inode(&mut self, ino: Ino) {
+        self.anchor(ino);
+        if let Some(inode) = self.inodes.get(&ino) {
+            let image = Image::of(inode);
+            self.journal.add(&Record::Inode(ino, Box::new(image)));
+            self.end_record();
+        }
+    }
+
+    /// Notes that bytes were written.
+    pub fn journal_write(&mut self, ino: Ino, begin: u64, end: u64, bits: u8) {
+        self.anchor(ino);
+        if let Some(inode) = self.inodes.get(&ino) {
+            let (mode, size, mtime) = (inode.mode, inode.size, inode.mtime);
+            self.journal.add(&Record::Write { ino, begin, end, mode, size, mtime, bits });
+            self.end_record();
+        }
+    }
+
+    /// Notes that the size is about to be changed.
+    pub fn journal_size(&mut self, ino: Ino, size: u64, mode: u32, mtime: Time, bits: u8) {
+        self.anchor(ino);
+        self.journal.add(&Record::Size { ino, size, mode, mtime, bits });
+        self.end_record();
+    }
+
+    /// Notes that a part is about to become zeros.
+    pub fn journal_zero(&mut self, ino: Ino, begin: u64, end: u64, mtime: Time) {
+        self.anchor(ino);
+        self.journal.add(&Record::Zero { ino, begin, end, mtime });
+        self.end_record();
+    }
+
+    /// Notes that blocks are dirty.
+    pub fn journal_dirty(&mut self, ino: Ino, number: u32, blocks: &Blocks) {
+        self.anchor(ino);
+        self.journal.add(&Record::Dirty(ino, number, blocks.clone()));
+        self.end_record();
+    }
+
+    /// Notes that the backing directory has something.
+    pub fn journal_clean(&mut self, ino: Ino, extents: Vec<(u32, Blocks)>, bits: u8) {
+        if !self.journal.known.contains(&ino) {
+            return;
+        }
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let data = inode.data().map(|data| (data.backing_len, data.cut));
+        let seen = inode.seen;
+        self.journal.add(&Record::Clean { ino, extents, bits, seen, data });
+        self.end_record();
+    }
+
+    /// Notes how something was seen on the backing directory.
+    pub fn journal_seen(&mut self, ino: Ino) {
+        if let Some(seen) = self.inodes.get(&ino).and_then(|inode| inode.seen)
+            && self.journal.known.contains(&ino)
+        {
+            self.journal.add(&Record::Seen(ino, seen));
+            self.end_record();
+        }
+    }
+
+    /// Replaces the journal by one that has only what still counts.
+    pub fn checkpoint(&mut self) {
+        self.journal.known.clear();
+        self.journal.buffer.clear();
+        self.journal.add(&Record::Begins(self.first_pending));
+        let mut relevant: BTreeSet<Ino> = self.dirty_by_age.keys().copied().collect();
+        let mut names = Vec::new();
+        for pending in &self.log {
+            relevant.extend(pending.operation.inodes());
+            match &pending.operation {
+                Operation::Make { dir, name, .. }
+                | Operation::Link { dir, name, .. }
+                | Operation::Unlink { dir, name, .. } => names.push((*dir, name.clone())),
+                Operation::Rename { dir, name, to_dir, to_name, .. }
+                | Operation::Exchange { dir, name, to_dir, to_name, .. } => {
+                    names.push((*dir, name.clone()));
+                    names.push((*to_dir, to_name.clone()));
+                }
+            }
+        }
+        for ino in relevant {
+            self.anchor(ino);
+            let Some(inode) = self.inodes.get(&ino) else { continue };
+            let dirty: Vec<(u32, Blocks)> = (inode.data().into_iter().flat_map(|data| &data.extents))
+                .map(|(number, extent)| (*number, extent.dirty.with(&extent.flight)))
+                .filter(|(_, blocks)| !blocks.is_empty())
+                .collect();
+            for (number, blocks) in dirty {
+                self.journal.add(&Record::Dirty(ino, number, blocks));
+            }
+        }
+        for (dir, name) in names {
+            let now = self.directory(dir).ok().and_then(|dir| dir.entries.get(name.as_os_str()).copied());
+            let record = match now {
+                Some(ino) => Record::Entry(dir, name, ino),
+                None => Record::Gone(dir, name),
+            };
+            self.journal.add(&record);
+        }
+        let operations: Vec<Record> = (self.log.iter().enumerate())
+            .map(|(index, pending)| Record::Operation {
+                number: self.first_pending + index as u64,
+                operation: pending.operation.clone(),
+                at: Time::default(),
+                change_names: false,
+                cancelled: pending.cancelled,
+            })
+            .collect();
+        for record in operations {
+            self.journal.add(&record);
+        }
+        let content = std::mem::take(&mut self.journal.buffer);
+        match new_file(&self.journal.root, &content) {
+            Ok(file) => {
+                self.journal.file = file;
+                self.journal.length = (HEADER.len() + content.len()) as u64;
+                self.journal.length_at_first = self.journal.length;
+            }
+            Err(error) => {
+                tracing::error!(%error, "can't replace the cache's journal; changes are refused from now on");
+                self.journal.failed = Some(error.to_string());
+            }
+        }
+    }
+}

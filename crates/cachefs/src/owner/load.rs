@@ -1,0 +1,299 @@
+//! What is read from the backing directory, by threads of their own.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use super::Core;
+use super::blocks::{BLOCK, Blocks};
+use super::names::UNFINISHED;
+use super::state::{Home, Inode, Kind, Seen, State};
+use super::wait::Need;
+use crate::backing::{self, Stat};
+use crate::message::{Ino, ROOT};
+use crate::settings::EXTENT;
+use crate::store;
+
+/// How often a file that was renamed while it was opened is looked for again.
+const TRIES: u32 = 16;
+
+impl State {
+    /// Takes over what the backing directory has under a name that nobody has said anything about here.
+    pub fn add_found(&mut self, dir: Ino, name: &OsStr, found: &Stat) {
+        let Ok(directory) = self.directory(dir) else { return };
+        let is_known = directory.complete || directory.entries.contains_key(name) || directory.gone.contains(name);
+        if is_known || name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            return;
+        }
+        let home = Home { dir, name: name.to_owned() };
+        let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
+        let several = found.nlink > 1 && !is_dir;
+        let known = if several { self.several.get(&(found.dev, found.ino)).copied() } else { None };
+        let ino = match known.filter(|ino| self.inodes.contains_key(ino)) {
+            Some(ino) => {
+                if let Some(inode) = self.inodes.get_mut(&ino) {
+                    inode.homes.push(home);
+                }
+                ino
+            }
+            None => {
+                let ino = self.new_ino(Some(found.ino));
+                let mut inode = Inode::new(found.mode, found.dev);
+                inode.take_over(found);
+                inode.homes.push(home);
+                if let Kind::Directory(directory) = &mut inode.kind {
+                    directory.parent = dir;
+                }
+                self.insert(ino, inode);
+                if several {
+                    self.several.insert((found.dev, found.ino), ino);
+                }
+                ino
+            }
+        };
+        if let Ok(directory) = self.directory_mut(dir) {
+            directory.entries.insert(name.into(), ino);
+        }
+    }
+}
+
+impl Inode {
+    /// Takes over what the backing directory tells.
+    pub fn take_over(&mut self, found: &Stat) {
+        self.mode = found.mode;
+        self.nlink = found.nlink;
+        // Some filesystems do not count a directory's subdirectories; 0 means "no name" here.
+        if self.is_dir() {
+            self.nlink = self.nlink.max(2);
+        }
+        self.uid = found.uid;
+        self.gid = found.gid;
+        self.rdev = found.rdev;
+        self.size = found.size;
+        self.blocks = found.blocks;
+        self.atime = found.atime;
+        self.mtime = found.mtime;
+        self.ctime = found.ctime;
+        self.dev = found.dev;
+        self.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+    }
+}
+
+impl Core {
+    /// The directory `ino` of the backing directory.
+    ///
+    /// # Errors
+    /// The kernel's; `ESTALE` if it is not there.
+    pub fn backing_directory(&self, ino: Ino) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some(known) = self.backing.known_directory(ino) {
+            return Ok(known);
+        }
+        for _ in 0..TRIES {
+            let names = {
+                let state = self.lock();
+                if ino == ROOT {
+                    Vec::new()
+                } else {
+                    let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
+                    state.home_path(inode.homes.first().ok_or(Errno::STALE)?)?
+                }
+            };
+            match self.backing.open_directory(ino, &names) {
+                // Renamed meanwhile.
+                Err(Errno::NOENT) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// What the backing directory has of `ino`, whatever its name is.
+    ///
+    /// # Errors
+    /// The kernel's; `ESTALE` if it is not there, or somebody has put something else there.
+    pub fn backing_entry(&self, ino: Ino) -> Result<OwnedFd, Errno> {
+        if ino == ROOT {
+            return backing::open_path(self.backing.root(), OsStr::new("."));
+        }
+        let mut last = Errno::STALE;
+        for _ in 0..TRIES {
+            let (home, seen) = {
+                let state = self.lock();
+                let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
+                (inode.homes.first().ok_or(Errno::STALE)?.clone(), inode.seen)
+            };
+            let directory = self.backing_directory(home.dir)?;
+            let open = backing::within(self.backing.uid(), directory.as_fd(), || {
+                backing::open_path(directory.as_fd(), &home.name)
+            });
+            match open {
+                Ok(open) => {
+                    let found = backing::stat(open.as_fd(), OsStr::new(""))?;
+                    if seen.is_none_or(|seen| seen.ino == found.ino) {
+                        return Ok(open);
+                    }
+                }
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+            // It was renamed between the two, or is not ours any more.
+            let state = self.lock();
+            if state.inodes.get(&ino).and_then(|inode| inode.homes.first()) == Some(&home) {
+                last = Errno::STALE;
+                break;
+            }
+        }
+        Err(last)
+    }
+
+    fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {
+        let orphan = self.lock().inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.orphan.clone());
+        if let Some(orphan) = orphan {
+            return Ok(orphan);
+        }
+        if let Some(known) = self.backing.known_file(ino) {
+            return Ok(known);
+        }
+        let entry = self.backing_entry(ino)?;
+        let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), false)?);
+        self.backing.keep_file(ino, &file);
+        Ok(file)
+    }
+
+    /// Reads what a request needs, and has it tried again.
+    pub fn load(&self, need: &Need) {
+        match need {
+            Need::Name(dir, name) => {
+                let found = self.backing_directory(*dir).and_then(|directory| backing::stat(directory.as_fd(), name));
+                let mut state = self.lock();
+                match found {
+                    Ok(found) => {
+                        state.add_found(*dir, name, &found);
+                        state.waits.wake(need);
+                    }
+                    Err(Errno::NOENT) => {
+                        if let Ok(directory) = state.directory_mut(*dir)
+                            && !directory.complete
+                            && !directory.entries.contains_key(name.as_os_str())
+                        {
+                            directory.gone.insert(name.as_os_str().into());
+                        }
+                        state.waits.wake(need);
+                    }
+                    Err(error) => state.waits.fail(need, error),
+                }
+            }
+            Need::Listing(dir) => {
+                let found = self.backing_directory(*dir).and_then(|directory| backing::list(directory.as_fd()));
+                let mut state = self.lock();
+                match found {
+                    Ok(found) => {
+                        for (name, stat) in &found {
+                            state.add_found(*dir, name, stat);
+                        }
+                        if let Ok(directory) = state.directory_mut(*dir) {
+                            directory.complete = true;
+                            directory.gone.clear();
+                        }
+                        state.waits.wake(need);
+                    }
+                    Err(error) => state.waits.fail(need, error),
+                }
+            }
+            Need::Xattrs(ino) => {
+                let found = self.backing_entry(*ino).and_then(|entry| backing::xattrs(entry.as_fd()));
+                let mut state = self.lock();
+                match found {
+                    Ok(found) => {
+                        if let Some(inode) = state.inodes.get_mut(ino) {
+                            inode.xattrs.get_or_insert_with(|| Box::new(found));
+                        }
+                        state.waits.wake(need);
+                    }
+                    Err(error) => state.waits.fail(need, error),
+                }
+            }
+            Need::Target(ino) => {
+                let found = (self.backing_entry(*ino))
+                    .and_then(|entry| rustix::fs::readlinkat(&entry, "", Vec::new()));
+                let mut state = self.lock();
+                match found {
+                    Ok(found) => {
+                        if let Some(Kind::Symlink(target)) = state.inodes.get_mut(ino).map(|inode| &mut inode.kind) {
+                            *target = Some(OsStr::from_bytes(found.as_bytes()).to_owned());
+                        }
+                        state.waits.wake(need);
+                    }
+                    Err(error) => state.waits.fail(need, error),
+                }
+            }
+            Need::Extent(ino, number) => self.fetch(*ino, *number),
+            Need::Statistics => {
+                let found = self.backing.space();
+                let mut state = self.lock();
+                match found {
+                    Ok(found) => {
+                        state.space = Some((found, std::time::Instant::now()));
+                        state.waits.wake(need);
+                    }
+                    Err(error) => state.waits.fail(need, error),
+                }
+            }
+            Need::Quiet(_) | Need::Space | Need::Log | Need::Synced(_) => {}
+        }
+    }
+
+    fn fetch(&self, ino: Ino, number: u32) {
+        let (missing, end) = {
+            let state = self.lock();
+            let data = state.inodes.get(&ino).and_then(|inode| inode.data());
+            match data {
+                Some(data) => (data.is_missing(number), data.backing_len),
+                None => return,
+            }
+        };
+        let copied = self.copy_up(ino, number, &missing, end);
+        let mut state = self.lock();
+        match copied {
+            Ok((bytes, holes)) => state.fetched(&self.store, ino, number, &missing, &holes, Ok(bytes)),
+            Err(error) => state.fetched(&self.store, ino, number, &missing, &Blocks::default(), Err(error)),
+        }
+    }
+
+    /// Copies blocks of an extent from the backing directory to the store; returns how many bytes, and which blocks are holes.
+    fn copy_up(&self, ino: Ino, number: u32, missing: &Blocks, end: u64) -> Result<(u64, Blocks), Errno> {
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let from = self.backing_file(ino)?;
+        let into = self.store.file(ino).map_err(errno)?;
+        let first = u64::from(number) * EXTENT;
+        let (mut bytes, mut data) = (0, Blocks::default());
+        let mut buffer = Vec::new();
+        for (begin, until) in missing.runs() {
+            let (begin, until) = (first + u64::from(begin) * BLOCK, (first + u64::from(until) * BLOCK).min(end));
+            for part in store::segments(&*from, begin, until).map_err(errno)?.iter().filter(|part| part.data) {
+                buffer.resize((part.end - part.begin) as usize, 0);
+                let mut done = 0;
+                while done < buffer.len() {
+                    match from.read_at(&mut buffer[done..], part.begin + done as u64) {
+                        // Shorter than it was: somebody has cut it. What is behind its end is zeros.
+                        Ok(0) => break,
+                        Ok(count) => done += count,
+                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(error) => return Err(errno(error)),
+                    }
+                }
+                into.write_all_at(&buffer[..done], part.begin).map_err(errno)?;
+                bytes += done as u64;
+                let (begin, end) = (part.begin - first, part.end - first);
+                data.add(&Blocks::range((begin / BLOCK) as u16, end.div_ceil(BLOCK) as u16));
+            }
+        }
+        Ok((bytes, missing.without(&data)))
+    }
+}

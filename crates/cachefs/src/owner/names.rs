@@ -1,0 +1,535 @@
+//! Requests about names and attributes. All are answered from RAM, once what the backing directory knows of them has been read.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use super::state::{Inode, Kind, LONGEST_LOG, Operation, State, Stop, Xattrs, dirty};
+use super::wait::Need;
+use crate::acl::{self, Acl};
+use crate::message::{Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
+use crate::store::Store;
+
+/// The longest name that the backing directories there are have room for.
+const LONGEST_NAME: usize = 255;
+
+/// Names of what is not complete yet on the backing directory begin so. Programs don't see them.
+pub const UNFINISHED: &str = ".ondeck-cache-";
+
+/// Permission bits, with the set-id and sticky ones.
+const PERMISSIONS: u32 = 0o7777;
+
+const XATTR_CREATE: i32 = libc::XATTR_CREATE;
+const XATTR_REPLACE: i32 = libc::XATTR_REPLACE;
+
+impl State {
+    /// What a name in a directory leads to.
+    ///
+    /// # Errors
+    /// The name has to be looked up on the backing directory first; what [`directory`](State::directory) says.
+    pub fn entry(&self, dir: Ino, name: &OsStr) -> Result<Option<Ino>, Stop> {
+        if name.len() > LONGEST_NAME {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let directory = self.directory(dir)?;
+        match directory.entries.get(name) {
+            Some(ino) => Ok(Some(*ino)),
+            None if directory.complete || directory.gone.contains(name) => Ok(None),
+            None => Err(Stop::Wait(Need::Name(dir, name.to_owned()))),
+        }
+    }
+
+    fn existing(&self, dir: Ino, name: &OsStr) -> Result<Ino, Stop> {
+        self.entry(dir, name)?.ok_or(Stop::Error(Errno::NOENT))
+    }
+
+    /// A directory in which names can be made.
+    fn alive(&self, dir: Ino) -> Result<(), Stop> {
+        self.directory(dir)?;
+        if self.inode(dir)?.is_orphan() { Err(Errno::NOENT.into()) } else { Ok(()) }
+    }
+
+    fn room_in_log(&self) -> Result<(), Stop> {
+        if self.log.len() < LONGEST_LOG { Ok(()) } else { Err(Stop::Wait(Need::Log)) }
+    }
+
+    fn is_empty(&self, dir: Ino) -> Result<bool, Stop> {
+        let directory = self.directory(dir)?;
+        if !directory.entries.is_empty() {
+            return Ok(false);
+        }
+        if directory.complete { Ok(true) } else { Err(Stop::Wait(Need::Listing(dir))) }
+    }
+
+    /// Looks a name up, and counts a reference.
+    pub fn lookup(&mut self, parent: Ino, name: &OsStr) -> Result<Ino, Stop> {
+        let ino = self.existing(parent, name)?;
+        self.inode_mut(ino)?.references += 1;
+        Ok(ino)
+    }
+
+    /// All entries of a directory.
+    pub fn list(&mut self, dir: Ino) -> Result<Vec<Listed>, Stop> {
+        let directory = self.directory(dir)?;
+        if !directory.complete {
+            return Err(Stop::Wait(Need::Listing(dir)));
+        }
+        let kind = |ino: &Ino| self.inodes.get(ino).map_or(0, |inode| inode.mode & libc::S_IFMT);
+        let listed = |(name, ino): (&Arc<OsStr>, &Ino)| Listed { name: name.to_os_string(), ino: *ino, kind: kind(ino) };
+        Ok(directory.entries.iter().map(listed).collect())
+    }
+
+    /// The extended attributes of an inode.
+    pub fn xattrs(&self, ino: Ino) -> Result<&Xattrs, Stop> {
+        self.inode(ino)?.xattrs.as_deref().ok_or(Stop::Wait(Need::Xattrs(ino)))
+    }
+
+    /// A default ACL that new entries of a directory inherit.
+    fn default_acl(&self, dir: Ino) -> Result<Option<Acl>, Stop> {
+        if !self.keeps_acls {
+            return Ok(None);
+        }
+        Ok(self.xattrs(dir)?.get(OsStr::new(acl::DEFAULT)).and_then(|acl| Acl::parse(acl)))
+    }
+
+    /// Makes something new; returns its number. Without a reference.
+    #[allow(clippy::too_many_arguments, reason = "as mknod(2) has")]
+    pub fn make(
+        &mut self,
+        caller: Caller,
+        parent: Ino,
+        name: &OsStr,
+        new: &New,
+        mode: u32,
+        umask: u32,
+    ) -> Result<Ino, Stop> {
+        self.alive(parent)?;
+        if self.entry(parent, name)?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            return Err(Errno::INVAL.into());
+        }
+        let inherits = self.default_acl(parent)?;
+        self.room_in_log()?;
+        let (kind, rdev) = match new {
+            New::File => (libc::S_IFREG, 0),
+            New::Directory => (libc::S_IFDIR, 0),
+            New::Symlink(_) => (libc::S_IFLNK, 0),
+            New::Special(kind, rdev) => (kind & libc::S_IFMT, *rdev),
+        };
+        if !matches!(
+            FileType::from_raw_mode(kind),
+            FileType::RegularFile
+                | FileType::Directory
+                | FileType::Symlink
+                | FileType::Fifo
+                | FileType::Socket
+                | FileType::BlockDevice
+                | FileType::CharacterDevice
+        ) {
+            return Err(Errno::INVAL.into());
+        }
+        let at = Time::now();
+        let above = self.inode(parent)?;
+        let (dev, above_mode, above_gid) = (above.dev, above.mode, above.gid);
+        let mut xattrs = Xattrs::new();
+        let mut permissions = mode & PERMISSIONS;
+        match &inherits {
+            _ if kind == libc::S_IFLNK => permissions = 0o777,
+            None => permissions &= !umask,
+            Some(default) => {
+                let access = default.inherited(permissions);
+                permissions = permissions & !0o777 | access.mode();
+                if !access.is_a_mode() {
+                    xattrs.insert(acl::ACCESS.into(), access.to_bytes());
+                }
+                if kind == libc::S_IFDIR {
+                    xattrs.insert(acl::DEFAULT.into(), default.to_bytes());
+                }
+            }
+        }
+        let mut inode = Inode::new(kind | permissions, dev);
+        inode.uid = caller.uid;
+        inode.gid = caller.gid;
+        if above_mode & libc::S_ISGID != 0 {
+            inode.gid = above_gid;
+            if kind == libc::S_IFDIR {
+                inode.mode |= libc::S_ISGID;
+            }
+        }
+        inode.rdev = rdev;
+        (inode.atime, inode.mtime, inode.ctime) = (at, at, at);
+        match (&mut inode.kind, new) {
+            (Kind::Directory(directory), _) => {
+                directory.complete = true;
+                directory.parent = parent;
+                inode.nlink = 2;
+            }
+            (Kind::Symlink(target), New::Symlink(to)) => {
+                inode.size = to.len() as u64;
+                *target = Some(to.clone());
+            }
+            _ => {}
+        }
+        let bits = dirty::ALL & if xattrs.is_empty() { !dirty::XATTRS } else { !0 };
+        inode.xattrs = Some(Box::new(xattrs));
+        let ino = self.new_ino(None);
+        self.insert(ino, inode);
+        let operation = Operation::Make { ino, dir: parent, name: name.to_owned() };
+        self.perform(&operation, at)?;
+        let number = self.push(operation);
+        self.inode_mut(ino)?.made_by = number;
+        self.mark_dirty(ino, bits);
+        self.mark_dirty(parent, dirty::TIMES);
+        self.journal_operation(number);
+        Ok(ino)
+    }
+
+    /// Gives a file a further name.
+    pub fn link(&mut self, ino: Ino, parent: Ino, name: &OsStr) -> Result<(), Stop> {
+        self.alive(parent)?;
+        if self.entry(parent, name)?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        self.room_in_log()?;
+        let inode = self.inode(ino)?;
+        if inode.is_dir() {
+            return Err(Errno::PERM.into());
+        }
+        if inode.is_orphan() {
+            return Err(Errno::NOENT.into());
+        }
+        if inode.dev != self.inode(parent)?.dev {
+            return Err(Errno::XDEV.into());
+        }
+        self.carry_out(Operation::Link { ino, dir: parent, name: name.to_owned() })
+    }
+
+    /// Removes a name; of a directory only if `directory`.
+    pub fn unlink(&mut self, store: &Store, parent: Ino, name: &OsStr, directory: bool) -> Result<(), Stop> {
+        let ino = self.existing(parent, name)?;
+        match (self.inode(ino)?.is_dir(), directory) {
+            (true, false) => return Err(Errno::ISDIR.into()),
+            (false, true) => return Err(Errno::NOTDIR.into()),
+            _ => {}
+        }
+        if directory && !self.is_empty(ino)? {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        let inode = self.inode(ino)?;
+        // Nothing but its making is in the log: neither has to be done. What it was made for is not seen by anybody.
+        let made_by = inode.made_by;
+        let last_name = inode.nlink == if directory { 2 } else { 1 };
+        let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
+        if made_by > self.batch_end && inode.pending == 1 && last_name {
+            let at = Time::now();
+            self.perform(&operation, at)?;
+            let index = (made_by - self.first_pending) as usize;
+            if let Some(pending) = self.log.get_mut(index) {
+                pending.cancelled = true;
+            }
+            let inode = self.inode_mut(ino)?;
+            (inode.pending, inode.made_by) = (0, 0);
+            if let Ok(parent) = self.inode_mut(parent) {
+                parent.pending -= 1;
+            }
+            self.mark_dirty(parent, dirty::TIMES);
+            self.journal_cancelled(made_by, operation, at);
+        } else {
+            self.room_in_log()?;
+            self.carry_out(operation)?;
+        }
+        self.remove_if_unused(ino, store);
+        Ok(())
+    }
+
+    /// Renames.
+    pub fn rename(
+        &mut self,
+        store: &Store,
+        (dir, name): (Ino, &OsStr),
+        (to_dir, to_name): (Ino, &OsStr),
+        replace: Replace,
+    ) -> Result<(), Stop> {
+        self.alive(to_dir)?;
+        let ino = self.existing(dir, name)?;
+        let over = self.entry(to_dir, to_name)?;
+        if to_name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            return Err(Errno::INVAL.into());
+        }
+        self.room_in_log()?;
+        if self.inode(ino)?.dev != self.inode(to_dir)?.dev || self.inode(dir)?.dev != self.inode(to_dir)?.dev {
+            return Err(Errno::XDEV.into());
+        }
+        let (name, to_name) = (name.to_owned(), to_name.to_owned());
+        match (over, replace) {
+            (Some(_), Replace::No) => return Err(Errno::EXIST.into()),
+            (None, Replace::Exchange) => return Err(Errno::NOENT.into()),
+            (Some(other), _) if other == ino => return Ok(()),
+            (Some(other), Replace::Exchange) => {
+                if self.inode(other)?.dev != self.inode(dir)?.dev {
+                    return Err(Errno::XDEV.into());
+                }
+                return self.carry_out(Operation::Exchange { ino, dir, name, other, to_dir, to_name });
+            }
+            (Some(other), Replace::Yes) => {
+                match (self.inode(ino)?.is_dir(), self.inode(other)?.is_dir()) {
+                    (true, false) => return Err(Errno::NOTDIR.into()),
+                    (false, true) => return Err(Errno::ISDIR.into()),
+                    (true, true) if !self.is_empty(other)? => return Err(Errno::NOTEMPTY.into()),
+                    _ => {}
+                }
+                self.carry_out(Operation::Rename { ino, dir, name, to_dir, to_name, over })?;
+                self.remove_if_unused(other, store);
+            }
+            (None, _) => self.carry_out(Operation::Rename { ino, dir, name, to_dir, to_name, over })?,
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, operation: Operation) -> Result<(), Stop> {
+        self.perform(&operation, Time::now())?;
+        for dir in directories(&operation) {
+            self.mark_dirty(dir, dirty::TIMES);
+        }
+        let number = self.push(operation);
+        self.journal_operation(number);
+        Ok(())
+    }
+
+    /// Changes the names as an operation says; what it needs was checked. Recovery does the same again.
+    ///
+    /// # Errors
+    /// `ESTALE` if an inode is not there: a defect, or a journal that does not fit.
+    pub fn perform(&mut self, operation: &Operation, at: Time) -> Result<(), Stop> {
+        match operation {
+            Operation::Make { ino, dir, name } => {
+                self.put_name(*dir, name, *ino)?;
+                if self.inode(*ino)?.is_dir() {
+                    self.inode_mut(*dir)?.nlink += 1;
+                }
+            }
+            Operation::Link { ino, dir, name } => {
+                self.put_name(*dir, name, *ino)?;
+                let inode = self.inode_mut(*ino)?;
+                inode.nlink += 1;
+                inode.ctime = at;
+            }
+            Operation::Unlink { ino, dir, name } => {
+                self.take_name(*dir, name)?;
+                self.lose_name(*ino, *dir, at)?;
+            }
+            Operation::Rename { ino, dir, name, to_dir, to_name, over } => {
+                self.take_name(*dir, name)?;
+                if let Some(over) = over {
+                    self.lose_name(*over, *to_dir, at)?;
+                }
+                self.put_name(*to_dir, to_name, *ino)?;
+                self.moved(*ino, *dir, *to_dir, at)?;
+            }
+            Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
+                self.put_name(*dir, name, *other)?;
+                self.put_name(*to_dir, to_name, *ino)?;
+                self.moved(*ino, *dir, *to_dir, at)?;
+                self.moved(*other, *to_dir, *dir, at)?;
+            }
+        }
+        for dir in directories(operation) {
+            let directory = self.inode_mut(dir)?;
+            (directory.mtime, directory.ctime) = (at, at);
+        }
+        Ok(())
+    }
+
+    fn put_name(&mut self, dir: Ino, name: &OsStr, ino: Ino) -> Result<(), Stop> {
+        let directory = self.directory_mut(dir)?;
+        directory.gone.remove(name);
+        directory.entries.insert(name.into(), ino);
+        Ok(())
+    }
+
+    fn take_name(&mut self, dir: Ino, name: &OsStr) -> Result<(), Stop> {
+        let is_recovering = self.is_recovering;
+        let directory = self.directory_mut(dir)?;
+        directory.entries.remove(name);
+        if !directory.complete || is_recovering {
+            directory.gone.insert(name.into());
+        }
+        Ok(())
+    }
+
+    fn lose_name(&mut self, ino: Ino, dir: Ino, at: Time) -> Result<(), Stop> {
+        let inode = self.inode_mut(ino)?;
+        inode.ctime = at;
+        if inode.is_dir() {
+            inode.nlink = 0;
+            let above = self.inode_mut(dir)?;
+            above.nlink = above.nlink.saturating_sub(1);
+        } else {
+            inode.nlink = inode.nlink.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    fn moved(&mut self, ino: Ino, from: Ino, to: Ino, at: Time) -> Result<(), Stop> {
+        let inode = self.inode_mut(ino)?;
+        inode.ctime = at;
+        if let Kind::Directory(directory) = &mut inode.kind {
+            directory.parent = to;
+            if from != to {
+                self.inode_mut(from)?.nlink -= 1;
+                self.inode_mut(to)?.nlink += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes attributes, the size excepted.
+    pub fn change(&mut self, caller: Caller, ino: Ino, change: &Change) -> Result<(), Stop> {
+        let now = Time::now();
+        // The ACL says what the mode says, so both change.
+        let acl = match change.mode {
+            Some(mode) if self.keeps_acls && !matches!(self.inode(ino)?.kind, Kind::Symlink(_)) => {
+                let acl = self.xattrs(ino)?.get(OsStr::new(acl::ACCESS)).and_then(|acl| Acl::parse(acl));
+                acl.map(|acl| acl.with_mode(mode).to_bytes())
+            }
+            _ => None,
+        };
+        let inode = self.inode_mut(ino)?;
+        let mut bits = 0;
+        if let Some(mode) = change.mode {
+            inode.mode = inode.mode & libc::S_IFMT | mode & PERMISSIONS;
+            bits |= dirty::MODE;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            inode.uid = change.uid.unwrap_or(inode.uid);
+            inode.gid = change.gid.unwrap_or(inode.gid);
+            bits |= dirty::OWNER;
+            if !inode.is_dir() && change.mode.is_none() {
+                inode.mode = without_set_ids(inode.mode);
+            }
+            // chown(2) on the backing directory takes set-id bits away, too.
+            bits |= dirty::MODE;
+        }
+        let time = |time| match time {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        if change.atime.is_some() || change.mtime.is_some() {
+            inode.atime = change.atime.map_or(inode.atime, time);
+            inode.mtime = change.mtime.map_or(inode.mtime, time);
+            bits |= dirty::TIMES;
+        }
+        inode.ctime = now;
+        if let Some(acl) = acl
+            && let Some(xattrs) = &mut inode.xattrs
+        {
+            xattrs.insert(acl::ACCESS.into(), acl);
+            bits |= dirty::XATTRS;
+        }
+        let _ = caller;
+        self.mark_dirty(ino, bits);
+        self.journal_inode(ino);
+        Ok(())
+    }
+
+    /// Sets an extended attribute.
+    pub fn set_xattr(&mut self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<(), Stop> {
+        let is_acl = name == acl::ACCESS || name == acl::DEFAULT;
+        if (is_acl && !self.keeps_acls) || (!is_acl && !self.keeps_xattrs) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let has = self.xattrs(ino)?.contains_key(name);
+        if has && flags & XATTR_CREATE != 0 {
+            return Err(Errno::EXIST.into());
+        }
+        if !has && flags & XATTR_REPLACE != 0 {
+            return Err(Errno::NODATA.into());
+        }
+        let mut mode = None;
+        let mut keeps = true;
+        if is_acl {
+            let acl = Acl::parse(value).ok_or(Errno::INVAL)?;
+            if name == acl::ACCESS {
+                mode = Some(acl.mode());
+                keeps = !acl.is_a_mode();
+            }
+        }
+        let inode = self.inode_mut(ino)?;
+        inode.ctime = Time::now();
+        if let Some(mode) = mode {
+            inode.mode = inode.mode & !0o777 | mode;
+        }
+        if let Some(xattrs) = &mut inode.xattrs {
+            if keeps {
+                xattrs.insert(name.to_owned(), value.to_owned());
+            } else {
+                xattrs.remove(name);
+            }
+        }
+        self.mark_dirty(ino, dirty::XATTRS | if mode.is_some() { dirty::MODE } else { 0 });
+        self.journal_inode(ino);
+        Ok(())
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&mut self, ino: Ino, name: &OsStr) -> Result<(), Stop> {
+        self.xattrs(ino)?;
+        let inode = self.inode_mut(ino)?;
+        if inode.xattrs.as_mut().and_then(|xattrs| xattrs.remove(name)).is_none() {
+            return Err(Errno::NODATA.into());
+        }
+        inode.ctime = Time::now();
+        self.mark_dirty(ino, dirty::XATTRS);
+        self.journal_inode(ino);
+        Ok(())
+    }
+
+    /// The names of all extended attributes, each ended by a zero.
+    pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>, Stop> {
+        let mut names = Vec::new();
+        for name in self.xattrs(ino)?.keys() {
+            names.extend(name.as_encoded_bytes());
+            names.push(0);
+        }
+        Ok(names)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, ino: Ino) -> Result<OsString, Stop> {
+        match &self.inode(ino)?.kind {
+            Kind::Symlink(target) => target.clone().ok_or(Stop::Wait(Need::Target(ino))),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// Gives references back.
+    pub fn forget(&mut self, store: &Store, references: &[(Ino, u64)]) {
+        for (ino, count) in references {
+            if let Some(inode) = self.inodes.get_mut(ino) {
+                inode.references = inode.references.saturating_sub(*count);
+                if inode.references == 0 && inode.is_orphan() {
+                    self.remove_if_unused(*ino, store);
+                }
+            }
+        }
+    }
+}
+
+/// The directories whose entries an operation changes, each once.
+pub fn directories(operation: &Operation) -> Vec<Ino> {
+    match operation {
+        Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => vec![*dir],
+        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } if dir == to_dir => vec![*dir],
+        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } => vec![*dir, *to_dir],
+    }
+}
+
+/// A mode without what a change by somebody else takes from it: set-user-id, and set-group-id where it is not a lock's mark.
+pub fn without_set_ids(mode: u32) -> u32 {
+    let mode = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
+}

@@ -1,0 +1,326 @@
+//! A cache's state from its store, as a process that was killed has left it.
+//!
+//! What the journal says is done again, in memory alone: the data in the store is that of the last record already, but for what the
+//! last record itself announces.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::Instant;
+
+use hashlink::LinkedHashMap;
+
+use super::blocks::{BLOCK, BLOCKS, Blocks};
+use super::data::{extents, part, touched};
+use super::journal::{Image, Journal, Record};
+use super::state::{
+    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, State, Stop, blocks_before, dirty,
+};
+use super::wait::Waits;
+use super::OpenError;
+use crate::backing::Stat;
+use crate::message::{Ino, ROOT};
+use crate::settings::{EXTENT, Settings};
+use crate::store::{self, Store};
+
+/// The state of a cache whose store has this journal.
+///
+/// # Errors
+/// The journal does not fit together; the store's.
+pub fn state(
+    store: &Store,
+    root: &Stat,
+    keeps: (bool, bool),
+    settings: Settings,
+    records: Vec<Record>,
+) -> Result<State, OpenError> {
+    // Only now the former journal may go.
+    let mut state = empty(store, settings, keeps)?;
+    state.is_recovering = true;
+    let mut inode = Inode::new(root.mode, root.dev);
+    inode.take_over(root);
+    state.insert(ROOT, inode);
+    for (index, record) in records.iter().enumerate() {
+        state.replay(store, record).map_err(|_| OpenError::Contradiction(index))?;
+    }
+    state.is_recovering = false;
+    // What the last record announces may not have been done.
+    if let Some(last) = records.last() {
+        state.finish(store, last).map_err(OpenError::Store)?;
+    }
+    state.settle_after_recovery(store, root).map_err(OpenError::Store)?;
+    state.checkpoint();
+    match state.journal.failed.take() {
+        None => Ok(state),
+        Some(error) => Err(OpenError::Store(std::io::Error::other(error))),
+    }
+}
+
+fn empty(store: &Store, settings: Settings, (keeps_xattrs, keeps_acls): (bool, bool)) -> Result<State, OpenError> {
+    Ok(State {
+        settings,
+        inodes: HashMap::new(),
+        several: HashMap::new(),
+        next_ino: FIRST_OWN_INO,
+        log: VecDeque::new(),
+        first_pending: 1,
+        wanted: 0,
+        generation: 0,
+        resident: 0,
+        dirty_bytes: 0,
+        pinned: 0,
+        name_bytes: 0,
+        clean: LinkedHashMap::new(),
+        dirty_by_use: LinkedHashMap::new(),
+        dirty_by_age: LinkedHashMap::new(),
+        urgent: HashSet::new(),
+        passes: HashSet::new(),
+        handles: HashMap::new(),
+        next_handle: 0,
+        waits: Waits::default(),
+        journal: Journal::unwritten(store).map_err(OpenError::Store)?,
+        counters: Counters::default(),
+        failing: BTreeMap::new(),
+        no_room: None,
+        conflicts: Vec::new(),
+        keeps_xattrs,
+        keeps_acls,
+        jobs: VecDeque::new(),
+        space: None,
+        batch_end: 0,
+        is_recovering: false,
+        draining: false,
+        stopped: false,
+    })
+}
+
+impl State {
+    fn replay(&mut self, store: &Store, record: &Record) -> Result<(), Stop> {
+        match record {
+            Record::Inode(ino, image) => self.put(*ino, image),
+            Record::Entry(dir, name, ino) => {
+                let directory = self.directory_mut(*dir)?;
+                directory.gone.remove(name.as_os_str());
+                directory.entries.insert(name.as_os_str().into(), *ino);
+            }
+            Record::Gone(dir, name) => {
+                let directory = self.directory_mut(*dir)?;
+                directory.entries.remove(name.as_os_str());
+                directory.gone.insert(name.as_os_str().into());
+            }
+            Record::Dirty(ino, number, blocks) => {
+                self.hold_recovered(*ino, *number, blocks);
+                self.now_dirty(*ino, *number, blocks);
+            }
+            Record::Begins(number) => self.first_pending = *number,
+            Record::Operation { operation, at, change_names, cancelled, number } => {
+                if *change_names {
+                    if let Operation::Make { ino, .. } = operation
+                        && let Ok(inode) = self.inode_mut(*ino)
+                    {
+                        inode.made_by = *number;
+                    }
+                    self.perform(operation, *at)?;
+                }
+                if !cancelled {
+                    for ino in operation.inodes() {
+                        self.inode_mut(ino)?.pending += 1;
+                    }
+                }
+                let operation = operation.clone();
+                self.log.push_back(Pending { operation, cancelled: *cancelled, since: Instant::now() });
+            }
+            Record::Cancelled { number, unlink, at } => {
+                self.perform(unlink, *at)?;
+                let index = number.checked_sub(self.first_pending).map(|index| index as usize);
+                if let Some(pending) = index.and_then(|index| self.log.get_mut(index)) {
+                    pending.cancelled = true;
+                    for ino in pending.operation.inodes() {
+                        if let Some(inode) = self.inodes.get_mut(&ino) {
+                            inode.pending = inode.pending.saturating_sub(1);
+                        }
+                    }
+                }
+                self.remove_if_unused(unlink.inodes()[0], store);
+            }
+            Record::Applied { beside, .. } => self.applied(store, beside.as_deref()),
+            Record::Prepared { ino, home, seen } => {
+                let inode = self.inode_mut(*ino)?;
+                inode.homes = vec![home.clone()];
+                inode.seen = Some(*seen);
+                if let Some(data) = inode.data_or_new() {
+                    data.backing_len = 0;
+                }
+            }
+            Record::Write { ino, begin, end, mode, size, mtime, bits } => {
+                for number in extents(*begin, *end) {
+                    let (begin, end) = part(number, *begin, *end);
+                    let blocks = touched(begin, end);
+                    self.hold_recovered(*ino, number, &blocks);
+                    self.now_dirty(*ino, number, &blocks);
+                }
+                let inode = self.inode_mut(*ino)?;
+                // The first write may have been to something that had no data.
+                inode.data_or_new();
+                (inode.mode, inode.size, inode.mtime, inode.ctime) = (*mode, *size, *mtime, *mtime);
+                inode.dirty |= bits;
+            }
+            Record::Size { ino, size, mode, mtime, bits } => {
+                self.set_size(store, *ino, *size)?;
+                let inode = self.inode_mut(*ino)?;
+                (inode.mode, inode.mtime, inode.ctime) = (*mode, *mtime, *mtime);
+                inode.dirty |= bits;
+            }
+            Record::Zero { ino, begin, end, mtime } => {
+                self.inode_mut(*ino)?.data_or_new();
+                self.punch(store, *ino, *begin, *end)?;
+                let inode = self.inode_mut(*ino)?;
+                (inode.mtime, inode.ctime) = (*mtime, *mtime);
+                inode.dirty |= dirty::TIMES;
+            }
+            Record::Clean { ino, extents, bits, seen, data } => {
+                let inode = self.inode_mut(*ino)?;
+                inode.dirty &= !bits;
+                inode.seen = *seen;
+                if let (Some((backing_len, cut)), Some(now)) = (data, inode.data_or_new()) {
+                    (now.backing_len, now.cut) = (*backing_len, *cut);
+                }
+                let mut cleaned = 0;
+                for (number, blocks) in extents {
+                    if let Some(extent) = inode.data_mut().and_then(|data| data.extents.get_mut(number)) {
+                        cleaned += extent.dirty.within(blocks).count();
+                        extent.dirty.take(blocks);
+                    }
+                }
+                self.dirty_bytes -= cleaned * BLOCK;
+            }
+            Record::Seen(ino, seen) => self.inode_mut(*ino)?.seen = Some(*seen),
+        }
+        Ok(())
+    }
+
+    fn hold_recovered(&mut self, ino: Ino, number: u32, blocks: &Blocks) {
+        let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) else { return };
+        let extent = data.extents.entry(number).or_default();
+        let more = blocks.without(&extent.held);
+        extent.held.add(&more);
+        self.resident += more.count() * BLOCK;
+    }
+
+    fn put(&mut self, ino: Ino, image: &Image) {
+        if !self.inodes.contains_key(&ino) {
+            self.insert(ino, Inode::new(image.mode, image.dev));
+        }
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.mode = image.mode;
+        inode.nlink = image.nlink;
+        inode.uid = image.uid;
+        inode.gid = image.gid;
+        inode.rdev = image.rdev;
+        inode.size = image.size;
+        inode.blocks = image.blocks;
+        (inode.atime, inode.mtime, inode.ctime) = (image.atime, image.mtime, image.ctime);
+        inode.dev = image.dev;
+        inode.homes.clone_from(&image.homes);
+        inode.seen = image.seen;
+        inode.dirty = image.dirty;
+        inode.made_by = image.made_by;
+        inode.xattrs = image.xattrs.clone().map(Box::new);
+        match &mut inode.kind {
+            Kind::Symlink(target) => target.clone_from(&image.target),
+            Kind::Directory(directory) => directory.parent = image.parent,
+            Kind::File(data) => {
+                if let Some((backing_len, cut)) = image.data {
+                    let data = data.get_or_insert_with(Box::<FileData>::default);
+                    (data.backing_len, data.cut) = (backing_len, cut);
+                }
+            }
+            Kind::Special => {}
+        }
+    }
+
+    /// Does to the store what the last record announces.
+    fn finish(&mut self, store: &Store, last: &Record) -> std::io::Result<()> {
+        match last {
+            Record::Size { ino, size, .. } => store.file(*ino)?.set_len(*size),
+            Record::Zero { ino, begin, end, .. } => store::punch(&*store.file(*ino)?, *begin, end - begin),
+            _ => Ok(()),
+        }
+    }
+
+    fn settle_after_recovery(&mut self, store: &Store, root: &Stat) -> std::io::Result<()> {
+        let all: Vec<Ino> = self.inodes.keys().copied().collect();
+        for ino in &all {
+            if self.inodes.get(ino).is_some_and(Inode::is_orphan) {
+                self.remove_if_unused(*ino, store);
+            }
+        }
+        self.clean.clear();
+        (self.resident, self.dirty_bytes) = (0, 0);
+        let mut keep = HashSet::new();
+        let mut dirty = Vec::new();
+        for (ino, inode) in &mut self.inodes {
+            if *ino >= FIRST_OWN_INO {
+                self.next_ino = self.next_ino.max(*ino);
+            }
+            let (size, has_home) = (inode.size, !inode.homes.is_empty());
+            if let (true, Some(seen)) = (inode.nlink > 1 && !inode.is_dir(), inode.seen) {
+                self.several.insert((inode.dev, seen.ino), *ino);
+            }
+            match &mut inode.kind {
+                Kind::Directory(directory) => {
+                    directory.complete = !has_home && *ino != ROOT;
+                    if directory.complete {
+                        directory.gone.clear();
+                    }
+                }
+                Kind::File(kind @ Some(_)) => {
+                    let Some(data) = kind else { continue };
+                    data.extents.retain(|_, extent| !extent.dirty.is_empty());
+                    for extent in data.extents.values_mut() {
+                        extent.valid = extent.dirty.clone();
+                        extent.held = extent.dirty.clone();
+                        self.resident += extent.held.count() * BLOCK;
+                        self.dirty_bytes += extent.dirty.count() * BLOCK;
+                    }
+                    if data.extents.is_empty() && !data.cut && data.backing_len == size && has_home {
+                        *kind = None;
+                    } else if !data.extents.is_empty() {
+                        keep.insert(*ino);
+                    }
+                }
+                _ => {}
+            }
+            if inode.is_dirty() && !inode.is_orphan() {
+                dirty.push(*ino);
+            }
+        }
+        for ino in dirty {
+            self.mark_dirty(ino, 0);
+        }
+        if let Some(inode) = self.inodes.get_mut(&ROOT)
+            && !inode.is_dirty()
+            && inode.pending == 0
+        {
+            inode.take_over(root);
+        }
+        for ino in store.files()? {
+            if !keep.contains(&ino) {
+                store.remove(ino)?;
+                continue;
+            }
+            // What is not dirty is read from the backing directory again, and must not take memory twice.
+            let Some(data) = self.inodes.get(&ino).and_then(|inode| inode.data()) else { continue };
+            let file = store.file(ino)?;
+            let length = file.metadata()?.len();
+            for number in 0..length.div_ceil(EXTENT) {
+                let number = number as u32;
+                let valid = data.extents.get(&number).map(|extent| extent.valid.clone()).unwrap_or_default();
+                let unused = Blocks::First(BLOCKS).without(&valid).within(&blocks_before(number, length));
+                for (begin, end) in unused.runs() {
+                    let first = u64::from(number) * EXTENT + u64::from(begin) * BLOCK;
+                    store::punch(&file, first, u64::from(end - begin) * BLOCK)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,655 @@
+//! What the owner knows: names, attributes, extents, and the log of what the backing directory lacks.
+//!
+//! Everything is behind one lock, which is never held while the backing directory or the data of the store is touched. The
+//! *names* are those that programs see. A [`Home`] is where the backing directory has an inode *now*: the two differ by
+//! exactly the operations in the log, which are carried out there one after the other.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashlink::LinkedHashMap;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{BLOCK, Blocks};
+use super::journal::Journal;
+use super::wait::{Need, Waits};
+use crate::message::{Attributes, Handle, Ino, ROOT, Space, Time};
+use crate::settings::{EXTENT, Settings};
+use crate::status::Conflict;
+
+/// A name in a directory.
+pub type Name = Arc<OsStr>;
+
+/// Own numbers begin here; those of the backing directory's files are theirs, as long as they are smaller.
+pub const FIRST_OWN_INO: Ino = 1 << 62;
+
+/// Operations that the backing directory may lack at most. Who changes more names waits.
+pub const LONGEST_LOG: usize = 1 << 17;
+
+/// Memory of a pending operation, as it counts against the capacity.
+const OPERATION_BYTES: u64 = 256;
+
+/// Attributes that the backing directory lacks.
+pub mod dirty {
+    /// Permissions.
+    pub const MODE: u8 = 1;
+    /// Owner and group.
+    pub const OWNER: u8 = 2;
+    /// Times of access and modification. Written last, because everything else changes them.
+    pub const TIMES: u8 = 4;
+    /// Extended attributes, ACLs among them.
+    pub const XATTRS: u8 = 8;
+    /// The size, beyond what the data says.
+    pub const SIZE: u8 = 16;
+    /// All of them.
+    pub const ALL: u8 = MODE | OWNER | TIMES | XATTRS;
+}
+
+/// Where the backing directory has something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// The directory.
+    pub dir: Ino,
+    /// The name in it.
+    pub name: OsString,
+}
+
+/// The file of the backing directory as it was last seen: another one, or another time of change, is somebody else's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Its inode number there.
+    pub ino: u64,
+    /// When it was changed last.
+    pub ctime: Time,
+}
+
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<OsString, Vec<u8>>;
+
+/// A file or directory.
+#[derive(Clone, Debug)]
+pub struct Inode {
+    /// Kind and permissions.
+    pub mode: u32,
+    /// Names that it has, those that are not known here included.
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size: u64,
+    /// Units of 512 bytes on the backing directory, as long as nothing was changed here.
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// The device of the backing directory that it is on: a name can't be moved to another.
+    pub dev: u64,
+    /// References of the client.
+    pub references: u64,
+    /// Open handles.
+    pub handles: u32,
+    /// Where the backing directory has it, as far as it is known; none for what is not made there yet.
+    pub homes: Vec<Home>,
+    /// As it was last seen there.
+    pub seen: Option<Seen>,
+    /// Bits of [`dirty`].
+    pub dirty: u8,
+    /// Those that are just being written back.
+    pub writing: u8,
+    /// Operations in the log that it takes part in.
+    pub pending: u32,
+    /// The operation in the log that makes it; 0 if none.
+    pub made_by: u64,
+    /// `None` before they were read.
+    pub xattrs: Option<Box<Xattrs>>,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What an inode is.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// A regular file; `None`: nothing of it is resident, and its data is what the backing directory has.
+    File(Option<Box<FileData>>),
+    /// A directory.
+    Directory(Box<Directory>),
+    /// A symbolic link; `None` before it was read.
+    Symlink(Option<OsString>),
+    /// A device, a named pipe or a socket.
+    Special,
+}
+
+/// The names in a directory.
+#[derive(Clone, Debug, Default)]
+pub struct Directory {
+    /// The names that are known.
+    pub entries: BTreeMap<Name, Ino>,
+    /// Names that the backing directory may have and programs don't see. None if `complete`.
+    pub gone: BTreeSet<Name>,
+    /// Whether what is not in `entries` is not there.
+    pub complete: bool,
+    /// The directory that it is in.
+    pub parent: Ino,
+}
+
+/// The resident data of a file.
+#[derive(Clone, Debug, Default)]
+pub struct FileData {
+    /// By number: extent `n` begins at `n * EXTENT`.
+    pub extents: BTreeMap<u32, Extent>,
+    /// What is not valid in an extent, and before this byte, is to be read from the backing directory. Behind it there are
+    /// zeros.
+    pub backing_len: u64,
+    /// The file there may be longer than `backing_len`: it has to be cut before more is written to it.
+    pub cut: bool,
+    /// It has data there that may not have reached the disk.
+    pub unsynced: bool,
+    /// How often it was cut.
+    pub cuts: u64,
+    /// What writing back could not do, for the next fsync or close.
+    pub error: Option<i32>,
+    /// Handles by which the kernel reads the file of the store itself.
+    pub passthrough: u32,
+    /// Those of them that are writable: maps of theirs change the store unseen.
+    pub shared_writers: u32,
+    /// Handles whose reads and writes all come here.
+    pub direct: u32,
+    /// Bytes that count as pinned.
+    pub pinned: u64,
+    /// The extent that was read last, for read-ahead.
+    pub last_read: u32,
+    /// The file there, for one that has no name any more.
+    pub orphan: Option<Arc<File>>,
+}
+
+/// A piece of a file.
+#[derive(Clone, Debug, Default)]
+pub struct Extent {
+    /// Blocks whose content is in the store.
+    pub valid: Blocks,
+    /// Those of them that the backing directory lacks.
+    pub dirty: Blocks,
+    /// Those that are being written there.
+    pub flight: Blocks,
+    /// Blocks that memory is set aside for.
+    pub held: Blocks,
+    /// A thread is reading the blocks that are not valid.
+    pub fetching: bool,
+    /// Requests that are reading from or writing to it.
+    pub pins: u32,
+}
+
+impl Extent {
+    /// Whether its memory can be given up.
+    pub fn can_go(&self) -> bool {
+        self.pins == 0 && !self.fetching && self.dirty.is_empty() && self.flight.is_empty()
+    }
+}
+
+/// A change of names that the backing directory lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// The first name of something new.
+    Make { ino: Ino, dir: Ino, name: OsString },
+    /// A further name of a file.
+    Link { ino: Ino, dir: Ino, name: OsString },
+    /// A name is removed, a directory's too.
+    Unlink { ino: Ino, dir: Ino, name: OsString },
+    /// A name is changed, and what had the new one is replaced.
+    Rename { ino: Ino, dir: Ino, name: OsString, to_dir: Ino, to_name: OsString, over: Option<Ino> },
+    /// Two names are exchanged.
+    Exchange { ino: Ino, dir: Ino, name: OsString, other: Ino, to_dir: Ino, to_name: OsString },
+}
+
+impl Operation {
+    /// The inodes that it is about, and those whose entries it changes.
+    pub fn inodes(&self) -> Vec<Ino> {
+        match self {
+            Operation::Make { ino, dir, .. }
+            | Operation::Link { ino, dir, .. }
+            | Operation::Unlink { ino, dir, .. } => vec![*ino, *dir],
+            Operation::Rename { ino, dir, to_dir, over, .. } => {
+                let mut all = vec![*ino, *dir, *to_dir];
+                all.extend(over);
+                all
+            }
+            Operation::Exchange { ino, dir, other, to_dir, .. } => vec![*ino, *dir, *other, *to_dir],
+        }
+    }
+}
+
+/// An operation in the log.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    pub operation: Operation,
+    /// What it made was removed before it was there: nothing is to be done.
+    pub cancelled: bool,
+    pub since: Instant,
+}
+
+/// An inode with something that the backing directory lacks.
+#[derive(Clone, Copy, Debug)]
+pub struct DirtySince {
+    pub since: Instant,
+    /// The clock of changes when it became dirty, or when it was last begun to be written back.
+    pub generation: u64,
+}
+
+/// An open file.
+#[derive(Clone, Debug)]
+pub struct OpenFile {
+    pub ino: Ino,
+    pub write: bool,
+    pub passthrough: bool,
+}
+
+/// Figures that only grow.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub hit_bytes: u64,
+    pub miss_bytes: u64,
+    pub fetched_bytes: u64,
+    pub written_back_bytes: u64,
+    pub evictions: u64,
+    pub delayed: u64,
+    pub failures: u64,
+}
+
+/// Why an answer can't be given now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It is an error.
+    Error(Errno),
+    /// The request is to be tried again when this is there.
+    Wait(Need),
+}
+
+impl From<Errno> for Stop {
+    fn from(error: Errno) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+/// All that the owner knows.
+pub struct State {
+    pub settings: Settings,
+    pub inodes: HashMap<Ino, Inode>,
+    /// Files with several names, by device and number on the backing directory.
+    pub several: HashMap<(u64, u64), Ino>,
+    pub next_ino: Ino,
+    /// What the backing directory lacks, oldest first; the first one has the number `first_pending`.
+    pub log: VecDeque<Pending>,
+    pub first_pending: u64,
+    /// The last operation that has to be carried out soon, whatever its age.
+    pub wanted: u64,
+    /// Grows with every change.
+    pub generation: u64,
+    /// Bytes of blocks that are held.
+    pub resident: u64,
+    /// Bytes of blocks that are dirty or in flight.
+    pub dirty_bytes: u64,
+    pub pinned: u64,
+    pub name_bytes: u64,
+    /// Extents that could be evicted, least recently used first. Some may be in use at the moment.
+    pub clean: LinkedHashMap<(Ino, u32), ()>,
+    /// Inodes that the backing directory lacks something of, by last use.
+    pub dirty_by_use: LinkedHashMap<Ino, ()>,
+    /// The same by age.
+    pub dirty_by_age: LinkedHashMap<Ino, DirtySince>,
+    /// Inodes to be written back before all others.
+    pub urgent: HashSet<Ino>,
+    /// Inodes that are in a pass of write-back.
+    pub passes: HashSet<Ino>,
+    pub handles: HashMap<Handle, OpenFile>,
+    pub next_handle: Handle,
+    pub waits: Waits,
+    pub journal: Journal,
+    pub counters: Counters,
+    /// What fails at the moment: the inode, and what the kernel says.
+    pub failing: BTreeMap<Ino, (Errno, Instant)>,
+    /// Whether writing back is held up because there is no room for anything there.
+    pub no_room: Option<Errno>,
+    pub conflicts: Vec<Conflict>,
+    /// Whether the backing directory keeps xattrs, and ACLs.
+    pub keeps_xattrs: bool,
+    pub keeps_acls: bool,
+    /// What loader threads are to read, oldest first.
+    pub jobs: VecDeque<Need>,
+    /// The space of the backing directory, and when it was asked for.
+    pub space: Option<(Space, Instant)>,
+    /// The last operation that is just being carried out.
+    pub batch_end: u64,
+    /// The journal is being read: no name is there but by what it says.
+    pub is_recovering: bool,
+    /// Whether write-back goes on until the low watermark.
+    pub draining: bool,
+    pub stopped: bool,
+}
+
+impl Inode {
+    /// An inode without anything; its kind is what `mode` says.
+    pub fn new(mode: u32, dev: u64) -> Inode {
+        let kind = match FileType::from_raw_mode(mode) {
+            FileType::RegularFile => Kind::File(None),
+            FileType::Directory => Kind::Directory(Box::default()),
+            FileType::Symlink => Kind::Symlink(None),
+            _ => Kind::Special,
+        };
+        Inode {
+            mode,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: Time::default(),
+            mtime: Time::default(),
+            ctime: Time::default(),
+            dev,
+            references: 0,
+            handles: 0,
+            homes: Vec::new(),
+            seen: None,
+            dirty: 0,
+            writing: 0,
+            pending: 0,
+            made_by: 0,
+            xattrs: None,
+            kind,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        matches!(self.kind, Kind::Directory(_))
+    }
+
+    /// Its resident data, if there is any.
+    pub fn data(&self) -> Option<&FileData> {
+        match &self.kind {
+            Kind::File(data) => data.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn data_mut(&mut self) -> Option<&mut FileData> {
+        match &mut self.kind {
+            Kind::File(data) => data.as_deref_mut(),
+            _ => None,
+        }
+    }
+
+    /// Its data, made if nothing was resident; `None` if it is no regular file.
+    pub fn data_or_new(&mut self) -> Option<&mut FileData> {
+        let backing_len = if self.homes.is_empty() { 0 } else { self.size };
+        match &mut self.kind {
+            Kind::File(data) => {
+                Some(data.get_or_insert_with(|| Box::new(FileData { backing_len, ..FileData::default() })))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the backing directory lacks something of it (its names aside).
+    pub fn is_dirty(&self) -> bool {
+        let is_dirty = |extent: &Extent| !extent.dirty.is_empty() || !extent.flight.is_empty();
+        self.dirty | self.writing != 0 || self.data().is_some_and(|data| data.cut || data.extents.values().any(is_dirty))
+    }
+
+    /// Whether no name leads to it.
+    pub fn is_orphan(&self) -> bool {
+        self.nlink == 0
+    }
+}
+
+impl FileData {
+    /// Whether all of a file of `size` bytes is in the store, or is zeros.
+    pub fn is_all_resident(&self, size: u64) -> bool {
+        let end = size.min(self.backing_len);
+        (0..end.div_ceil(EXTENT)).all(|number| {
+            let wanted = blocks_before(number as u32, end);
+            self.extents.get(&(number as u32)).is_some_and(|extent| !extent.fetching && extent.valid.covers(&wanted))
+        })
+    }
+
+    /// Whether a block's content has to be read from the backing directory before it is known.
+    pub fn is_missing(&self, number: u32) -> Blocks {
+        let wanted = blocks_before(number, self.backing_len);
+        match self.extents.get(&number) {
+            Some(extent) => wanted.without(&extent.valid),
+            None => wanted,
+        }
+    }
+}
+
+/// The blocks of an extent that begin before byte `end` of the file.
+pub fn blocks_before(number: u32, end: u64) -> Blocks {
+    let begin = u64::from(number) * EXTENT;
+    Blocks::range(0, (end.saturating_sub(begin).min(EXTENT).div_ceil(BLOCK)) as u16)
+}
+
+impl State {
+    /// The number of the newest operation of the log, or of the last before it; operations begin with 1.
+    pub fn last_pending(&self) -> u64 {
+        self.first_pending + self.log.len() as u64 - 1
+    }
+
+    /// An inode that the client or the log knows of.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is none.
+    pub fn inode(&self, ino: Ino) -> Result<&Inode, Stop> {
+        self.inodes.get(&ino).ok_or(Stop::Error(Errno::STALE))
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Errors
+    /// As [`inode`](State::inode).
+    pub fn inode_mut(&mut self, ino: Ino) -> Result<&mut Inode, Stop> {
+        self.inodes.get_mut(&ino).ok_or(Stop::Error(Errno::STALE))
+    }
+
+    /// The names of a directory.
+    ///
+    /// # Errors
+    /// `ESTALE`, `ENOTDIR`.
+    pub fn directory(&self, ino: Ino) -> Result<&Directory, Stop> {
+        match &self.inode(ino)?.kind {
+            Kind::Directory(directory) => Ok(directory),
+            _ => Err(Stop::Error(Errno::NOTDIR)),
+        }
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Errors
+    /// As [`directory`](State::directory).
+    pub fn directory_mut(&mut self, ino: Ino) -> Result<&mut Directory, Stop> {
+        match &mut self.inode_mut(ino)?.kind {
+            Kind::Directory(directory) => Ok(directory),
+            _ => Err(Stop::Error(Errno::NOTDIR)),
+        }
+    }
+
+    /// What stat(2) tells of an inode.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn attributes(&self, ino: Ino) -> Result<Attributes, Stop> {
+        let inode = self.inode(ino)?;
+        let blocks = match inode.data() {
+            // A block that is held has pages. What is not resident has at most as many as the backing directory said.
+            Some(data) => {
+                let held: u64 = data.extents.values().map(|extent| extent.held.count()).sum::<u64>() * (BLOCK / 512);
+                if data.is_all_resident(inode.size) { held } else { held.max(inode.blocks) }
+            }
+            None => inode.blocks,
+        };
+        Ok(Attributes {
+            ino,
+            mode: inode.mode,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: inode.rdev,
+            size: inode.size,
+            blocks,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+        })
+    }
+
+    /// A number for a new inode: that of the backing directory, if nobody has it.
+    pub fn new_ino(&mut self, theirs: Option<u64>) -> Ino {
+        if let Some(theirs) = theirs
+            && theirs > ROOT
+            && theirs < FIRST_OWN_INO
+            && !self.inodes.contains_key(&theirs)
+        {
+            return theirs;
+        }
+        self.next_ino += 1;
+        self.next_ino
+    }
+
+    /// Adds an inode.
+    pub fn insert(&mut self, ino: Ino, inode: Inode) {
+        self.name_bytes += INODE_BYTES;
+        self.inodes.insert(ino, inode);
+    }
+
+    /// Notes that the backing directory lacks something of an inode, from now on.
+    pub fn mark_dirty(&mut self, ino: Ino, bits: u8) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.dirty |= bits;
+        self.generation += 1;
+        let entry = DirtySince { since: Instant::now(), generation: self.generation };
+        self.dirty_by_age.entry(ino).or_insert(entry);
+        // At the end: it is the last that was used.
+        self.dirty_by_use.remove(&ino);
+        self.dirty_by_use.insert(ino, ());
+    }
+
+    /// Takes an inode that the backing directory lacks nothing of any more from the lists.
+    pub fn unlist_if_clean(&mut self, ino: Ino) {
+        if self.inodes.get(&ino).is_none_or(|inode| !inode.is_dirty()) {
+            self.dirty_by_age.remove(&ino);
+            self.dirty_by_use.remove(&ino);
+            self.urgent.remove(&ino);
+            self.failing.remove(&ino);
+        }
+    }
+
+    /// Adds an operation to the log, and to the journal.
+    pub fn push(&mut self, operation: Operation) -> u64 {
+        for ino in operation.inodes() {
+            if let Some(inode) = self.inodes.get_mut(&ino) {
+                inode.pending += 1;
+            }
+        }
+        self.generation += 1;
+        self.log.push_back(Pending { operation, cancelled: false, since: Instant::now() });
+        self.last_pending()
+    }
+
+    /// Bytes that names and operations take, about.
+    pub fn names_and_operations(&self) -> u64 {
+        self.name_bytes + self.log.len() as u64 * OPERATION_BYTES
+    }
+
+    /// The path of a home below the backing directory, by the names that it has there now; for messages, too.
+    ///
+    /// # Errors
+    /// `ESTALE` if a directory on the way is not there.
+    pub fn home_path(&self, home: &Home) -> Result<Vec<OsString>, Errno> {
+        let mut names = vec![home.name.clone()];
+        let mut dir = home.dir;
+        while dir != ROOT {
+            let home = self.inodes.get(&dir).and_then(|inode| inode.homes.first()).ok_or(Errno::STALE)?;
+            names.push(home.name.clone());
+            dir = home.dir;
+            if names.len() > MOST_LEVELS {
+                return Err(Errno::LOOP);
+            }
+        }
+        names.reverse();
+        Ok(names)
+    }
+
+    /// A path for people: by the backing directory's names, or else by the number.
+    pub fn shown(&self, ino: Ino) -> String {
+        if ino == ROOT {
+            return ".".to_owned();
+        }
+        let path = self.inodes.get(&ino).and_then(|inode| inode.homes.first()).and_then(|home| self.home_path(home).ok());
+        match path {
+            Some(names) => names.join(OsStr::new("/")).to_string_lossy().into_owned(),
+            None => match self.pending_name(ino) {
+                Some(name) => name.to_string_lossy().into_owned(),
+                None => format!("inode {ino}"),
+            },
+        }
+    }
+
+    fn pending_name(&self, ino: Ino) -> Option<&OsStr> {
+        self.log.iter().find_map(|pending| match &pending.operation {
+            Operation::Make { ino: made, name, .. } if *made == ino => Some(name.as_os_str()),
+            _ => None,
+        })
+    }
+
+    /// Forgets an inode that nothing leads to: no name, no reference, no handle, no operation.
+    pub fn remove_if_unused(&mut self, ino: Ino, store: &crate::store::Store) {
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let is_used = inode.nlink > 0 || inode.handles > 0 || inode.pending > 0 || ino == ROOT;
+        if is_used || self.passes.contains(&ino) || inode.data().is_some_and(|data| data.extents.values().any(|e| e.pins > 0 || e.fetching)) {
+            return;
+        }
+        self.drop_data(ino, store);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.dirty = 0;
+        let is_referenced = inode.references > 0;
+        self.unlist_if_clean(ino);
+        if !is_referenced {
+            self.name_bytes = self.name_bytes.saturating_sub(INODE_BYTES);
+            self.inodes.remove(&ino);
+        }
+    }
+
+    /// Gives up all data of a file, dirty or not.
+    fn drop_data(&mut self, ino: Ino, store: &crate::store::Store) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Kind::File(data) = &mut inode.kind else { return };
+        let Some(data) = data.take() else { return };
+        for (number, extent) in &data.extents {
+            self.resident -= extent.held.count() * BLOCK;
+            self.dirty_bytes -= extent.dirty.with(&extent.flight).count() * BLOCK;
+            self.clean.remove(&(ino, *number));
+        }
+        self.pinned -= data.pinned;
+        if self.is_recovering {
+            return;
+        }
+        if let Err(error) = store.remove(ino) {
+            tracing::error!(ino, %error, "can't remove a file of the store");
+        }
+        self.waits.wake(&Need::Space);
+    }
+}
+
+/// Memory of an inode with its name, about: it counts against the capacity.
+pub const INODE_BYTES: u64 = 400;
+
+/// Directories within each other at most, as a guard against a circle.
+const MOST_LEVELS: usize = 1 << 16;

@@ -1,0 +1,612 @@
+//! Writing data and attributes back.
+//!
+//! A *pass* brings all of one inode that is dirty when it begins: blocks go from dirty to *in flight*, are written, synced, and are
+//! clean then, unless they were written to meanwhile. The times come last, because everything else changes them. If anything
+//! fails, all of it is dirty again: nothing is dropped, and it is tried again later.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+
+use super::Core;
+use super::apply::unfinished;
+use super::blocks::{BLOCK, Blocks};
+use super::state::{Home, Seen, State, Xattrs, dirty};
+use super::wait::Need;
+use crate::backing;
+use crate::message::{Ino, ROOT, Time};
+use crate::settings::EXTENT;
+use crate::status::Conflict;
+use crate::store;
+
+/// What could not be written back is tried again after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// More files than these are synced together with all of their filesystem.
+const SYNC_ONE_BY_ONE: usize = 3;
+
+/// Extents of a pass that makes room: so much can't be evicted until its end.
+const EXTENTS_OF_PASS: usize = 16;
+
+/// Whether something is written back now.
+enum Turn {
+    Now,
+    NotNow,
+    /// When this operation is done.
+    After(u64),
+}
+
+/// What a pass writes back.
+pub struct Pass {
+    pub ino: Ino,
+    extents: Vec<(u32, Blocks)>,
+    bits: u8,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    atime: Time,
+    mtime: Time,
+    xattrs: Option<Xattrs>,
+    backing_len: u64,
+    cut: bool,
+    cuts: u64,
+    orphan: bool,
+    /// Set as it goes.
+    file: Option<Arc<File>>,
+    seen: Option<Seen>,
+    written: u64,
+}
+
+impl State {
+    /// The number of the last operation that has to be carried out now.
+    pub fn due(&self) -> u64 {
+        let mut until = self.wanted;
+        if !self.settings.idle {
+            let old = self.log.iter().take_while(|pending| pending.since.elapsed() >= self.settings.age).count() as u64;
+            until = until.max(self.first_pending + old - 1);
+        }
+        if self.log.len() >= super::state::LONGEST_LOG / 2 {
+            until = until.max(self.first_pending + self.log.len() as u64 / 2);
+        }
+        until.min(self.last_pending())
+    }
+
+    /// The next inode that has to be written back now.
+    pub fn next_pass(&mut self) -> Option<Ino> {
+        if self.draining {
+            let low = self.settings.capacity.0 / 100 * u64::from(self.settings.dirty.low);
+            self.draining = self.dirty_bytes > low || self.waits.is_waited_for(&Need::Space);
+        }
+        let now = Instant::now();
+        let mut wanted = self.wanted;
+        let mut is_ready = |ino: &Ino, for_room: bool| match self.can_pass(*ino, now, for_room) {
+            Turn::Now => true,
+            Turn::NotNow => false,
+            Turn::After(number) => {
+                wanted = wanted.max(number);
+                false
+            }
+        };
+        let mut found = self.urgent.iter().find(|ino| is_ready(ino, false)).copied();
+        if found.is_none() && !self.settings.idle {
+            let age = self.settings.age;
+            let mut old = self.dirty_by_age.iter().take_while(|(_, dirty)| dirty.since.elapsed() >= age);
+            found = old.find(|(ino, _)| is_ready(ino, false)).map(|(ino, _)| *ino);
+        }
+        if found.is_none() && self.draining {
+            found = self.dirty_by_use.iter().find(|(ino, ())| is_ready(ino, true)).map(|(ino, ())| *ino);
+        }
+        self.wanted = wanted;
+        found
+    }
+
+    /// Whether an inode can be written back now.
+    fn can_pass(&self, ino: Ino, now: Instant, for_room: bool) -> Turn {
+        if self.passes.contains(&ino) || self.failing.get(&ino).is_some_and(|(_, until)| *until > now) {
+            return Turn::NotNow;
+        }
+        let Some(inode) = self.inodes.get(&ino) else { return Turn::NotNow };
+        let turn = |ready| if ready { Turn::Now } else { Turn::NotNow };
+        if !inode.is_dirty() || (for_room && inode.data().is_none_or(|data| data.dirty_bytes() == 0)) {
+            return Turn::NotNow;
+        }
+        if inode.is_orphan() {
+            return turn(for_room && inode.data().is_some());
+        }
+        if inode.homes.is_empty() && ino != ROOT {
+            return Turn::After(inode.made_by);
+        }
+        // Every operation in a directory changes its times there.
+        turn(!inode.is_dir() || inode.pending == 0)
+    }
+
+    /// Begins a pass of `most` extents; `None` if there is nothing to write, or another one is under way.
+    pub fn begin_pass(&mut self, ino: Ino, most: usize) -> Option<Pass> {
+        if self.passes.contains(&ino) {
+            return None;
+        }
+        self.generation += 1;
+        let generation = self.generation;
+        let inode = self.inodes.get_mut(&ino)?;
+        if !inode.is_dirty() {
+            return None;
+        }
+        let bits = std::mem::take(&mut inode.dirty);
+        inode.writing = bits;
+        let mut extents = Vec::new();
+        let size = inode.size;
+        let (mut backing_len, mut cut, mut cuts, mut orphan) = (size, false, 0, None);
+        if let Some(data) = inode.data_mut() {
+            for (number, extent) in &mut data.extents {
+                if !extent.dirty.is_empty() && extents.len() < most {
+                    extent.flight = std::mem::take(&mut extent.dirty);
+                    extents.push((*number, extent.flight.clone()));
+                }
+            }
+            (backing_len, cut, cuts) = (data.backing_len, data.cut, data.cuts);
+            orphan = data.orphan.clone();
+        }
+        let pass = Pass {
+            ino,
+            extents,
+            bits,
+            mode: inode.mode,
+            uid: inode.uid,
+            gid: inode.gid,
+            size,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            xattrs: if bits & dirty::XATTRS != 0 { inode.xattrs.as_deref().cloned() } else { None },
+            backing_len,
+            cut,
+            cuts,
+            orphan: inode.is_orphan(),
+            file: orphan,
+            seen: inode.seen,
+            written: 0,
+        };
+        let takes_all = !self.inodes.get(&ino).is_some_and(|inode| {
+            inode.data().is_some_and(|data| data.extents.values().any(|extent| !extent.dirty.is_empty()))
+        });
+        if takes_all && let Some(entry) = self.dirty_by_age.get_mut(&ino) {
+            *entry = super::state::DirtySince { since: Instant::now(), generation };
+        }
+        self.passes.insert(ino);
+        Some(pass)
+    }
+
+    /// Ends a pass that has brought everything to the disk.
+    fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
+        self.passes.remove(&pass.ino);
+        let ino = pass.ino;
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.writing = 0;
+            if !pass.orphan {
+                inode.seen = pass.seen;
+            }
+            let size = inode.size;
+            if let Some(data) = inode.data_mut() {
+                if pass.orphan && data.orphan.is_none() {
+                    data.orphan.clone_from(&pass.file);
+                }
+                // Whoever has cut it meanwhile has said so.
+                if data.cuts == pass.cuts {
+                    data.backing_len = pass.size.min(size);
+                    data.cut = false;
+                }
+                data.error = None;
+            }
+        }
+        self.settle(pass, |extent, blocks| {
+            extent.flight.take(blocks);
+        });
+        self.counters.written_back_bytes += pass.written;
+        self.failing.remove(&ino);
+        self.no_room = None;
+        // What was written to meanwhile is dirty again, and the journal has said so before this.
+        let (mut clean, mut bits) = (pass.extents.clone(), pass.bits);
+        if let Some(inode) = self.inodes.get(&ino) {
+            bits &= !inode.dirty;
+            for (number, blocks) in &mut clean {
+                if let Some(extent) = inode.data().and_then(|data| data.extents.get(number)) {
+                    blocks.take(&extent.dirty);
+                }
+            }
+        }
+        self.journal_clean(ino, clean, bits);
+        self.end_pass(ino, store);
+    }
+
+    /// Ends a pass that failed: everything is dirty as before.
+    fn fail_pass(&mut self, pass: &Pass, error: Errno, store: &store::Store) {
+        self.passes.remove(&pass.ino);
+        let ino = pass.ino;
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.dirty |= inode.writing;
+            inode.writing = 0;
+            if error != Errno::AGAIN
+                && let Some(data) = inode.data_mut()
+            {
+                data.error = Some(error.raw_os_error());
+            }
+        }
+        self.settle(pass, |extent, blocks| {
+            // What was cut off meanwhile is not in flight any more.
+            let back = extent.flight.within(blocks);
+            extent.flight.take(&back);
+            extent.dirty.add(&back);
+        });
+        if error != Errno::AGAIN {
+            self.failed(ino, error);
+        }
+        self.end_pass(ino, store);
+    }
+
+    /// Notes that something can't be brought to the backing directory now.
+    pub fn failed(&mut self, ino: Ino, error: Errno) {
+        self.counters.failures += 1;
+        if self.failing.get(&ino).is_none_or(|(former, _)| *former != error) {
+            tracing::warn!(path = self.shown(ino), %error, "can't write to the backing directory; it is tried again, and nothing is lost");
+        }
+        self.failing.insert(ino, (error, Instant::now() + RETRY));
+        self.no_room = Some(error);
+        self.waits.fail(&Need::Synced(ino), error);
+        // Nobody waits for room that does not come.
+        if self.draining && self.clean.is_empty() {
+            self.waits.fail(&Need::Space, error);
+        }
+        if self.log.len() >= super::state::LONGEST_LOG {
+            self.waits.fail(&Need::Log, error);
+        }
+    }
+
+    fn settle(&mut self, pass: &Pass, change: impl Fn(&mut super::state::Extent, &Blocks)) {
+        let ino = pass.ino;
+        for (number, blocks) in &pass.extents {
+            let Some(extent) =
+                self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()).and_then(|data| data.extents.get_mut(number))
+            else {
+                continue;
+            };
+            let before = extent.dirty.with(&extent.flight).count();
+            change(extent, blocks);
+            let after = extent.dirty.with(&extent.flight).count();
+            self.dirty_bytes -= (before - after) * BLOCK;
+            if after == 0 && !extent.fetching {
+                self.clean.insert((ino, *number), ());
+            }
+        }
+    }
+
+    fn end_pass(&mut self, ino: Ino, store: &store::Store) {
+        self.unlist_if_clean(ino);
+        self.waits.wake(&Need::Synced(ino));
+        self.waits.wake(&Need::Space);
+        self.remove_if_unused(ino, store);
+    }
+}
+
+impl Core {
+    /// Writes one inode back, if nobody else does.
+    ///
+    /// # Errors
+    /// The kernel's; it is noted, and dirty as before.
+    pub fn write_back(&self, ino: Ino) -> Result<(), Errno> {
+        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS) else { return Ok(()) };
+        let done = self.carry(&mut pass).and_then(|()| sync(&pass));
+        self.end_of(pass, done)
+    }
+
+    fn end_of(&self, mut pass: Pass, done: Result<(), Errno>) -> Result<(), Errno> {
+        let done = done.and_then(|()| self.seen_after(&mut pass));
+        match done {
+            Ok(()) => self.lock().commit_pass(&pass, &self.store),
+            Err(error) => self.lock().fail_pass(&pass, error, &self.store),
+        }
+        self.wake_all();
+        done
+    }
+
+    /// Writes files back, so that all that they had when the call began is on the disk.
+    ///
+    /// # Errors
+    /// The first that failed.
+    pub fn write_back_all(&self, inos: &[Ino]) -> Result<(), (Ino, Errno)> {
+        let next = AtomicUsize::new(0);
+        let work = || -> Vec<Result<Pass, (Ino, Errno)>> {
+            let mut done = Vec::new();
+            while let Some(ino) = inos.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(mut pass) = self.begin_when_free(*ino) else { continue };
+                match self.carry(&mut pass) {
+                    Ok(()) => done.push(Ok(pass)),
+                    Err(error) => {
+                        let _told = self.end_of(pass, Err(error));
+                        done.push(Err((*ino, error)));
+                    }
+                }
+            }
+            done
+        };
+        let others = self.lock().settings.threads.min(inos.len() / 4);
+        let done: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..others)
+                .map(|_| {
+                    scope.spawn(|| {
+                        // Whoever can't become the user does nothing; the calling thread does it all then.
+                        if self.backing.assume().is_ok() { work() } else { Vec::new() }
+                    })
+                })
+                .collect();
+            let mut done = work();
+            for thread in threads {
+                match thread.join() {
+                    Ok(more) => done.extend(more),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            done
+        });
+        let (passes, failed): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
+        let passes: Vec<Pass> = passes.into_iter().flatten().collect();
+        let mut first = failed.into_iter().find_map(Result::err);
+        let with_data = passes.iter().filter(|pass| pass.written > 0).count();
+        let together = if with_data > SYNC_ONE_BY_ONE { Some(self.sync_all()) } else { None };
+        for pass in passes {
+            let ino = pass.ino;
+            let synced = match together {
+                Some(result) if pass.written > 0 => result,
+                _ => sync(&pass),
+            };
+            if let Err(error) = self.end_of(pass, synced) {
+                first.get_or_insert((ino, error));
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn begin_when_free(&self, ino: Ino) -> Option<Pass> {
+        let mut state = self.lock();
+        while state.passes.contains(&ino) && !state.stopped {
+            state = self.wait(state);
+        }
+        state.begin_pass(ino, usize::MAX)
+    }
+
+    /// Has everything of the backing directory's filesystem reach the disk.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn sync_all(&self) -> Result<(), Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(self.backing.root(), ".", flags, Mode::empty())?;
+        rustix::fs::syncfs(&root)
+    }
+
+    /// How it looks after it was written.
+    fn seen_after(&self, pass: &mut Pass) -> Result<(), Errno> {
+        if pass.orphan {
+            return Ok(());
+        }
+        let found = match &pass.file {
+            Some(file) => backing::stat(file.as_fd(), OsStr::new(""))?,
+            None => backing::stat(self.backing_entry(pass.ino)?.as_fd(), OsStr::new(""))?,
+        };
+        pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+        Ok(())
+    }
+
+    /// Writes what a pass has; it is not synced.
+    fn carry(&self, pass: &mut Pass) -> Result<(), Errno> {
+        if pass.orphan {
+            return self.carry_orphan(pass);
+        }
+        let entry = match self.backing_entry(pass.ino) {
+            Ok(entry) => entry,
+            Err(Errno::STALE) if is_file(pass.mode) => return self.set_aside(pass),
+            Err(error) => return Err(error),
+        };
+        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+        if is_file(pass.mode) && pass.seen.is_some_and(|seen| seen.ctime != found.ctime) {
+            return self.set_aside(pass);
+        }
+        let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
+        if is_file(pass.mode) && writes_data {
+            let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+            self.carry_data(pass, &file)?;
+            pass.file = Some(file);
+        }
+        carry_attributes(pass, &entry)
+    }
+
+    fn carry_data(&self, pass: &mut Pass, to: &File) -> Result<(), Errno> {
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        if pass.cut {
+            // What was cut off here must not come back when the file grows there.
+            rustix::fs::ftruncate(to, pass.backing_len.min(pass.size))?;
+        }
+        let from = if pass.extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
+        let mut length = to.metadata().map_err(errno)?.len();
+        let mut buffer = Vec::new();
+        for (number, blocks) in &pass.extents {
+            let first = u64::from(*number) * EXTENT;
+            for (begin, end) in blocks.runs() {
+                let (begin, end) = (first + u64::from(begin) * BLOCK, (first + u64::from(end) * BLOCK).min(pass.size));
+                let Some(from) = &from else { continue };
+                for part in store::segments(&**from, begin, end).map_err(errno)? {
+                    let size = part.end - part.begin;
+                    if part.data {
+                        buffer.resize(size as usize, 0);
+                        store::read(from, part.begin, &mut buffer).map_err(errno)?;
+                        to.write_all_at(&buffer, part.begin).map_err(errno)?;
+                        length = length.max(part.end);
+                    } else if part.begin < length {
+                        let part_end = part.end.min(length);
+                        punch_or_fill(to, part.begin, part_end)?;
+                    }
+                    pass.written += size;
+                }
+            }
+        }
+        if to.metadata().map_err(errno)?.len() != pass.size {
+            rustix::fs::ftruncate(to, pass.size)?;
+        }
+        Ok(())
+    }
+
+    /// A file that nobody can reach by a name, and that takes more room than there is.
+    fn carry_orphan(&self, pass: &mut Pass) -> Result<(), Errno> {
+        let file = match pass.file.take() {
+            Some(file) => file,
+            None => {
+                let has_home = self.lock().inodes.get(&pass.ino).is_some_and(|inode| !inode.homes.is_empty());
+                if has_home {
+                    // Its removal there is still to come, and then it stays open.
+                    let entry = self.backing_entry(pass.ino)?;
+                    Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?)
+                } else {
+                    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    let directory = self.backing_directory(ROOT)?;
+                    let name = unfinished(pass.ino);
+                    let file = backing::within(self.backing.uid(), directory.as_fd(), || {
+                        rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
+                    })?;
+                    rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())?;
+                    Arc::new(File::from(file))
+                }
+            }
+        };
+        self.carry_data(pass, &file)?;
+        pass.file = Some(file);
+        Ok(())
+    }
+
+    /// Somebody else has changed a file that is dirty here: theirs stays, ours gets a name beside it.
+    ///
+    /// What of ours is not resident was never changed here, and is as theirs is.
+    fn set_aside(&self, pass: &mut Pass) -> Result<(), Errno> {
+        let home = self.lock().inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?;
+        let directory = self.backing_directory(home.dir)?;
+        let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
+        let theirs = match backing::open_path(directory.as_fd(), &home.name) {
+            Ok(theirs) => Some(theirs),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(error),
+        };
+        if only_attributes && let Some(theirs) = &theirs {
+            // Nothing of theirs is ours.
+            let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
+            let mut state = self.lock();
+            let path = state.shown(pass.ino);
+            tracing::warn!(path, "somebody else has changed this meanwhile; attributes that were changed here are not taken over");
+            if let Some(inode) = state.inodes.get_mut(&pass.ino) {
+                inode.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+            }
+            state.conflicts.push(Conflict { path, ours: None });
+            pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+            return Ok(());
+        }
+        let name = match &theirs {
+            Some(_) => super::apply::beside(&home.name, pass.ino),
+            None => home.name.clone(),
+        };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let ours = backing::within(self.backing.uid(), directory.as_fd(), || {
+            rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
+        })?;
+        let mut ours = File::from(ours);
+        if let Some(theirs) = &theirs
+            && let Ok(file) = backing::reopen(self.backing.uid(), theirs.as_fd(), false)
+            && file.metadata().is_ok_and(|found| found.is_file())
+        {
+            let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            std::io::copy(&mut std::io::Read::take(&file, pass.backing_len), &mut ours).map_err(errno)?;
+        }
+        let made = backing::stat(ours.as_fd(), OsStr::new(""))?;
+        let mut state = self.lock();
+        let path = state.shown(pass.ino);
+        let seen = Seen { ino: made.ino, ctime: made.ctime };
+        let ours_path = state.home_path(&Home { dir: home.dir, name: name.clone() })?.join(OsStr::new("/"));
+        let ours_path = ours_path.to_string_lossy().into_owned();
+        tracing::warn!(path, ours = ours_path, "somebody else has changed this meanwhile; both are kept");
+        state.conflicts.push(Conflict { path, ours: Some(ours_path) });
+        let mut valid = Vec::new();
+        if let Some(inode) = state.inodes.get_mut(&pass.ino) {
+            inode.homes = vec![Home { dir: home.dir, name }];
+            inode.seen = Some(seen);
+            inode.dirty |= dirty::ALL | dirty::SIZE;
+            if inode.xattrs.is_none() {
+                inode.dirty &= !dirty::XATTRS;
+            }
+            if let Some(data) = inode.data_mut() {
+                valid = data.extents.iter().map(|(number, extent)| (*number, extent.valid.clone())).collect();
+            }
+        }
+        for (number, blocks) in valid {
+            state.now_dirty(pass.ino, number, &blocks);
+            state.journal_dirty(pass.ino, number, &blocks);
+        }
+        state.journal_inode(pass.ino);
+        drop(state);
+        self.backing.close(pass.ino);
+        // The next pass finds the new place, and brings all of it.
+        Err(Errno::AGAIN)
+    }
+}
+
+fn is_file(mode: u32) -> bool {
+    FileType::from_raw_mode(mode) == FileType::RegularFile
+}
+
+fn sync(pass: &Pass) -> Result<(), Errno> {
+    match &pass.file {
+        Some(file) if pass.written > 0 && !pass.orphan => rustix::fs::fdatasync(file),
+        _ => Ok(()),
+    }
+}
+
+fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
+    match rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, begin, end - begin) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let zeros = vec![0; (end - begin).min(EXTENT) as usize];
+            let mut at = begin;
+            while at < end {
+                let count = zeros.len().min((end - at) as usize);
+                file.write_all_at(&zeros[..count], at).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                at += count as u64;
+            }
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// Gives an entry the attributes that it lacks.
+fn carry_attributes(pass: &Pass, entry: &OwnedFd) -> Result<(), Errno> {
+    let path = backing::by_descriptor(entry.as_fd());
+    let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+    let is_symlink = FileType::from_raw_mode(pass.mode) == FileType::Symlink;
+    if pass.bits & dirty::OWNER != 0 && (found.uid, found.gid) != (pass.uid, pass.gid) {
+        let uid = (found.uid != pass.uid).then(|| Uid::from_raw(pass.uid));
+        let gid = (found.gid != pass.gid).then(|| Gid::from_raw(pass.gid));
+        rustix::fs::chownat(entry, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(xattrs) = &pass.xattrs {
+        backing::set_xattrs(entry.as_fd(), xattrs)?;
+    }
+    // Every other change may have taken set-id bits away, or the group's bits for an ACL's.
+    let changes_mode = pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0;
+    if !is_symlink && changes_mode {
+        rustix::fs::chmod(path.as_str(), Mode::from_raw_mode(pass.mode & 0o7777))?;
+    }
+    let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
+    let times = Timestamps { last_access: timespec(pass.atime), last_modification: timespec(pass.mtime) };
+    rustix::fs::utimensat(rustix::fs::CWD, path.as_str(), &times, AtFlags::empty())
+}
