@@ -19,6 +19,7 @@ const CRATES: &[&str] = &[
     "ramdisk",
     "directive",
     "api",
+    "cachefs",
     "staging",
     "fleet",
     "wlm",

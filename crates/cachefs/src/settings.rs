@@ -1,0 +1,78 @@
+//! What an administrator or user chooses of a cache.
+
+use std::time::Duration;
+
+use ondeck_core::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Data is copied, evicted and written back in pieces of so many bytes. Smaller files are one piece.
+pub const EXTENT: u64 = 1 << 20;
+
+/// The least capacity that a cache works with: several writers must have room for an extent each, beside those that are
+/// written back.
+pub const LEAST_CAPACITY: Bytes = Bytes(16 * EXTENT);
+
+/// When a write reaches the backing directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyncWhen {
+    /// When the cache is full of it, or it is [`Settings::age`] old.
+    #[default]
+    Later,
+    /// Before close(2) returns, and fsync(2).
+    Close,
+    /// Before fsync(2) returns.
+    Fsync,
+}
+
+/// Parts of the capacity, in percent. Above the high one the work begins, until the low one is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watermarks {
+    /// Where it begins.
+    pub high: u8,
+    /// Where it ends; below `high`.
+    pub low: u8,
+}
+
+/// How a cache works.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Bytes of data and names at most.
+    pub capacity: Bytes,
+    /// Resident data at which clean extents are evicted.
+    pub full: Watermarks,
+    /// Dirty data at which it is written back.
+    pub dirty: Watermarks,
+    /// The longest that a change stays in the cache alone.
+    pub age: Duration,
+    /// When a write reaches the backing directory at the latest.
+    pub sync: SyncWhen,
+    /// No file grows beyond this; `EFBIG`.
+    pub largest_file: Option<Bytes>,
+    /// Read ahead of a program that reads one extent after the other.
+    pub read_ahead: Bytes,
+    /// Whether the kernel may read resident files by itself, where it can.
+    pub passthrough: bool,
+    /// Threads that read from and write to the backing directory.
+    pub threads: usize,
+    /// Whether changes of the backing directory are left to [`flush`](crate::Owner::flush) and a full cache: for tests.
+    pub idle: bool,
+}
+
+impl Settings {
+    /// What is chosen for a cache of this capacity unless somebody says otherwise.
+    pub fn new(capacity: Bytes) -> Settings {
+        Settings {
+            capacity,
+            full: Watermarks { high: 95, low: 90 },
+            dirty: Watermarks { high: 50, low: 40 },
+            age: Duration::from_secs(30),
+            sync: SyncWhen::Later,
+            largest_file: None,
+            read_ahead: Bytes(8 * EXTENT),
+            passthrough: true,
+            threads: 4,
+            idle: false,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What can be seen of a cache.
+
+use serde::{Deserialize, Serialize};
+
+/// Figures of a cache at one moment. Bytes and counts; those that only grow say so.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Bytes that the cache may hold.
+    pub capacity: u64,
+    /// Bytes of the store that hold data, or are promised to somebody who is just writing.
+    pub resident: u64,
+    /// Bytes that the backing directory lacks.
+    pub dirty: u64,
+    /// Milliseconds since the oldest change was made that the backing directory lacks; 0 if it lacks none.
+    pub dirty_age_ms: u64,
+    /// Changes of names that the backing directory lacks.
+    pub pending_operations: u64,
+    /// Files and directories whose attributes the backing directory lacks.
+    pub dirty_attributes: u64,
+    /// Bytes of files that the kernel reads by itself, so that they can't be evicted.
+    pub pinned: u64,
+    /// Files and directories that are known.
+    pub names: u64,
+    /// Bytes of memory for them, about.
+    pub name_bytes: u64,
+    /// Open files.
+    pub open_files: u64,
+    /// Requests that wait for room.
+    pub delayed: u64,
+    /// Requests that wait for the backing directory.
+    pub waiting: u64,
+    /// Bytes that were read from the store; grows.
+    pub read_bytes: u64,
+    /// Bytes that were written to the store; grows.
+    pub written_bytes: u64,
+    /// Bytes of reads that were resident; grows. Those that the kernel reads by itself are not counted.
+    pub hit_bytes: u64,
+    /// Bytes of reads that had to be copied from the backing directory; grows.
+    pub miss_bytes: u64,
+    /// Bytes that were copied from the backing directory, read-ahead included; grows.
+    pub fetched_bytes: u64,
+    /// Bytes that were written back; grows.
+    pub written_back_bytes: u64,
+    /// Extents that were evicted; grows.
+    pub evictions: u64,
+    /// Requests that had to wait for room; grows.
+    pub delayed_total: u64,
+    /// Operations on the backing directory that failed and are tried again; grows.
+    pub failures: u64,
+    /// What failed last, and is not mended: the path in the backing directory and why.
+    pub failing: Vec<Failing>,
+    /// What others had changed, so that both are kept.
+    pub conflicts: Vec<Conflict>,
+}
+
+/// Something that can't be written back, and is tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failing {
+    /// Its path below the backing directory.
+    pub path: String,
+    /// The kernel's error.
+    pub error: String,
+}
+
+/// A name that others changed while it was dirty here: theirs stays, ours is beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// Its path below the backing directory.
+    pub path: String,
+    /// Where ours is; `None` if ours was a removal, which was not carried out.
+    pub ours: Option<String>,
+}
