@@ -229,8 +229,8 @@ impl Instance {
         }
     }
 
-    /// Removes all that there is of it, what its store holds included. The caller has claimed it.
-    fn remove(&self, _: &Claim) -> io::Result<()> {
+    /// Removes all that there is of it, what its store holds included, but for the log of a new server.
+    fn clear(&self, _: &Claim) -> io::Result<()> {
         mounts::detach_all(&self.backing())?;
         mounts::detach_all(&self.store())?;
         // Never anything recursive where something could be mounted.
@@ -238,7 +238,16 @@ impl Instance {
             gone(fs::remove_dir(directory))?;
         }
         gone(fs::remove_file(&self.socket))?;
-        for name in ["instance.json", "instance.json.partial", "log", "lock"] {
+        for name in ["instance.json", "instance.json.partial"] {
+            gone(fs::remove_file(self.dir.join(name)))?;
+        }
+        Ok(())
+    }
+
+    /// The same, and its directory.
+    fn remove(&self, claim: &Claim) -> io::Result<()> {
+        self.clear(claim)?;
+        for name in ["log", "lock"] {
             gone(fs::remove_file(self.dir.join(name)))?;
         }
         gone(fs::remove_dir(&self.dir))

@@ -134,13 +134,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             }
             take_away_dead(&plan.mount_point)?;
             // Also what a start that was killed has made.
-            let clean = || StartError::io("remove what is left in", &plan.base);
-            instance.remove(&claim).map_err(clean())?;
-            drop(claim);
-            let claim = instance
-                .claim()
-                .map_err(clean())?
-                .ok_or_else(|| StartError::Refused(format!("another cache is being made at {at}")))?;
+            instance.clear(&claim).map_err(StartError::io("remove what is left in", &plan.base))?;
             let made = prepare(plan, &caches, &instance).and_then(|record| {
                 // It is given up if the rest fails.
                 let place = instance.clone();
@@ -431,6 +425,12 @@ impl Cache {
         }
         self.write_back();
         self.owner.stop();
+        if self.mount.is_none()
+            && let Err(error) = take_away_dead(&self.plan.mount_point)
+        {
+            // What it shows instead, errors, were right until everything was written back.
+            tracing::warn!("{error}");
+        }
         if let Err(error) = self.instance.remove(&claim) {
             tracing::error!(%error, "something is left of the cache");
         }
