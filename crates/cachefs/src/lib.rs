@@ -12,8 +12,10 @@
 
 mod acl;
 mod backing;
+pub mod instance;
 pub mod message;
 mod owner;
+pub mod serve;
 pub mod settings;
 pub mod status;
 mod store;

@@ -307,7 +307,7 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 30, ..ProptestConfig::default() })]
 
     #[test]
     fn a_cache_does_what_a_plain_directory_does(

@@ -4,6 +4,7 @@
 //!
 //! - `run`: `ondeck run`, the life of a job on this machine
 //! - `stage`: `ondeck stage`, the staging engine by hand, and archives by its `--pack`, `--unpack` and `--list`
+//! - `cache`: `ondeck cache`, the transparent cache of a directory
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `task`: what the agent runs as the user: staging, and users' scripts
 //! - `cluster`: the scheduler, `ondeck serve`, and the commands that ask it
@@ -39,6 +40,7 @@ macro_rules! print {
 }
 
 mod agent;
+mod cache;
 mod cluster;
 mod display;
 mod doctor;
@@ -71,6 +73,7 @@ const AFTER_HELP: &str = "Examples:
   ondeck run job.sh                                    a batch script with #RSA_ lines
   ondeck stage /scratch/case /dev/shm/case             copy a tree, with checksums
   ondeck ramdisk create fast --nodes n1,n2 --size 8GiB --mount n3:/fast   a RAM disk of two nodes
+  ondeck cache mount --backing /shared/case --capacity 8GiB /mnt/fast   a directory through a cache in RAM
   ondeck doctor                                        what works on this machine
   ondeck COMMAND --help                                all options of a command, with examples";
 
@@ -79,6 +82,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     Stage(Box<stage::StageArgs>),
     Ramdisk(Box<ramdisk::RamdiskArgs>),
+    Cache(cache::CacheArgs),
     Agent(agent::AgentArgs),
     Serve(cluster::serve::ServeArgs),
     Status(cluster::status::StatusArgs),
@@ -95,6 +99,9 @@ enum Command {
     /// For the agent only
     #[command(hide = true)]
     JobHolder,
+    /// For `ondeck cache mount` only
+    #[command(hide = true)]
+    CacheServer,
 }
 
 impl Command {
@@ -104,6 +111,8 @@ impl Command {
             Command::Run(args) => args.only_lists(),
             Command::Agent(args) => args.only_checks(),
             Command::Serve(args) => args.only_tells(),
+            // Others of its commands change something, and say how that went.
+            Command::Cache(args) => args.only_shows(),
             Command::Stage(_)
             | Command::Ramdisk(_)
             | Command::Status(_)
@@ -114,7 +123,7 @@ impl Command {
             | Command::Doctor(_) => true,
             // Their exit code is 0 whoever reads them.
             Command::Prolog(_) | Command::Epilog(_) => false,
-            Command::TaskRunner | Command::JobHolder => false,
+            Command::TaskRunner | Command::JobHolder | Command::CacheServer => false,
         }
     }
 }
@@ -166,7 +175,12 @@ fn main() -> ExitCode {
     if cli.command.ends_with_its_reader() {
         end_with_the_reader();
     }
-    if let Command::Agent(_) | Command::Serve(_) | Command::TaskRunner | Command::JobHolder = cli.command {
+    if let Command::Agent(_)
+    | Command::Serve(_)
+    | Command::TaskRunner
+    | Command::JobHolder
+    | Command::CacheServer = cli.command
+    {
         inherited::close_descriptors();
     }
     let unheard = cli.command.unheard();
@@ -174,6 +188,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(*args),
         Command::Stage(args) => stage::stage(&args),
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
+        Command::Cache(args) => cache::cache(&args),
         Command::Agent(args) => agent::agent(&args),
         Command::Serve(args) => cluster::serve::serve(&args),
         Command::Status(args) => cluster::status::status(&args),
@@ -186,6 +201,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::TaskRunner => task::run(),
         Command::JobHolder => ondeck_agent::freeze::holder::hold(),
+        Command::CacheServer => cache::serve(),
     };
     if code == ExitCode::SUCCESS && UNHEARD.load(Ordering::Relaxed) { ExitCode::from(unheard) } else { code }
 }

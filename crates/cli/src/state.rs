@@ -1,4 +1,4 @@
-//! Where manifests are kept between two copies of the same tree, and where runs keep their state.
+//! Where manifests are kept between two copies of the same tree, and where runs and caches keep their state.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -106,6 +106,14 @@ pub fn all_runs() -> Result<Vec<PathBuf>> {
         all.insert(0, usual);
     }
     Ok(all)
+}
+
+/// Where the caches of this machine are: `$ONDECK_STATE_DIR/cache`, or `/run/ondeck/cache`. It need not exist.
+pub fn caches() -> Result<PathBuf> {
+    Ok(match named()? {
+        Some(named) => named.join("cache"),
+        None => PathBuf::from(ondeck_cachefs::instance::USUAL_BASE),
+    })
 }
 
 fn named() -> Result<Option<PathBuf>> {

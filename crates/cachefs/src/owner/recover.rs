@@ -119,6 +119,9 @@ impl State {
                         inode.made_by = *number;
                     }
                     self.perform(operation, *at)?;
+                    for dir in super::names::directories(operation) {
+                        self.inode_mut(dir)?.dirty |= dirty::TIMES;
+                    }
                 }
                 if !cancelled {
                     for ino in operation.inodes() {
@@ -130,6 +133,9 @@ impl State {
             }
             Record::Cancelled { number, unlink, at } => {
                 self.perform(unlink, *at)?;
+                for dir in super::names::directories(unlink) {
+                    self.inode_mut(dir)?.dirty |= dirty::TIMES;
+                }
                 let index = number.checked_sub(self.first_pending).map(|index| index as usize);
                 if let Some(pending) = index.and_then(|index| self.log.get_mut(index)) {
                     pending.cancelled = true;
@@ -254,6 +260,9 @@ impl State {
             }
         }
         self.clean.clear();
+        self.dirty_by_age.clear();
+        self.dirty_by_use.clear();
+        self.urgent.clear();
         (self.resident, self.dirty_bytes) = (0, 0);
         let mut keep = HashSet::new();
         let mut dirty = Vec::new();

@@ -33,7 +33,7 @@ pub struct Open {
 }
 
 /// Nothing takes so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 type Result<T> = std::result::Result<T, i32>;
 

@@ -1,0 +1,69 @@
+//! What the server of a cache is protected from. It holds data that nobody else has.
+
+use std::fs;
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Killed for want of memory after everything else but the agents: the RAM that it fills is given back by writing back,
+/// which it alone can do.
+const OOM_SCORE: &str = "-900";
+
+/// So many files of the backing directory and of the store may be open.
+const OPEN_FILES: u64 = 1 << 20;
+
+/// Protects the calling process, before it has any thread.
+pub fn harden() {
+    rustix::process::umask(rustix::fs::Mode::empty());
+    // Each of these may be refused in a container; then the kernel's own choice stands.
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
+        tracing::warn!(%error, "may be killed for want of memory as others are");
+    }
+    if let Err(error) = open_files() {
+        tracing::warn!(%error, "few files can be open at a time");
+    }
+    // What it allocates while it writes back must not wait for pages that only writing back frees. Threads inherit this.
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::warn!(%error, "may wait for memory that its own write-back frees");
+    }
+}
+
+fn open_files() -> io::Result<()> {
+    let now = getrlimit(Resource::Nofile);
+    let most = fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse().unwrap_or(OPEN_FILES);
+    let wanted = OPEN_FILES.min(most).max(now.current.unwrap_or(u64::MAX));
+    let maximum = now.maximum.map(|maximum| maximum.max(wanted));
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })?)
+}
+
+/// The signals by which the machine, or its administrator, asks a daemon to end.
+#[derive(Clone, Copy)]
+pub struct EndSignals(libc::sigset_t);
+
+impl EndSignals {
+    /// Blocks them in the calling thread and all that it starts later.
+    pub fn block() -> EndSignals {
+        // SAFETY: the set is initialised by the first call, and lives until the last has returned.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            EndSignals(set)
+        }
+    }
+
+    /// Waits for one of them. That of a terminal which is gone is none.
+    pub fn wait(&self) -> libc::c_int {
+        loop {
+            let mut signal = 0;
+            // SAFETY: both live until the call has returned.
+            unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
+            if signal != libc::SIGHUP && signal != 0 {
+                return signal;
+            }
+        }
+    }
+}

@@ -1,0 +1,715 @@
+//! The life of the process that serves a cache.
+//!
+//! It is started for one cache, tells whether it serves, and then:
+//!
+//! 1. *mounted*: it serves programs, and answers orders;
+//! 2. *writing back*: the mount is gone, and what the backing directory lacks goes there. It comes to this by an order, or
+//!    because somebody took the mount away;
+//! 3. *stuck*: that does not work. It is tried again, by itself or by the next order;
+//! 4. *ended*: the store is gone, too.
+//!
+//! Killed in whichever of them, it leaves the store, the mount of the backing directory and the record; the next one begins
+//! where it was.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_ramdisk::holders::holders;
+use ondeck_ramdisk::mounts::{self, Mount, TakenAway, Tree};
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+
+use super::control::{Answer, Order, Report, read_line, write_line};
+use super::harden::{EndSignals, harden};
+use super::record::boot;
+use super::start::{
+    Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing, open_mount_point, say,
+    store_size,
+};
+use super::{Caches, Claim, Instance, Record, is_cache, make_private};
+use crate::message::Service;
+use crate::serve::{MountOptions, Server};
+use crate::status::Status;
+use crate::{Owner, settings::Settings};
+
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+/// After how long a write-back that failed is tried again.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// How long a mount may be used by others after it was taken away here, until that is called busy.
+const LINGERS: Duration = Duration::from_secs(5);
+
+/// How often the record of what is unwritten is looked after.
+const RECORD: Duration = Duration::from_secs(1);
+
+/// So many orders are carried out at a time; who comes later is told so.
+const MOST_ORDERS: usize = 32;
+
+/// So many holders of a busy mount are named.
+const MOST_HOLDERS: usize = 5;
+
+/// Runs a server by a plan, until its cache is gone. Returns whether it ever served.
+pub fn serve(plan: &Plan) -> bool {
+    let signals = EndSignals::block();
+    harden();
+    match begin(plan) {
+        Ok((cache, notes)) => {
+            say(&Ready::Serving { notes });
+            cache.live(signals);
+            true
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            say(&match error {
+                StartError::Refused(message) => Ready::Refused { message },
+                StartError::Failed(message) => Ready::Failed { message },
+            });
+            false
+        }
+    }
+}
+
+/// What an earlier server left.
+enum Found {
+    Nothing,
+    /// A store, with what it holds.
+    Store(Box<Record>),
+    /// A record whose store is gone.
+    Lost(Box<Record>),
+}
+
+fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
+    let look = |error: io::Error| {
+        StartError::Failed(format!(
+            "can't tell what an earlier cache at {} left: {error}",
+            plan.mount_point.display()
+        ))
+    };
+    let record = instance.record().map_err(look)?;
+    match (record, instance.has_store().map_err(look)?) {
+        (Some(record), _) if record.mount_point != plan.mount_point => Err(StartError::Refused(format!(
+            "the cache at {} has the same number as {}: choose another mount point",
+            record.mount_point.display(),
+            plan.mount_point.display()
+        ))),
+        (Some(record), true) => Ok(Found::Store(Box::new(record))),
+        (Some(record), false) => Ok(Found::Lost(Box::new(record))),
+        // The record is written before anything is put into a store.
+        (None, _) => Ok(Found::Nothing),
+    }
+}
+
+fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
+    let caches = Caches::new(&plan.base);
+    let instance = caches.at(&plan.mount_point);
+    let at = plan.mount_point.display();
+    let claim = instance.claim().map_err(StartError::io("make a directory in", &plan.base))?;
+    let Some(claim) = claim else {
+        return Err(StartError::Refused(format!(
+            "there is a cache at {at} already; `ondeck cache status {at}` shows it"
+        )));
+    };
+    let mut notes = Vec::new();
+    match find(&instance, plan)? {
+        Found::Store(record) => {
+            notes.push(format!("recovered the cache that was at {at}"));
+            resume(plan, &instance, &record)?;
+            let cache = assemble(plan, instance, claim, *record);
+            cache.map(|cache| (cache, notes))
+        }
+        found => {
+            if let Found::Lost(record) = &found
+                && record.unwritten > 0
+            {
+                notes.push(lost(record));
+            }
+            take_away_dead(&plan.mount_point)?;
+            // Also what a start that was killed has made.
+            instance.clear(&claim).map_err(StartError::io("remove what is left in", &plan.base))?;
+            let made = prepare(plan, &caches, &instance).and_then(|record| {
+                // It is given up if the rest fails.
+                let place = instance.clone();
+                assemble(plan, place, claim, record)
+            });
+            match made {
+                Ok(cache) => Ok((cache, notes)),
+                Err(error) => {
+                    discard(&instance);
+                    Err(error)
+                }
+            }
+        }
+    }
+}
+
+/// Removes what a start has made that failed.
+fn discard(instance: &Instance) {
+    let removed = instance.claim().and_then(|claim| claim.map_or(Ok(()), |claim| instance.remove(&claim)));
+    if let Err(error) = removed {
+        tracing::warn!(%error, "something is left of a start that failed");
+    }
+}
+
+fn lost(record: &Record) -> String {
+    let how = match boot() {
+        Ok(boot) if boot != record.boot => "the machine started again",
+        _ => "its store was unmounted",
+    };
+    format!(
+        "the cache that was at {} is lost, because {how}: {} bytes or changes had not been written to {}",
+        record.mount_point.display(),
+        record.unwritten,
+        record.backing.display()
+    )
+}
+
+/// Makes the places of a new cache, and its record.
+fn prepare(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<Record, StartError> {
+    check_settings(&plan.settings)?;
+    drop(open_mount_point(&plan.mount_point)?);
+    let backing = open_backing(plan)?;
+    let id = check_backing(plan, backing.as_fd(), caches, instance)?;
+    check_ram(plan.settings.capacity)?;
+    let (user, settings) = (plan.user.clone(), plan.settings.clone());
+    let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings);
+    let keep = || StartError::io("write the record of the cache at", &plan.mount_point);
+    let record = record.map_err(keep())?;
+    show_backing(&backing, &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
+    // From here on there is something to recover.
+    instance.keep(&record).map_err(keep())?;
+    let store = instance.store();
+    make_private(&store)
+        .and_then(|()| mount_store(instance, &store, plan))
+        .map_err(StartError::io("mount a tmpfs for", &plan.mount_point))?;
+    Ok(record)
+}
+
+/// Takes away what dead servers have left mounted here.
+fn take_away_dead(at: &Path) -> Result<(), StartError> {
+    let look = || StartError::io("look at what is mounted at", at);
+    for mount in
+        mounts::mounted().map_err(look())?.iter().rev().filter(|mount| is_cache(mount) && mount.at == at)
+    {
+        // Attributes are kept by the kernel; this it asks for.
+        let answer = mounts::open_plainly(at).and_then(|root| Ok(rustix::fs::fstatfs(root)?));
+        if !answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
+            return Err(StartError::Refused(format!("there is a cache at {} already", at.display())));
+        }
+        mounts::take_away(mount, true).map_err(look())?;
+    }
+    Ok(())
+}
+
+/// Mounts the backing directory once more, where only root can reach it, and nothing that is mounted elsewhere appears.
+fn show_backing(backing: &OwnedFd, at: &Path) -> io::Result<()> {
+    make_private(at)?;
+    let place = mounts::open_plainly(at)?;
+    Tree::of(backing.as_fd())?.attach(place.as_fd())?;
+    mounts::make_private(at)
+}
+
+fn mount_store(instance: &Instance, at: &Path, plan: &Plan) -> io::Result<()> {
+    // Without huge pages, whose bytes would be others than those that the cache counts. `noswap` needs Linux 6.4.
+    let options = format!("size={},nr_inodes=0,mode=0700,huge=never", store_size(plan.settings.capacity).0);
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let mut last = Errno::INVAL;
+    for options in [format!("{options},noswap"), options] {
+        let options = std::ffi::CString::new(options)?;
+        match rustix::mount::mount(instance.store_source(), at, "tmpfs", flags, &*options) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last.into())
+}
+
+/// Whether what an earlier server left is what this one shall serve.
+fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), StartError> {
+    let at = plan.mount_point.display();
+    let holds = || format!("the cache at {at} was not unmounted, and may hold data that nobody else has");
+    let differs = |what: &str, was: String| {
+        Err(StartError::Refused(format!(
+            "{}. It {what} {was}: mount it so again, or write back what it holds by `ondeck cache unmount {at}`",
+            holds()
+        )))
+    };
+    if record.backing != plan.backing {
+        return differs("is a cache of", record.backing.display().to_string());
+    }
+    if record.user != plan.user {
+        let name = record.user.as_ref().map_or("root", |user| &user.name);
+        return differs("belongs to", name.to_owned());
+    }
+    if plan.settings.capacity != record.settings.capacity {
+        return differs("has a capacity of", record.settings.capacity.to_string());
+    }
+    check_settings(&plan.settings)?;
+    if !instance.has_backing().map_err(StartError::io("look for", &instance.backing()))? {
+        // Only the path is left to find it by.
+        let backing = open_backing(plan)?;
+        let stat = rustix::fs::fstat(&backing).map_err(io::Error::from);
+        let stat = stat.map_err(StartError::io("look at", &plan.backing))?;
+        if (stat.st_dev, stat.st_ino) != record.backing_id {
+            return Err(StartError::Refused(format!(
+                "{}. {} is another directory by now: put the former one there again",
+                holds(),
+                plan.backing.display()
+            )));
+        }
+        show_backing(&backing, &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
+    }
+    Ok(())
+}
+
+/// Serves what is prepared.
+fn assemble(
+    plan: &Plan,
+    instance: Instance,
+    claim: Claim,
+    mut record: Record,
+) -> Result<Arc<Cache>, StartError> {
+    let open = || StartError::io("open", &plan.backing);
+    let backing = mounts::open_plainly(&instance.backing()).map_err(open())?;
+    let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from).map_err(open())?.f_flag;
+    let options = MountOptions {
+        source: format!("ondeck:{}", instance.id()),
+        uid: plan.user.as_ref().map_or(0, |user| user.uid),
+        gid: plan.user.as_ref().map_or(0, |user| user.gid),
+        others: plan.others,
+        like,
+    };
+    let server = Server::connect(&options, threads()).map_err(|error| {
+        let remedy = if error.kind() == io::ErrorKind::NotFound { ": load the module fuse" } else { "" };
+        StartError::Failed(format!("can't make a FUSE mount: {error}{remedy}"))
+    })?;
+    let mut settings = plan.settings.clone();
+    if settings.passthrough {
+        match try_passthrough(&server, &instance.store()) {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::info!(%error, "the kernel can't read resident files by itself");
+                settings.passthrough = false;
+            }
+        }
+    }
+    let user = plan.user.clone().map(Into::into);
+    let owner = Owner::open(backing, &instance.store(), user, settings.clone()).map_err(|error| {
+        StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
+    })?;
+    let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
+    let mount = if plan.attach { Some(attach(plan, &server)?) } else { None };
+    record.settings = settings.clone();
+    record.others = plan.others;
+    record.server = std::process::id();
+    record.boot = boot().unwrap_or_default();
+    if let Err(error) = instance.keep(&record) {
+        if let Some(mount) = &mount {
+            let _ = mounts::take_away(mount, true);
+        }
+        return Err(StartError::io("write the record of the cache at", &plan.mount_point)(error));
+    }
+    let phase = if mount.is_some() { Phase::Mounted } else { Phase::WritingBack };
+    Ok(Arc::new(Cache {
+        plan: plan.clone(),
+        instance,
+        settings,
+        owner,
+        mount,
+        serving: Mutex::new(Some((server, listener, claim))),
+        record: Mutex::new(record),
+        phase: Mutex::new(phase),
+        changed: Condvar::new(),
+        given_up: AtomicBool::new(false),
+        orders: AtomicUsize::new(0),
+    }))
+}
+
+/// As many as there are processors, within what was measured to help: requests wait for nothing but memory.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 4)
+}
+
+fn try_passthrough(server: &Server, store: &Path) -> io::Result<()> {
+    let path = store.join(".passthrough");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    fs::remove_file(&path)?;
+    server.try_passthrough(&file)
+}
+
+fn listen(instance: &Instance) -> io::Result<UnixListener> {
+    super::gone(fs::remove_file(instance.socket()))?;
+    let listener = UnixListener::bind(instance.socket())?;
+    // Who asks is looked at when they do.
+    fs::set_permissions(instance.socket(), fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Shows the mount, in the place of one whose server is dead.
+fn attach(plan: &Plan, server: &Server) -> Result<Mount, StartError> {
+    let failed = || StartError::io("mount at", &plan.mount_point);
+    take_away_dead(&plan.mount_point)?;
+    let at = open_mount_point(&plan.mount_point)?;
+    let id = server.attach(at.as_fd()).map_err(failed())?;
+    let mounted = mounts::mounted().map_err(failed())?;
+    let mount = mounted.into_iter().find(|mount| mount.id == id);
+    mount.ok_or_else(|| StartError::Failed(format!("{} was unmounted at once", plan.mount_point.display())))
+}
+
+/// Where its life is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Mounted,
+    WritingBack,
+    /// Why.
+    Stuck(String),
+    Ended,
+}
+
+/// A cache, while its server lives.
+struct Cache {
+    plan: Plan,
+    instance: Instance,
+    /// As they are in force.
+    settings: Settings,
+    owner: Arc<Owner>,
+    /// Where it is, or was, mounted.
+    mount: Option<Mount>,
+    /// What the life begins with.
+    serving: Mutex<Option<(Server, UnixListener, Claim)>>,
+    record: Mutex<Record>,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+    /// Its user has given up what is not written back.
+    given_up: AtomicBool,
+    /// Orders that are being carried out.
+    orders: AtomicUsize,
+}
+
+impl Cache {
+    fn live(self: Arc<Self>, signals: EndSignals) {
+        let Some((server, listener, claim)) = lock(&self.serving).take() else { return };
+        for (name, work) in [
+            (
+                "orders",
+                Box::new(move |cache: Arc<Cache>| cache.listen(&listener)) as Box<dyn FnOnce(_) + Send>,
+            ),
+            ("record", Box::new(|cache: Arc<Cache>| cache.keep_record())),
+            ("signals", Box::new(move |cache: Arc<Cache>| cache.obey_signals(signals))),
+        ] {
+            let cache = Arc::clone(&self);
+            if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(cache)) {
+                tracing::error!(%error, "no thread for {name}");
+            }
+        }
+        if self.mount.is_some() {
+            let service: Arc<dyn Service> = Arc::clone(&self.owner) as _;
+            let served = server.serve(service).and_then(|thread| {
+                thread.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked")))
+            });
+            match served {
+                Ok(()) => tracing::info!("unmounted"),
+                Err(error) => {
+                    tracing::error!(%error, "can't serve any more");
+                    self.take_away_lazily();
+                }
+            }
+        }
+        self.write_back();
+        self.owner.stop();
+        if self.mount.is_none()
+            && let Err(error) = take_away_dead(&self.plan.mount_point)
+        {
+            // What it shows instead, errors, were right until everything was written back.
+            tracing::warn!("{error}");
+        }
+        if let Err(error) = self.instance.remove(&claim) {
+            tracing::error!(%error, "something is left of the cache");
+        }
+        self.enter(Phase::Ended);
+        // Who has asked for this is told.
+        let until = Instant::now() + Duration::from_secs(2);
+        while self.orders.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Writes back until nothing is left, or it is given up.
+    fn write_back(&self) {
+        loop {
+            self.enter(Phase::WritingBack);
+            let flushed = self.owner.flush(&mut |_| !self.is_given_up());
+            let why = match flushed {
+                Ok(()) => return,
+                Err(_) if self.is_given_up() => {
+                    tracing::warn!("what was not written back is given up");
+                    return;
+                }
+                Err(why) => why,
+            };
+            tracing::error!("not everything can be written back: {why}");
+            let mut phase = lock(&self.phase);
+            *phase = Phase::Stuck(why);
+            self.changed.notify_all();
+            // An order to try again, or to give up, changes the phase.
+            let until = Instant::now() + RETRY;
+            while matches!(*phase, Phase::Stuck(_)) && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                phase =
+                    self.changed.wait_timeout(phase, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            }
+        }
+    }
+
+    fn enter(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
+        self.changed.notify_all();
+    }
+
+    fn phase(&self) -> Phase {
+        lock(&self.phase).clone()
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    fn uid(&self) -> u32 {
+        self.plan.user.as_ref().map_or(0, |user| user.uid)
+    }
+
+    fn take_away_lazily(&self) {
+        if let Some(mount) = &self.mount
+            && let Err(error) = mounts::take_away(mount, true)
+        {
+            tracing::error!(%error, "can't unmount {}", mount.at.display());
+        }
+    }
+
+    /// Keeps in the record whether the cache holds what nobody else has.
+    fn keep_record(&self) {
+        while self.phase() != Phase::Ended {
+            let status = self.owner.status();
+            let unwritten = status.dirty + status.pending_operations + status.dirty_attributes;
+            {
+                let mut record = lock(&self.record);
+                if (record.unwritten == 0) != (unwritten == 0) {
+                    record.unwritten = unwritten;
+                    if let Err(error) = self.instance.keep(&record) {
+                        tracing::warn!(%error, "can't keep the record of the cache");
+                    }
+                }
+            }
+            let phase = lock(&self.phase);
+            if *phase != Phase::Ended {
+                drop(self.changed.wait_timeout(phase, RECORD));
+            }
+        }
+    }
+
+    /// The machine is shut down, or somebody wants this process to end: what is dirty is written back.
+    fn obey_signals(self: Arc<Self>, signals: EndSignals) {
+        loop {
+            let signal = signals.wait();
+            tracing::info!(signal, "unmounting, because of a signal");
+            let outcome = self.unmount(false, &mut |_| true);
+            if let Answer::Failed { message, .. } = outcome {
+                tracing::warn!("{message}");
+            }
+        }
+    }
+
+    fn listen(self: Arc<Self>, listener: &UnixListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) => {
+                    tracing::warn!(%error, "an order was not heard");
+                    // Too many open files, most likely.
+                    std::thread::sleep(PROGRESS);
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, mut stream: UnixStream) {
+        let refuse = |stream: &mut UnixStream, message: &str| {
+            let _ = write_line(stream, &Answer::Failed { message: message.to_owned(), unwritten: false });
+        };
+        match rustix::net::sockopt::socket_peercred(&stream) {
+            Ok(peer) if peer.uid.is_root() || peer.uid.as_raw() == self.uid() => {}
+            _ => return refuse(&mut stream, "this cache is another user's"),
+        }
+        if self.orders.fetch_add(1, Ordering::AcqRel) >= MOST_ORDERS {
+            self.orders.fetch_sub(1, Ordering::AcqRel);
+            return refuse(&mut stream, "the cache has too many orders at a time; try again later");
+        }
+        let cache = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("order".to_owned()).spawn(move || {
+            let ended = cache.obey(stream);
+            cache.orders.fetch_sub(1, Ordering::AcqRel);
+            if let Err(error) = ended {
+                tracing::debug!(%error, "an order was not answered");
+            }
+        });
+        if thread.is_err() {
+            self.orders.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn obey(&self, stream: UnixStream) -> io::Result<()> {
+        // Who says nothing must not take a place.
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+        let mut answers = stream.try_clone()?;
+        let Some(order) = read_line(&mut BufReader::new(stream))? else { return Ok(()) };
+        // Whoever has gone does not want it any more.
+        let mut tell = |status: &Status| {
+            write_line(&mut answers, &Answer::Progress { status: Box::new(status.clone()) }).is_ok()
+        };
+        let result = |done: Result<(), String>, unwritten| match done {
+            Ok(()) => Answer::Done,
+            Err(message) => Answer::Failed { message, unwritten },
+        };
+        let answer = match order {
+            Order::Status => Answer::Report(Box::new(self.report())),
+            Order::Flush => result(self.owner.flush(&mut tell), true),
+            Order::Preload { path } => result(self.owner.preload(&path), false),
+            Order::Evict { path } => result(self.owner.evict(&path), false),
+            Order::Unmount { lose: true } => self.lose(),
+            Order::Unmount { lose: false } => self.unmount(true, &mut tell),
+        };
+        write_line(&mut answers, &answer)
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            mount_point: self.plan.mount_point.clone(),
+            backing: self.plan.backing.clone(),
+            user: self.plan.user.as_ref().map_or_else(|| "root".to_owned(), |user| user.name.clone()),
+            others: self.plan.others,
+            server: std::process::id(),
+            mounted: self.phase() == Phase::Mounted,
+            settings: self.settings.clone(),
+            status: self.owner.status(),
+        }
+    }
+
+    /// Writes back, takes the mount away, and waits for the end.
+    fn unmount(&self, waits: bool, tell: &mut dyn FnMut(&Status) -> bool) -> Answer {
+        if let (Phase::Mounted, Some(mount)) = (self.phase(), &self.mount) {
+            // While programs still can use it, since this is most of the work.
+            if let Err(message) = self.owner.flush(tell) {
+                return Answer::Failed { message, unwritten: true };
+            }
+            match mounts::take_away(mount, false) {
+                Ok(TakenAway::Yes) => {}
+                Ok(TakenAway::Busy) => return self.busy(mount),
+                Ok(TakenAway::Elsewhere) => {
+                    let message = format!(
+                        "{} is covered by another mount, or was renamed: unmount that first",
+                        mount.at.display()
+                    );
+                    return Answer::Failed { message, unwritten: false };
+                }
+                Err(error) => {
+                    let message = format!("can't unmount {}: {error}", mount.at.display());
+                    return Answer::Failed { message, unwritten: false };
+                }
+            }
+        }
+        if !waits {
+            return Answer::Done;
+        }
+        self.wait_for_end(tell)
+    }
+
+    fn wait_for_end(&self, tell: &mut dyn FnMut(&Status) -> bool) -> Answer {
+        let began = Instant::now();
+        let mut phase = lock(&self.phase);
+        if let Phase::Stuck(_) = *phase {
+            // It is tried again now.
+            *phase = Phase::WritingBack;
+            self.changed.notify_all();
+        }
+        loop {
+            match &*phase {
+                Phase::Ended => return Answer::Done,
+                Phase::Stuck(why) => return Answer::Failed { message: why.clone(), unwritten: true },
+                Phase::Mounted if began.elapsed() >= LINGERS => {
+                    drop(phase);
+                    let Some(mount) = &self.mount else { return Answer::Done };
+                    return self.busy(mount);
+                }
+                Phase::Mounted | Phase::WritingBack => {}
+            }
+            phase =
+                self.changed.wait_timeout(phase, PROGRESS).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            if matches!(*phase, Phase::Mounted | Phase::WritingBack) {
+                drop(phase);
+                if !tell(&self.owner.status()) {
+                    let message = "nobody waits for it any more".to_owned();
+                    return Answer::Failed { message, unwritten: true };
+                }
+                phase = lock(&self.phase);
+            }
+        }
+    }
+
+    /// Who uses a mount that can't be taken away.
+    fn busy(&self, mount: &Mount) -> Answer {
+        let mut message = format!("{} is in use; everything is written back", mount.at.display());
+        match holders(mount.device, self.uid(), MOST_HOLDERS, |_| true) {
+            Ok(found) if found.is_empty() => {
+                message.push_str(": something is mounted in it, or it is used in another mount namespace");
+            }
+            Ok(found) => {
+                for holder in found {
+                    message.push_str(&format!("\n  {holder}"));
+                }
+            }
+            Err(error) => message.push_str(&format!(", by whom can't be told: {error}")),
+        }
+        Answer::Failed { message, unwritten: false }
+    }
+
+    /// Ends at once.
+    fn lose(&self) -> Answer {
+        self.given_up.store(true, Ordering::Release);
+        tracing::warn!("told to end without writing back");
+        {
+            let mut phase = lock(&self.phase);
+            if let Phase::Stuck(_) = *phase {
+                *phase = Phase::WritingBack;
+            }
+            self.changed.notify_all();
+        }
+        if self.phase() == Phase::Mounted {
+            self.take_away_lazily();
+            // Who uses it gets errors from now on, and the kernel lets go of it.
+            if let Some(mount) = &self.mount
+                && let Err(error) = mounts::abort_fuse(mount.device, &self.scratch())
+            {
+                tracing::warn!(%error, "programs that use the cache may go on");
+            }
+        }
+        self.wait_for_end(&mut |_| true)
+    }
+
+    fn scratch(&self) -> PathBuf {
+        self.instance.dir.join("fusectl")
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each is whole after every single statement that changes it.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

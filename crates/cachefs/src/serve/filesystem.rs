@@ -1,0 +1,785 @@
+//! From the kernel's requests to ours, and from our replies to the kernel's.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FopenFlags, Generation, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, TimeOrNow,
+    WriteFlags,
+};
+use rustix::io::Errno;
+
+use super::directories::{Directories, fill};
+use super::passthrough::PassthroughFiles;
+use super::{KEPT, LARGEST, convert};
+use crate::message::{
+    Answer, Attributes, Caller, Change, Ino, New, OpenMode, Opened, Replace, Reply, Request, Service,
+};
+
+/// The kernel may wait for so many replies to what it does in the background: write dirty pages of maps, release files. Its
+/// own default of 16 lets a few delayed writes hold up all releases.
+const MOST_IN_BACKGROUND: u16 = 256;
+
+/// Inode numbers are not given twice while the kernel knows them.
+const ONLY: Generation = Generation(0);
+
+/// What the kernel can do, as far as it makes a difference here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel {
+    /// Reads files of the store by itself (Linux 6.9).
+    pub passthrough: bool,
+    /// Maps files that are opened with `FOPEN_DIRECT_IO` (Linux 6.6).
+    pub maps_direct: bool,
+}
+
+/// What all requests of a mount share.
+#[derive(Default)]
+pub struct Shared {
+    kernel: OnceLock<Kernel>,
+    service: OnceLock<Arc<dyn Service>>,
+    notifier: OnceLock<Notifier>,
+    directories: Directories,
+    passthrough: PassthroughFiles,
+    set_id: SetIdFiles,
+}
+
+impl Shared {
+    /// What the kernel can do; nothing before it has told.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel.get().copied().unwrap_or_default()
+    }
+
+    /// Tells who answers. To be called once, before the first request.
+    pub fn begin(&self, service: Arc<dyn Service>, notifier: Notifier) {
+        // A second one would be another mount's.
+        let _ = (self.service.set(service), self.notifier.set(notifier));
+    }
+
+    /// Has the kernel ask again for the attributes of a file.
+    fn forget_attributes(&self, ino: Ino) {
+        let Some(notifier) = self.notifier.get() else { return };
+        // An offset below zero: its data stays. A file that the kernel does not know is fine.
+        if let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            tracing::debug!(ino, %error, "the kernel keeps attributes");
+        }
+    }
+
+    /// To be called after a file was written to in a way that takes its set-uid and set-gid bits away.
+    fn privileges_ended(&self, ino: Ino) {
+        if self.set_id.take(ino) {
+            self.forget_attributes(ino);
+        }
+    }
+
+    /// Attributes for the kernel, and how long it may keep them.
+    fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
+        self.set_id.note(of);
+        let kept = if self.passthrough.is_writable(of.ino) { Duration::ZERO } else { KEPT };
+        (convert::attributes(of), kept)
+    }
+
+    fn entry(&self, reply: ReplyEntry, entry: &Attributes) {
+        let (attributes, kept) = self.attributes(entry);
+        reply.entry_with_ttls(&kept, &KEPT, &attributes, ONLY);
+    }
+
+    /// How a file is opened that passes through here.
+    fn direct(&self) -> FopenFlags {
+        if self.kernel().maps_direct {
+            FopenFlags::FOPEN_DIRECT_IO
+        } else {
+            // Maps matter more than speed: the page cache is used, and written through.
+            FopenFlags::empty()
+        }
+    }
+
+    /// How an open file is served.
+    fn served(
+        &self,
+        ino: Ino,
+        opened: &Opened,
+        register: impl FnOnce(&std::fs::File) -> io::Result<fuser::BackingId>,
+    ) -> (FopenFlags, Option<Arc<fuser::BackingId>>) {
+        // close(2) of a file that was only read has nothing to report.
+        let unreported = if opened.writable { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH };
+        let Some(file) = &opened.passthrough else { return (self.direct() | unreported, None) };
+        match self.passthrough.open(ino, opened.handle, opened.writable, || register(file)) {
+            // Writes come here, and only maps go to the store.
+            Ok(id) if opened.writable => (FopenFlags::FOPEN_DIRECT_IO, Some(id)),
+            Ok(id) => (unreported, Some(id)),
+            Err(error) => {
+                // The kernel accepts this beside handles with passthrough as long as it is not mapped.
+                tracing::warn!(ino, %error, "the kernel can't read a file by itself: it is read through the server");
+                (self.direct() | unreported, None)
+            }
+        }
+    }
+}
+
+/// Files with set-uid or set-gid bits, as far as the kernel was told of them. They are few.
+#[derive(Default)]
+struct SetIdFiles {
+    any: AtomicBool,
+    files: Mutex<HashSet<Ino>>,
+}
+
+impl SetIdFiles {
+    fn note(&self, of: &Attributes) {
+        let has = of.mode & convert::KIND == libc::S_IFREG && of.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        if has {
+            self.lock().insert(of.ino);
+            self.any.store(true, Ordering::Release);
+        } else if self.any.load(Ordering::Acquire) {
+            self.lock().remove(&of.ino);
+        }
+    }
+
+    fn take(&self, ino: Ino) -> bool {
+        self.any.load(Ordering::Acquire) && self.lock().remove(&ino)
+    }
+
+    fn forget(&self, ino: Ino) {
+        if self.any.load(Ordering::Acquire) {
+            self.lock().remove(&ino);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Ino>> {
+        // A set is whole after every statement.
+        self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// The mount, as fuser calls it.
+pub struct Filesystem(Arc<Shared>);
+
+impl Filesystem {
+    pub fn new(shared: Arc<Shared>) -> Filesystem {
+        Filesystem(shared)
+    }
+
+    /// Asks the owner. `answer` gets what everything shares, and the answer.
+    fn ask(
+        &self,
+        from: &fuser::Request,
+        request: Request<'_>,
+        answer: impl FnOnce(&Shared, Result<Reply, Errno>) + Send + 'static,
+    ) {
+        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
+        self.ask_for(caller, request, answer);
+    }
+
+    fn ask_for(
+        &self,
+        caller: Caller,
+        request: Request<'_>,
+        answer: impl FnOnce(&Shared, Result<Reply, Errno>) + Send + 'static,
+    ) {
+        let shared = Arc::clone(&self.0);
+        let answer: Answer = Box::new(move |result| answer(&shared, result));
+        match self.0.service.get() {
+            Some(service) => service.ask(caller, request, answer),
+            // Requests are read after that.
+            None => answer(Err(Errno::IO)),
+        }
+    }
+
+    /// For requests that are only done or not.
+    fn ask_done(&self, from: &fuser::Request, request: Request<'_>, reply: ReplyEmpty) {
+        self.ask(from, request, |_, result| done(reply, result));
+    }
+
+    fn make(&self, from: &fuser::Request, request: Request<'_>, reply: ReplyEntry) {
+        self.ask(from, request, |shared, result| match result {
+            Ok(Reply::Entry(entry)) => shared.entry(reply, &entry),
+            other => reply.error(failed(other)),
+        });
+    }
+}
+
+/// What an answer that is not the expected one is called.
+fn failed(answer: Result<Reply, Errno>) -> fuser::Errno {
+    match answer {
+        Err(errno) => convert::error(errno),
+        Ok(reply) => {
+            tracing::error!(?reply, "the owner answers something else than it was asked for");
+            fuser::Errno::EIO
+        }
+    }
+}
+
+fn done(reply: ReplyEmpty, result: Result<Reply, Errno>) {
+    match result {
+        Ok(Reply::Done) => reply.ok(),
+        other => reply.error(failed(other)),
+    }
+}
+
+fn xattr(reply: ReplyXattr, size: u32, result: Result<Reply, Errno>) {
+    match result {
+        Ok(Reply::Data(value)) => match u32::try_from(value.len()) {
+            Ok(length) if size == 0 => reply.size(length),
+            Ok(length) if length <= size => reply.data(&value),
+            _ => reply.error(fuser::Errno::ERANGE),
+        },
+        other => reply.error(failed(other)),
+    }
+}
+
+fn open_mode(flags: i32) -> OpenMode {
+    OpenMode {
+        write: OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY,
+        truncate: flags & libc::O_TRUNC != 0,
+    }
+}
+
+thread_local! {
+    /// What was read last by this worker, whose next reply goes out before it reads again.
+    static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl fuser::Filesystem for Filesystem {
+    fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Those that a kernel lacks are done without.
+        let wanted = [
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            // The owner applies the umask, which a default ACL replaces.
+            InitFlags::FUSE_DONT_MASK,
+            InitFlags::FUSE_POSIX_ACL,
+            // The owner takes set-uid and set-gid bits away at write, truncate and chown.
+            InitFlags::FUSE_HANDLE_KILLPRIV,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_ASYNC_DIO,
+            // Nobody else changes the data: the kernel need not guess from times whether its pages are still right.
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        ];
+        let mut kernel = Kernel::default();
+        for flag in wanted {
+            let is_there = config.add_capabilities(flag).is_ok();
+            kernel.maps_direct |= is_there && flag == InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        }
+        kernel.passthrough = kernel.maps_direct
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        let refused = |nearest: u32| io::Error::other(format!("the least or most is {nearest}"));
+        config.set_max_write(LARGEST).map_err(refused)?;
+        config.set_max_background(MOST_IN_BACKGROUND).map_err(|nearest| refused(nearest.into()))?;
+        // There is one mount for each.
+        let _ = self.0.kernel.set(kernel);
+        Ok(())
+    }
+
+    fn lookup(&self, from: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let request = Request::Lookup { parent: parent.0, name: name.to_owned() };
+        self.ask(from, request, |shared, result| match result {
+            Ok(Reply::Entry(entry)) => shared.entry(reply, &entry),
+            // Also the absence of a name is kept.
+            Err(Errno::NOENT) => reply.entry(&KEPT, &convert::absent(), ONLY),
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn forget(&self, _: &fuser::Request, ino: INodeNo, references: u64) {
+        self.0.set_id.forget(ino.0);
+        if let Some(service) = self.0.service.get() {
+            service.forget(&[(ino.0, references)]);
+        }
+    }
+
+    fn getattr(&self, from: &fuser::Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.ask(from, Request::Attributes { ino: ino.0 }, |shared, result| attr(shared, reply, result));
+    }
+
+    fn setattr(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let change = Change {
+            mode: mode.map(|mode| mode & !convert::KIND),
+            uid,
+            gid,
+            size,
+            atime: atime.map(convert::set_time),
+            mtime: mtime.map(convert::set_time),
+        };
+        let request = Request::Change { ino: ino.0, change };
+        self.ask(from, request, |shared, result| attr(shared, reply, result));
+    }
+
+    fn readlink(&self, from: &fuser::Request, ino: INodeNo, reply: ReplyData) {
+        self.ask(from, Request::ReadLink { ino: ino.0 }, |_, result| data(reply, result));
+    }
+
+    fn mknod(
+        &self,
+        from: &fuser::Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let new = match mode & convert::KIND {
+            libc::S_IFREG | 0 => New::File,
+            kind => New::Special(kind, u64::from(rdev)),
+        };
+        let (parent, name, mode) = (parent.0, name.to_owned(), mode & !convert::KIND);
+        self.make(from, Request::Make { parent, name, new, mode, umask, open: None }, reply);
+    }
+
+    fn mkdir(
+        &self,
+        from: &fuser::Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let (parent, name, mode) = (parent.0, name.to_owned(), mode & !convert::KIND);
+        self.make(from, Request::Make { parent, name, new: New::Directory, mode, umask, open: None }, reply);
+    }
+
+    fn symlink(
+        &self,
+        from: &fuser::Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let new = New::Symlink(target.as_os_str().to_owned());
+        let (parent, name) = (parent.0, name.to_owned());
+        self.make(from, Request::Make { parent, name, new, mode: 0o777, umask: 0, open: None }, reply);
+    }
+
+    fn link(&self, from: &fuser::Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.make(from, Request::Link { ino: ino.0, parent: parent.0, name: name.to_owned() }, reply);
+    }
+
+    fn unlink(&self, from: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.ask_done(from, Request::Unlink { parent: parent.0, name: name.to_owned() }, reply);
+    }
+
+    fn rmdir(&self, from: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.ask_done(from, Request::RemoveDirectory { parent: parent.0, name: name.to_owned() }, reply);
+    }
+
+    fn rename(
+        &self,
+        from: &fuser::Request,
+        parent: INodeNo,
+        name: &OsStr,
+        to_parent: INodeNo,
+        to_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let replace = if flags == RenameFlags::empty() {
+            Replace::Yes
+        } else if flags == RenameFlags::RENAME_NOREPLACE {
+            Replace::No
+        } else if flags == RenameFlags::RENAME_EXCHANGE {
+            Replace::Exchange
+        } else {
+            // RENAME_WHITEOUT is for overlays.
+            return reply.error(fuser::Errno::EINVAL);
+        };
+        let (name, to_name) = (name.to_owned(), to_name.to_owned());
+        let request = Request::Rename { parent: parent.0, name, to_parent: to_parent.0, to_name, replace };
+        self.ask_done(from, request, reply);
+    }
+
+    fn create(
+        &self,
+        from: &fuser::Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let open = Some(open_mode(flags));
+        let (name, mode) = (name.to_owned(), mode & !convert::KIND);
+        let request = Request::Make { parent: parent.0, name, new: New::File, mode, umask, open };
+        self.ask(from, request, |shared, result| match result {
+            Ok(Reply::Created(entry, opened)) => {
+                let (flags, id) = shared.served(entry.ino, &opened, |file| reply.open_backing(file));
+                let (attributes, kept) = shared.attributes(&entry);
+                let handle = FileHandle(opened.handle);
+                match id {
+                    Some(id) => reply.created_passthrough(&kept, &attributes, ONLY, handle, flags, &id),
+                    None => reply.created(&kept, &attributes, ONLY, handle, flags),
+                }
+            }
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn open(&self, from: &fuser::Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let mode = open_mode(flags.0);
+        self.ask(from, Request::Open { ino: ino.0, mode }, move |shared, result| match result {
+            Ok(Reply::Opened(opened)) => {
+                let (flags, id) = shared.served(ino.0, &opened, |file| reply.open_backing(file));
+                if mode.truncate {
+                    shared.privileges_ended(ino.0);
+                }
+                if id.is_some() && opened.writable {
+                    // What the kernel has of its times was given to keep.
+                    shared.forget_attributes(ino.0);
+                }
+                let handle = FileHandle(opened.handle);
+                match id {
+                    Some(id) => reply.opened_passthrough(handle, flags, &id),
+                    None => reply.opened(handle, flags),
+                }
+            }
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn read(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let resident = |buffer: &mut [u8]| self.0.service.get()?.read_resident(ino.0, offset, buffer);
+        let reply = READ.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match resident(&mut buffer[..size]) {
+                Some(length) => {
+                    reply.data(&buffer[..length]);
+                    None
+                }
+                None => Some(reply),
+            }
+        });
+        let Some(reply) = reply else { return };
+        let request = Request::Read { ino: ino.0, handle: handle.0, offset, size };
+        self.ask(from, request, |_, result| data(reply, result));
+    }
+
+    fn write(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        // A page of a map is written by the kernel, when it likes: nobody waits who could be killed.
+        let thread = if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) { 0 } else { from.pid() };
+        let caller = Caller { uid: from.uid(), gid: from.gid(), thread };
+        let data = Cow::Borrowed(data);
+        let request = Request::Write { ino: ino.0, handle: handle.0, offset, data, kill_privileges };
+        self.ask_for(caller, request, move |shared, result| {
+            if kill_privileges {
+                shared.privileges_ended(ino.0);
+            }
+            written(reply, result);
+        });
+    }
+
+    fn flush(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        self.ask_done(from, Request::Close { ino: ino.0, handle: handle.0 }, reply);
+    }
+
+    fn release(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        // The kernel has let go of the store's file before it says this.
+        let was_mapped = self.0.passthrough.release(handle.0);
+        self.ask(from, Request::Release { ino: ino.0, handle: handle.0 }, move |shared, result| {
+            if was_mapped {
+                shared.forget_attributes(ino.0);
+            }
+            done(reply, result);
+        });
+    }
+
+    fn fsync(&self, from: &fuser::Request, ino: INodeNo, _: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        self.ask_done(from, Request::Sync { ino: ino.0, data_only }, reply);
+    }
+
+    fn opendir(&self, _: &fuser::Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(self.0.directories.open()), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        let Some(directory) = self.0.directories.get(handle.0) else {
+            return reply.error(fuser::Errno::EBADF);
+        };
+        if let Some(listed) = directory.kept().filter(|_| offset > 0) {
+            return fill(reply, ino.0, &listed, offset);
+        }
+        self.ask(from, Request::List { ino: ino.0 }, move |_, result| match result {
+            Ok(Reply::Listed(listed)) => {
+                directory.keep(Arc::clone(&listed));
+                fill(reply, ino.0, &listed, offset);
+            }
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn releasedir(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.0.directories.release(handle.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        _: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.ask_done(from, Request::Sync { ino: ino.0, data_only }, reply);
+    }
+
+    fn statfs(&self, from: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
+        self.ask(from, Request::Space, |_, result| match result {
+            Ok(Reply::Space(space)) => reply.statfs(
+                space.blocks,
+                space.free,
+                space.available,
+                space.files,
+                space.free_files,
+                space.block_size,
+                space.name_length,
+                space.block_size,
+            ),
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (name, value) = (name.to_owned(), value.to_owned());
+        self.ask_done(from, Request::SetXattr { ino: ino.0, name, value, flags }, reply);
+    }
+
+    fn getxattr(&self, from: &fuser::Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let request = Request::GetXattr { ino: ino.0, name: name.to_owned() };
+        self.ask(from, request, move |_, result| xattr(reply, size, result));
+    }
+
+    fn listxattr(&self, from: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.ask(from, Request::ListXattrs { ino: ino.0 }, move |_, result| xattr(reply, size, result));
+    }
+
+    fn removexattr(&self, from: &fuser::Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.ask_done(from, Request::RemoveXattr { ino: ino.0, name: name.to_owned() }, reply);
+    }
+
+    fn access(&self, _: &fuser::Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
+        // The kernel checks permissions itself: default_permissions.
+        reply.error(fuser::Errno::ENOSYS);
+    }
+
+    fn bmap(&self, _: &fuser::Request, _: INodeNo, _: u32, _: u64, reply: ReplyBmap) {
+        reply.error(fuser::Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(fuser::Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        // Files can always be read and written: the kernel says so from now on without asking.
+        reply.error(fuser::Errno::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let request = Request::Allocate { ino: ino.0, handle: handle.0, offset, length, mode };
+        self.ask(from, request, move |shared, result| {
+            shared.privileges_ended(ino.0);
+            done(reply, result);
+        });
+    }
+
+    fn lseek(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let hole = match whence {
+            libc::SEEK_DATA => false,
+            libc::SEEK_HOLE => true,
+            // The others are the kernel's own business.
+            _ => return reply.error(fuser::Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(fuser::Errno::ENXIO) };
+        let request = Request::Seek { ino: ino.0, handle: handle.0, offset, hole };
+        self.ask(from, request, |_, result| match result {
+            Ok(Reply::Offset(offset)) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
+            other => reply.error(failed(other)),
+        });
+    }
+
+    fn copy_file_range(
+        &self,
+        from: &fuser::Request,
+        source: INodeNo,
+        _: FileHandle,
+        from_offset: u64,
+        target: INodeNo,
+        to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        if !flags.is_empty() {
+            return reply.error(fuser::Errno::EINVAL);
+        }
+        let request = Request::CopyRange {
+            from: source.0,
+            from_offset,
+            to: target.0,
+            to_handle: to_handle.0,
+            to_offset,
+            length,
+        };
+        self.ask(from, request, move |shared, result| {
+            shared.privileges_ended(target.0);
+            written(reply, result);
+        });
+    }
+}
+
+fn attr(shared: &Shared, reply: ReplyAttr, result: Result<Reply, Errno>) {
+    match result {
+        Ok(Reply::Attributes(of)) => {
+            let (attributes, kept) = shared.attributes(&of);
+            reply.attr(&kept, &attributes);
+        }
+        other => reply.error(failed(other)),
+    }
+}
+
+fn data(reply: ReplyData, result: Result<Reply, Errno>) {
+    match result {
+        Ok(Reply::Data(data)) => reply.data(&data),
+        other => reply.error(failed(other)),
+    }
+}
+
+fn written(reply: ReplyWrite, result: Result<Reply, Errno>) {
+    match result {
+        Ok(Reply::Written(length)) => reply.written(length),
+        other => reply.error(failed(other)),
+    }
+}

@@ -1,0 +1,526 @@
+//! `ondeck cache`: the transparent cache of a directory.
+//!
+//! - `report`: what `status` shows
+
+mod report;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use indicatif::ProgressBar;
+use ondeck_cachefs::instance::control::{Answer, Order, Report, ask};
+use ondeck_cachefs::instance::{self, CacheUser, Caches, Instance, Plan, Record, StartError};
+use ondeck_cachefs::settings::{Settings, SyncWhen};
+use ondeck_cachefs::status::Status;
+use ondeck_core::{Bytes, duration, exit};
+use ondeck_transfer::credentials::User;
+
+use crate::{display, state};
+
+/// Show a directory through a write-back cache in RAM
+///
+/// Programs read and write at the speed of RAM, and need not be changed; what they wrote goes to the directory behind it
+/// in the background. docs/cache.md says what is promised and what is not.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CacheArgs {
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+const EXAMPLES: &str = "Examples:
+  ondeck cache mount --backing /shared/project --capacity 8GiB /mnt/fast
+  ondeck cache mount --backing ~alice/case --user alice --capacity 8GiB ~alice/case
+                                     over the directory itself, as a user's
+  ondeck cache status                what there is, and how it does
+  ondeck cache preload /mnt/fast/input
+  ondeck cache flush /mnt/fast       write everything back, and go on
+  ondeck cache unmount /mnt/fast     write everything back, and end
+
+Exit codes:
+  0    done
+  1    it failed, or the cache is in use; nothing is lost
+  2    wrong usage, or refused: nothing was changed
+  122  some data is in the cache alone: it could not be written back; the
+       message says why, and what to do
+  123  the data was given up: unmount --force-lose";
+
+#[derive(Subcommand)]
+enum CacheCommand {
+    Mount(Box<MountArgs>),
+    Status(StatusArgs),
+    Preload(PathArgs),
+    Flush(FlushArgs),
+    Evict(PathArgs),
+    Unmount(UnmountArgs),
+}
+
+/// Mount a cache (root)
+///
+/// If the server of a cache was killed, the same command recovers all that was closed or synced, and goes on.
+#[derive(Args)]
+struct MountArgs {
+    /// The directory behind the cache, which must be the directory's only user as long as it is mounted
+    #[arg(long, value_name = "DIR")]
+    backing: PathBuf,
+
+    /// RAM for data and names, like 8GiB
+    #[arg(long, value_name = "SIZE")]
+    capacity: Bytes,
+
+    /// Where to mount: a directory, which may be the backing directory itself
+    #[arg(value_name = "MOUNTPOINT")]
+    mount_point: PathBuf,
+
+    /// Whose cache it is: the directory is reached with this user's rights, and nobody else may use the cache [default:
+    /// root's]
+    #[arg(long, value_name = "NAME", conflicts_with = "allow_other")]
+    user: Option<String>,
+
+    /// Let all users use a cache of root's; their permissions are checked as on the directory
+    #[arg(long)]
+    allow_other: bool,
+
+    /// When a write is on the backing directory at the latest: `close`: before close and fsync return; `fsync`: before
+    /// fsync returns; `interval=30s`: after that time [default: interval=30s]
+    #[arg(long, value_name = "WHEN", value_parser = parse_sync)]
+    sync: Option<Sync>,
+
+    /// The longest that a change stays in the cache alone, like 30s; with `--sync interval` the same
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    age: Option<Duration>,
+
+    /// Refuse to let a file grow beyond this (EFBIG)
+    #[arg(long, value_name = "SIZE")]
+    max_file_size: Option<Bytes>,
+
+    /// Write back when so much of the capacity is dirty, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = percent())]
+    dirty_high: u8,
+
+    /// Stop writing back, unless it is old, when no more than this is dirty
+    #[arg(long, value_name = "PERCENT", default_value_t = 40, value_parser = percent())]
+    dirty_low: u8,
+
+    /// Evict clean data when so much of the capacity is full, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 95, value_parser = percent())]
+    full_high: u8,
+
+    /// Stop evicting when no more than this is full
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = percent())]
+    full_low: u8,
+}
+
+/// Show caches: how much they hold, what is not written back, and what hinders it
+#[derive(Args)]
+struct StatusArgs {
+    /// Where it is mounted [default: all]
+    #[arg(value_name = "MOUNTPOINT")]
+    mount_point: Option<PathBuf>,
+
+    /// Print a JSON array
+    #[arg(long, conflicts_with = "metrics")]
+    json: bool,
+
+    /// Print metrics in the text form of Prometheus
+    #[arg(long)]
+    metrics: bool,
+}
+
+/// Files or directories in a cache
+///
+/// preload: read them, and all below, into the cache. evict: give up what is resident of them and written back.
+#[derive(Args)]
+struct PathArgs {
+    /// Files or directories in mounted caches
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+/// Write everything back that was changed before, synced; the cache stays mounted
+#[derive(Args)]
+struct FlushArgs {
+    /// Where it is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    mount_point: PathBuf,
+
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Write everything back, take the mount away, and give the RAM back
+///
+/// If a server was killed, what it left is recovered and written back.
+#[derive(Args)]
+struct UnmountArgs {
+    /// Where it is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    mount_point: PathBuf,
+
+    /// Give up what is not written back, and take the mount away from whoever uses it
+    #[arg(long)]
+    force_lose: bool,
+
+    /// With --force-lose: do not ask
+    #[arg(long, requires = "force_lose")]
+    yes: bool,
+
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn percent() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(0..=100)
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    duration::parse(text, 1).map_err(|error| error.to_string())
+}
+
+#[derive(Clone, Copy)]
+enum Sync {
+    When(SyncWhen),
+    Interval(Duration),
+}
+
+fn parse_sync(text: &str) -> Result<Sync, String> {
+    match text.split_once('=') {
+        None if text == "close" => Ok(Sync::When(SyncWhen::Close)),
+        None if text == "fsync" => Ok(Sync::When(SyncWhen::Fsync)),
+        Some(("interval", time)) => parse_time(time).map(Sync::Interval),
+        _ => Err("write close, fsync or interval=30s".to_owned()),
+    }
+}
+
+impl CacheArgs {
+    /// Whether it ends when it has told what it was asked for.
+    pub fn only_shows(&self) -> bool {
+        matches!(self.command, CacheCommand::Status(_))
+    }
+}
+
+/// Runs the command.
+pub fn cache(args: &CacheArgs) -> ExitCode {
+    let result = match &args.command {
+        CacheCommand::Mount(args) => mount(args),
+        CacheCommand::Status(args) => status(args),
+        CacheCommand::Preload(args) => each(args, |path| Order::Preload { path }),
+        CacheCommand::Evict(args) => each(args, |path| Order::Evict { path }),
+        CacheCommand::Flush(args) => flush(args),
+        CacheCommand::Unmount(args) => unmount(args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("ondeck cache: {error:#}");
+            let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
+            ExitCode::from(if refused { exit::USAGE } else { exit::FAILED })
+        }
+    }
+}
+
+/// The server of a cache: for `ondeck cache mount` only.
+pub fn serve() -> ExitCode {
+    crate::agent::log_to_stderr(crate::agent::LogFormat::Human);
+    let mut line = String::new();
+    let read = io::stdin().lock().read_line(&mut line);
+    let plan: Plan = match read.and_then(|_| Ok(serde_json::from_str(&line)?)) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("ondeck cache-server: only `ondeck cache mount` starts this: {error}");
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    ExitCode::from(if instance::serve(&plan) { exit::OK } else { exit::FAILED })
+}
+
+fn caches() -> Result<Caches> {
+    Ok(Caches::new(state::caches()?))
+}
+
+fn must_be_root(what: &str) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(StartError::Refused(format!("only root can {what}")).into())
+}
+
+fn mount_point(path: &Path) -> Result<PathBuf> {
+    instance::mount_point(path).with_context(|| format!("can't find the mount point {}", path.display()))
+}
+
+fn mount(args: &MountArgs) -> Result<u8> {
+    must_be_root("mount a cache; with --user NAME it becomes a user's")?;
+    let user = args.user.as_deref().map(User::look_up).transpose();
+    let user = user.map_err(|error| StartError::Refused(error.to_string()))?.map(CacheUser::from);
+    let mut settings = Settings::new(args.capacity);
+    (settings.full.high, settings.full.low) = (args.full_high, args.full_low);
+    (settings.dirty.high, settings.dirty.low) = (args.dirty_high, args.dirty_low);
+    settings.largest_file = args.max_file_size;
+    match args.sync {
+        Some(Sync::When(when)) => settings.sync = when,
+        Some(Sync::Interval(_)) if args.age.is_some() => {
+            return Err(
+                StartError::Refused("--sync interval and --age say the same: leave one out".into()).into()
+            );
+        }
+        Some(Sync::Interval(age)) => settings.age = age,
+        None => {}
+    }
+    if let Some(age) = args.age {
+        settings.age = age;
+    }
+    let at = mount_point(&args.mount_point)?;
+    // Over a mount whose server is dead, the directory can't be looked at.
+    let backing = args.backing.canonicalize().or_else(|_| instance::mount_point(&args.backing));
+    let backing = backing.with_context(|| format!("can't find the directory {}", args.backing.display()))?;
+    let plan = Plan {
+        base: caches()?.base().to_owned(),
+        mount_point: at,
+        backing,
+        user,
+        others: args.allow_other,
+        settings,
+        attach: true,
+    };
+    for note in start(&plan)? {
+        eprintln!("ondeck cache: {note}");
+    }
+    Ok(exit::OK)
+}
+
+fn start(plan: &Plan) -> Result<Vec<String>, StartError> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ondeck").arg("cache-server");
+    instance::start(command, plan)
+}
+
+/// What a server that does not answer is called.
+fn unanswered(instance: &Instance, at: &Path, error: io::Error) -> anyhow::Error {
+    let at = at.display();
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            anyhow::anyhow!("there is no cache at {at}; `ondeck cache status` lists them")
+        }
+        io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
+            "the server of the cache at {at} is dead, and the cache may hold data that nobody else has: mount it again with \
+             the same command, or write it back by `ondeck cache unmount {at}`, as root; why it died stands in {}",
+            instance.log().display()
+        ),
+        io::ErrorKind::UnexpectedEof => anyhow::anyhow!("the server of the cache at {at} died meanwhile"),
+        io::ErrorKind::Interrupted => anyhow::anyhow!("interrupted"),
+        _ => anyhow::anyhow!("can't ask the server of the cache at {at}: {error}"),
+    }
+}
+
+/// The exit code of an answer that is the last one, and what it says on standard error.
+fn conclude(answer: Answer) -> u8 {
+    match answer {
+        Answer::Failed { message, unwritten } => {
+            eprintln!("ondeck cache: {message}");
+            if unwritten { exit::RESULTS_NOT_STAGED } else { exit::FAILED }
+        }
+        _ => exit::OK,
+    }
+}
+
+fn each(args: &PathArgs, order: impl Fn(PathBuf) -> Order) -> Result<u8> {
+    let caches = caches()?;
+    let mut code = exit::OK;
+    for path in &args.paths {
+        let real = path.canonicalize().with_context(|| format!("can't find {}", path.display()))?;
+        let at = Caches::containing(&real).context("can't read the table of mounts")?;
+        let at = at.with_context(|| format!("{} is in no cache", path.display()))?;
+        let instance = caches.at(&at);
+        let inside = real.strip_prefix(&at).unwrap_or(Path::new("")).to_owned();
+        let answer = ask(instance.socket(), &order(inside), &mut |_| true);
+        let answer = answer.map_err(|error| unanswered(&instance, &at, error))?;
+        code = code.max(conclude(answer));
+    }
+    Ok(code)
+}
+
+/// Draws how much is still to be written back.
+struct Draining {
+    bar: Option<ProgressBar>,
+    most: u64,
+}
+
+impl Draining {
+    fn new(quiet: bool) -> Draining {
+        let bar = (!quiet && io::stderr().is_terminal()).then(|| display::new_bar("write back"));
+        Draining { bar, most: 0 }
+    }
+
+    fn update(&mut self, status: &Status) {
+        let Some(bar) = &self.bar else { return };
+        // More may be written meanwhile.
+        self.most = self.most.max(status.dirty);
+        bar.set_length(self.most);
+        bar.set_position(self.most - status.dirty);
+        let changes = status.pending_operations + status.dirty_attributes;
+        bar.set_message(match status.failing.first() {
+            Some(failing) => format!("{}: {}", failing.path, failing.error),
+            None => display::count(changes, "change"),
+        });
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn ask_with_progress(instance: &Instance, at: &Path, order: &Order, quiet: bool) -> Result<Answer> {
+    let mut draining = Draining::new(quiet);
+    let answer = ask(instance.socket(), order, &mut |status| {
+        draining.update(status);
+        true
+    });
+    draining.end();
+    answer.map_err(|error| unanswered(instance, at, error))
+}
+
+fn flush(args: &FlushArgs) -> Result<u8> {
+    let at = mount_point(&args.mount_point)?;
+    let instance = caches()?.at(&at);
+    Ok(conclude(ask_with_progress(&instance, &at, &Order::Flush, args.quiet)?))
+}
+
+fn unmount(args: &UnmountArgs) -> Result<u8> {
+    let at = mount_point(&args.mount_point)?;
+    let instance = caches()?.at(&at);
+    let order = Order::Unmount { lose: args.force_lose };
+    if args.force_lose {
+        // Nobody is asked about what is not there.
+        ask_or_find(&instance, &at)?;
+        if !args.yes && !confirmed(&at)? {
+            bail!("nothing was given up");
+        }
+    }
+    let answer = match ask_with_progress(&instance, &at, &order, args.quiet) {
+        Err(_) if is_dead(&instance)? => {
+            must_be_root(&format!("unmount the cache at {}, because its server is dead", at.display()))?;
+            if args.force_lose {
+                instance.abandon(&at).with_context(|| format!("can't unmount {}", at.display()))?;
+                Answer::Done
+            } else {
+                revive(&instance)?;
+                ask_with_progress(&instance, &at, &order, args.quiet)?
+            }
+        }
+        other => other?,
+    };
+    let code = conclude(answer);
+    Ok(if code == exit::OK && args.force_lose { exit::ABANDONED } else { code })
+}
+
+/// Whether a cache is there that nobody serves.
+fn is_dead(instance: &Instance) -> Result<bool> {
+    let refused = match std::os::unix::net::UnixStream::connect(instance.socket()) {
+        Ok(_) => false,
+        Err(error) => matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
+    };
+    Ok(refused && instance.has_store().context("can't read the table of mounts")?)
+}
+
+/// Starts a server that only writes back what a dead one has left.
+fn revive(instance: &Instance) -> Result<()> {
+    let record: Record = instance
+        .record()?
+        .context("the record of the cache is missing: nobody can say what its data belongs to")?;
+    let plan = Plan {
+        base: caches()?.base().to_owned(),
+        mount_point: record.mount_point,
+        backing: record.backing,
+        user: record.user,
+        others: record.others,
+        settings: record.settings,
+        attach: false,
+    };
+    start(&plan)?;
+    Ok(())
+}
+
+fn ask_or_find(instance: &Instance, at: &Path) -> Result<()> {
+    match ask(instance.socket(), &Order::Status, &mut |_| true) {
+        Ok(Answer::Failed { message, .. }) => bail!("{message}"),
+        Ok(_) => Ok(()),
+        Err(_) if is_dead(instance)? => Ok(()),
+        Err(error) => Err(unanswered(instance, at, error)),
+    }
+}
+
+fn confirmed(at: &Path) -> Result<bool> {
+    let at = display::name(at.as_os_str());
+    if !io::stdin().is_terminal() {
+        bail!("this loses what the cache at {at} has not written back; say so with --yes");
+    }
+    print!("This loses what the cache at {at} has not written back. Write its mount point to go on: ");
+    io::stdout().flush()?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim_end_matches('\n') == at)
+}
+
+fn status(args: &StatusArgs) -> Result<u8> {
+    let caches = caches()?;
+    let wanted = match &args.mount_point {
+        Some(path) => vec![mount_point(path)?],
+        None => all(&caches)?,
+    };
+    let mut reports: Vec<Report> = Vec::new();
+    let mut code = exit::OK;
+    for at in wanted {
+        let instance = caches.at(&at);
+        match ask(instance.socket(), &Order::Status, &mut |_| true) {
+            Ok(Answer::Report(report)) => reports.push(*report),
+            Ok(Answer::Failed { message, .. }) => {
+                eprintln!("ondeck cache: {}: {message}", at.display());
+                code = exit::FAILED;
+            }
+            Ok(_) => bail!("the server of the cache at {} answers something else", at.display()),
+            Err(error) => {
+                eprintln!("ondeck cache: {:#}", unanswered(&instance, &at, error));
+                code = exit::FAILED;
+            }
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&reports)?);
+    } else if args.metrics {
+        print!("{}", report::metrics(&reports));
+    } else if reports.is_empty() && code == exit::OK {
+        println!("no caches");
+    } else {
+        for report in &reports {
+            print!("{}", report::text(report));
+        }
+    }
+    Ok(code)
+}
+
+/// The mount points of all caches: those that are mounted, and, for root, those that are only left.
+fn all(caches: &Caches) -> Result<Vec<PathBuf>> {
+    let mut all = Caches::mounted().context("can't read the table of mounts")?;
+    if rustix::process::geteuid().is_root() {
+        for instance in caches.all().with_context(|| format!("can't read {}", caches.base().display()))? {
+            if instance.has_store().context("can't read the table of mounts")?
+                && let Some(record) = instance.record()?
+            {
+                all.push(record.mount_point);
+            }
+        }
+    }
+    all.sort();
+    all.dedup();
+    Ok(all)
+}

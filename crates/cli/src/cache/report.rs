@@ -1,0 +1,220 @@
+//! What `ondeck cache status` shows.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use ondeck_cachefs::instance::control::Report;
+use ondeck_cachefs::settings::SyncWhen;
+use ondeck_cachefs::status::Status;
+use ondeck_core::text::plain;
+use ondeck_core::{Bytes, duration};
+
+use crate::display;
+
+/// A cache for people.
+pub fn text(report: &Report) -> String {
+    let Report { status, settings, .. } = report;
+    let mut out = String::new();
+    let mut line = |what: &str, text: String| {
+        // Writing to a string can't fail.
+        let _ = writeln!(out, "  {what:<12} {text}");
+    };
+    let state = if report.mounted { "" } else { ", unmounted: what is left goes to disk" };
+    let whose = if report.others { "everybody's" } else { report.user.as_str() };
+    line("backing", display::name(report.backing.as_os_str()));
+    line("user", format!("{whose}; server: process {}{state}", report.server));
+    let full = percent(status.resident, status.capacity);
+    line("holds", format!("{} of {} ({full} %)", Bytes(status.resident), Bytes(status.capacity)));
+    line("dirty", dirty(status));
+    line("hits", hits(status));
+    line("names", format!("{}, {} of memory", status.names, Bytes(status.name_bytes)));
+    line(
+        "open",
+        format!(
+            "{}; {} read by the kernel itself",
+            display::count(status.open_files, "file"),
+            Bytes(status.pinned)
+        ),
+    );
+    if status.delayed + status.waiting > 0 {
+        line(
+            "waiting",
+            format!(
+                "{} for room, {} for the backing directory",
+                display::count(status.delayed, "request"),
+                status.waiting
+            ),
+        );
+    }
+    line(
+        "so far",
+        format!(
+            "{} fetched, {} written back, {} evictions, {} requests delayed",
+            Bytes(status.fetched_bytes),
+            Bytes(status.written_back_bytes),
+            status.evictions,
+            status.delayed_total
+        ),
+    );
+    let sync = match settings.sync {
+        SyncWhen::Later => format!("after {}", duration::limit(settings.age)),
+        SyncWhen::Close => "at close and fsync".to_owned(),
+        SyncWhen::Fsync => format!("at fsync, else after {}", duration::limit(settings.age)),
+    };
+    let passthrough = if settings.passthrough { "by the kernel" } else { "by the server" };
+    line("settings", format!("written back {sync}; resident files are read {passthrough}"));
+    for failing in &status.failing {
+        line("FAILING", format!("{}: {}", plain(&failing.path, usize::MAX), failing.error));
+    }
+    for conflict in &status.conflicts {
+        let ours = match &conflict.ours {
+            Some(ours) => format!("ours is {}", plain(ours, usize::MAX)),
+            None => "it was to be removed, and stays".to_owned(),
+        };
+        line("CONFLICT", format!("{} was changed by others: {ours}", plain(&conflict.path, usize::MAX)));
+    }
+    format!("{}\n{out}", display::name(report.mount_point.as_os_str()))
+}
+
+fn dirty(status: &Status) -> String {
+    let changes = status.pending_operations + status.dirty_attributes;
+    if status.dirty + changes == 0 {
+        return "nothing: everything is on the backing directory".to_owned();
+    }
+    let age = duration::display(Duration::from_millis(status.dirty_age_ms));
+    format!("{} and {}, the oldest {age} old", Bytes(status.dirty), display::count(changes, "change"))
+}
+
+fn hits(status: &Status) -> String {
+    match status.hit_bytes + status.miss_bytes {
+        0 => "nothing was read".to_owned(),
+        all => format!("{} % of {} read", percent(status.hit_bytes, all), Bytes(all)),
+    }
+}
+
+/// Rounded down, so that 100 % is all.
+fn percent(part: u64, whole: u64) -> u64 {
+    u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).unwrap_or(u64::MAX)
+}
+
+/// One figure, as Prometheus knows it.
+struct Metric {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: fn(&Status) -> f64,
+}
+
+const METRICS: &[Metric] = &[
+    gauge("capacity_bytes", "Bytes that the cache may hold.", |s| s.capacity as f64),
+    gauge("resident_bytes", "Bytes that it holds.", |s| s.resident as f64),
+    gauge("dirty_bytes", "Bytes that the backing directory lacks.", |s| s.dirty as f64),
+    gauge("dirty_age_seconds", "Age of the oldest change that the backing directory lacks.", |s| {
+        s.dirty_age_ms as f64 / 1000.0
+    }),
+    gauge("pending_operations", "Changes of names that the backing directory lacks.", |s| {
+        s.pending_operations as f64
+    }),
+    gauge("dirty_attributes", "Files whose attributes the backing directory lacks.", |s| {
+        s.dirty_attributes as f64
+    }),
+    gauge("pinned_bytes", "Bytes of files that the kernel reads by itself.", |s| s.pinned as f64),
+    gauge("names", "Files and directories that are known.", |s| s.names as f64),
+    gauge("name_bytes", "Memory for them.", |s| s.name_bytes as f64),
+    gauge("open_files", "Open files.", |s| s.open_files as f64),
+    gauge("delayed_requests", "Requests that wait for room.", |s| s.delayed as f64),
+    gauge("waiting_requests", "Requests that wait for the backing directory.", |s| s.waiting as f64),
+    gauge("failing", "Files that can't be written back, and are tried again.", |s| s.failing.len() as f64),
+    gauge("conflicts", "Names that others changed while they were dirty here.", |s| s.conflicts.len() as f64),
+    counter("read_bytes_total", "Bytes read from the store through the server.", |s| s.read_bytes as f64),
+    counter("written_bytes_total", "Bytes written to the store.", |s| s.written_bytes as f64),
+    counter("hit_bytes_total", "Bytes of reads that were resident.", |s| s.hit_bytes as f64),
+    counter("miss_bytes_total", "Bytes of reads that were not.", |s| s.miss_bytes as f64),
+    counter("fetched_bytes_total", "Bytes copied from the backing directory.", |s| s.fetched_bytes as f64),
+    counter("written_back_bytes_total", "Bytes written to the backing directory.", |s| {
+        s.written_back_bytes as f64
+    }),
+    counter("evictions_total", "Extents evicted.", |s| s.evictions as f64),
+    counter("delayed_requests_total", "Requests that had to wait for room.", |s| s.delayed_total as f64),
+    counter("failures_total", "Operations on the backing directory that failed.", |s| s.failures as f64),
+];
+
+const fn gauge(name: &'static str, help: &'static str, value: fn(&Status) -> f64) -> Metric {
+    Metric { name, kind: "gauge", help, value }
+}
+
+const fn counter(name: &'static str, help: &'static str, value: fn(&Status) -> f64) -> Metric {
+    Metric { name, kind: "counter", help, value }
+}
+
+/// All caches for Prometheus, in its text form.
+pub fn metrics(reports: &[Report]) -> String {
+    let mut out = String::new();
+    for Metric { name, kind, help, value } in METRICS {
+        // Writing to a string can't fail.
+        let _ = writeln!(out, "# HELP ondeck_cache_{name} {help}\n# TYPE ondeck_cache_{name} {kind}");
+        for report in reports {
+            let at = label(&report.mount_point.to_string_lossy());
+            let _ = writeln!(out, "ondeck_cache_{name}{{mount_point=\"{at}\"}} {}", value(&report.status));
+        }
+    }
+    out
+}
+
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ondeck_cachefs::settings::Settings;
+    use ondeck_cachefs::status::{Conflict, Failing};
+
+    fn report() -> Report {
+        let status = Status {
+            capacity: 8 << 30,
+            resident: 4 << 30,
+            dirty: 1 << 20,
+            dirty_age_ms: 12_000,
+            pending_operations: 1,
+            hit_bytes: 3,
+            miss_bytes: 1,
+            failing: vec![Failing { path: "a/b".into(), error: "No space left on device".into() }],
+            conflicts: vec![Conflict { path: "c".into(), ours: Some("c.ondeck".into()) }],
+            ..Status::default()
+        };
+        Report {
+            mount_point: "/mnt/a\"b".into(),
+            backing: "/shared".into(),
+            user: "alice".into(),
+            others: false,
+            server: 42,
+            mounted: true,
+            settings: Settings::new(Bytes(8 << 30)),
+            status,
+        }
+    }
+
+    #[test]
+    fn what_hinders_write_back_is_told() {
+        let text = text(&report());
+        for part in [
+            "4 GiB of 8 GiB (50 %)",
+            "1 MiB and 1 change, the oldest 12.0 s old",
+            "75 % of 4 B",
+            "a/b: No space left",
+            "c was changed by others: ours is c.ondeck",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn metrics_have_a_kind_and_escaped_labels() {
+        let text = metrics(&[report()]);
+        assert!(text.contains("# TYPE ondeck_cache_dirty_bytes gauge\n"));
+        assert!(text.contains("ondeck_cache_dirty_bytes{mount_point=\"/mnt/a\\\"b\"} 1048576\n"));
+        assert!(text.contains("ondeck_cache_evictions_total{mount_point=\"/mnt/a\\\"b\"} 0\n"));
+    }
+}
