@@ -90,6 +90,8 @@ pub enum Record {
     Clean { ino: Ino, extents: Vec<(u32, Blocks)>, bits: u8, seen: Option<Seen>, data: Option<(u64, bool)> },
     /// It was seen so on the backing directory, after we had changed it there.
     Seen(Ino, Seen),
+    /// Nothing leads to an inode any more; its number is free.
+    Forgotten(Ino),
 }
 
 /// The journal of a cache.
@@ -254,9 +256,10 @@ impl Image {
 }
 
 impl State {
-    /// Sees to it that the journal says what an inode is, and where.
+    /// Sees to it that the journal says what an inode is, and where, and so of the directories above it.
     fn anchor(&mut self, ino: Ino) {
         let mut next = vec![ino];
+        let mut names = Vec::new();
         while let Some(ino) = next.pop() {
             if self.journal.known.contains(&ino) {
                 continue;
@@ -264,18 +267,21 @@ impl State {
             let Some(inode) = self.inodes.get(&ino) else { continue };
             self.journal.known.insert(ino);
             let image = Image::of(inode);
-            let homes = inode.homes.clone();
             if image.parent != 0 && image.parent != ino {
                 next.push(image.parent);
             }
-            self.journal.add(&Record::Inode(ino, Box::new(image)));
-            for Home { dir, name } in homes {
-                next.push(dir);
-                let leads_here = self.directory(dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
+            for Home { dir, name } in &image.homes {
+                next.push(*dir);
+                let leads_here = self.directory(*dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
                 if leads_here {
-                    self.journal.add(&Record::Entry(dir, name, ino));
+                    names.push(Record::Entry(*dir, name.clone(), ino));
                 }
             }
+            self.journal.add(&Record::Inode(ino, Box::new(image)));
+        }
+        // Only now all of the directories are there.
+        for name in names {
+            self.journal.add(&name);
         }
     }
 
@@ -391,6 +397,14 @@ impl State {
         let seen = inode.seen;
         self.journal.add(&Record::Clean { ino, extents, bits, seen, data });
         self.end_record();
+    }
+
+    /// Notes that a number is free.
+    pub fn journal_forgotten(&mut self, ino: Ino) {
+        if self.journal.known.remove(&ino) {
+            self.journal.add(&Record::Forgotten(ino));
+            self.end_record();
+        }
     }
 
     /// Notes how something was seen on the backing directory.

@@ -18,6 +18,9 @@ const LONGEST_NAME: usize = 255;
 /// Names of what is not complete yet on the backing directory begin so. Programs don't see them.
 pub const UNFINISHED: &str = ".ondeck-cache-";
 
+/// The size that programs see of a directory that is not on the backing directory yet: as most filesystems have it.
+const DIRECTORY_SIZE: u64 = 4096;
+
 /// Permission bits, with the set-id and sticky ones.
 const PERMISSIONS: u32 = 0o7777;
 
@@ -167,6 +170,7 @@ impl State {
                 directory.complete = true;
                 directory.parent = parent;
                 inode.nlink = 2;
+                inode.size = DIRECTORY_SIZE;
             }
             (Kind::Symlink(target), New::Symlink(to)) => {
                 inode.size = to.len() as u64;

@@ -39,7 +39,10 @@ pub fn state(
     inode.take_over(root);
     state.insert(ROOT, inode);
     for (index, record) in records.iter().enumerate() {
-        state.replay(store, record).map_err(|_| OpenError::Contradiction(index))?;
+        if let Err(stop) = state.replay(store, record) {
+            { eprintln!("DBG {index} {record:?} {stop:?}"); for r in &records[index.saturating_sub(12)..index] { eprintln!("DBG   {r:?}"); } } tracing::error!(index, ?record, ?stop, "a record of the cache's journal does not fit");
+            return Err(OpenError::Contradiction(index));
+        }
     }
     state.is_recovering = false;
     // What the last record announces may not have been done.
@@ -92,8 +95,35 @@ fn empty(store: &Store, settings: Settings, (keeps_xattrs, keeps_acls): (bool, b
     })
 }
 
+/// The file that a record about data or attributes is about.
+fn about(record: &Record) -> Option<Ino> {
+    match record {
+        Record::Dirty(ino, ..)
+        | Record::Prepared { ino, .. }
+        | Record::Write { ino, .. }
+        | Record::Size { ino, .. }
+        | Record::Zero { ino, .. }
+        | Record::Clean { ino, .. }
+        | Record::Seen(ino, _) => Some(*ino),
+        Record::Inode(..)
+        | Record::Entry(..)
+        | Record::Gone(..)
+        | Record::Begins(_)
+        | Record::Operation { .. }
+        | Record::Cancelled { .. }
+        | Record::Applied { .. }
+        | Record::Forgotten(_) => None,
+    }
+}
+
 impl State {
     fn replay(&mut self, store: &Store, record: &Record) -> Result<(), Stop> {
+        // A file that has lost its last name was still open then: nobody has it now.
+        if let Some(ino) = about(record)
+            && !self.inodes.contains_key(&ino)
+        {
+            return Ok(());
+        }
         match record {
             Record::Inode(ino, image) => self.put(*ino, image),
             Record::Entry(dir, name, ino) => {
@@ -199,8 +229,14 @@ impl State {
                 self.dirty_bytes -= cleaned * BLOCK;
             }
             Record::Seen(ino, seen) => self.inode_mut(*ino)?.seen = Some(*seen),
+            Record::Forgotten(ino) => self.forget_recovered(store, *ino),
         }
         Ok(())
+    }
+
+    fn forget_recovered(&mut self, store: &Store, ino: Ino) {
+        self.remove_if_unused(ino, store);
+        self.inodes.remove(&ino);
     }
 
     fn hold_recovered(&mut self, ino: Ino, number: u32, blocks: &Blocks) {

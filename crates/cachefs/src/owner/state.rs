@@ -623,7 +623,15 @@ impl State {
         self.unlist_if_clean(ino);
         if !is_referenced {
             self.name_bytes = self.name_bytes.saturating_sub(INODE_BYTES);
+            if let Some(inode) = self.inodes.get(&ino)
+                && let Some(seen) = inode.seen
+                && self.several.get(&(inode.dev, seen.ino)) == Some(&ino)
+            {
+                self.several.remove(&(inode.dev, seen.ino));
+            }
             self.inodes.remove(&ino);
+            // Its number may be another's soon.
+            self.journal_forgotten(ino);
         }
     }
 

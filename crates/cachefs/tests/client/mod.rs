@@ -22,8 +22,10 @@ use rustix::fs::{Mode, OFlags};
 pub struct Cache {
     owner: Option<Arc<Owner>>,
     settings: Settings,
-    backing: tempfile::TempDir,
-    store: tempfile::TempDir,
+    backing: PathBuf,
+    store: PathBuf,
+    /// Those of them that are removed with it.
+    temporary: Vec<tempfile::TempDir>,
 }
 
 /// An open file.
@@ -52,15 +54,22 @@ impl Cache {
 
     pub fn over(settings: Settings, backing: tempfile::TempDir) -> Cache {
         let store = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut cache = Cache { owner: None, settings, backing, store };
+        let mut cache = Cache::at(settings, backing.path(), store.path());
+        cache.temporary = vec![backing, store];
+        cache
+    }
+
+    pub fn at(settings: Settings, backing: &Path, store: &Path) -> Cache {
+        let (backing, store) = (backing.to_owned(), store.to_owned());
+        let mut cache = Cache { owner: None, settings, backing, store, temporary: Vec::new() };
         cache.open_owner();
         cache
     }
 
     fn open_owner(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let backing = rustix::fs::open(self.backing.path(), flags, Mode::empty()).unwrap();
-        self.owner = Some(Owner::open(backing, self.store.path(), None, self.settings.clone()).unwrap());
+        let backing = rustix::fs::open(&self.backing, flags, Mode::empty()).unwrap();
+        self.owner = Some(Owner::open(backing, &self.store, None, self.settings.clone()).unwrap());
     }
 
     pub fn owner(&self) -> &Arc<Owner> {
@@ -68,7 +77,7 @@ impl Cache {
     }
 
     pub fn backing(&self) -> &Path {
-        self.backing.path()
+        &self.backing
     }
 
     /// As if what serves the cache was killed: nothing is written back, and another one goes on.
@@ -80,7 +89,9 @@ impl Cache {
     /// Ends the cache, and begins one with another store.
     pub fn forget_everything(&mut self) {
         self.owner.take().unwrap().stop();
-        self.store = tempfile::tempdir_in("/dev/shm").unwrap();
+        let store = tempfile::tempdir_in("/dev/shm").unwrap();
+        self.store = store.path().to_owned();
+        self.temporary.push(store);
         self.open_owner();
     }
 
@@ -320,6 +331,33 @@ impl Cache {
             }
         }
         found
+    }
+
+    /// Kinds, modes and contents of all that programs see, by path.
+    pub fn contents(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let content = |path: &PathBuf, attributes: &Attributes| match attributes.mode & libc::S_IFMT {
+            libc::S_IFREG => self.read(path.to_str().unwrap(), 0, attributes.size as usize).unwrap(),
+            _ => Vec::new(),
+        };
+        self.tree().into_iter().map(|(path, found)| (path.clone(), (found.mode, content(&path, &found)))).collect()
+    }
+
+    /// Makes a plain directory like what programs see, hard links included.
+    pub fn copy_to(&self, root: &Path) {
+        use std::os::unix::fs::PermissionsExt;
+        let mut links: BTreeMap<Ino, PathBuf> = BTreeMap::new();
+        for (path, found) in self.tree() {
+            let to = root.join(&path);
+            if found.mode & libc::S_IFMT == libc::S_IFDIR {
+                fs::create_dir(&to).unwrap();
+            } else if let Some(former) = links.get(&found.ino) {
+                fs::hard_link(former, &to).unwrap();
+            } else {
+                fs::write(&to, self.read(path.to_str().unwrap(), 0, found.size as usize).unwrap()).unwrap();
+                links.insert(found.ino, to.clone());
+            }
+            fs::set_permissions(&to, fs::Permissions::from_mode(found.mode & 0o7777)).unwrap();
+        }
     }
 
     /// Checks that the backing directory shows what programs saw.

@@ -1,0 +1,312 @@
+//! What a process that serves a cache leaves when it is killed at any moment: everything that was answered is there, and what was
+//! not answered was done or not.
+
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use client::{Cache, same_trees};
+use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+
+/// Where the killed process finds its directories and the seed of what it does.
+const CHILD: &str = "ONDECK_CRASH_CHILD";
+
+const PATHS: [&str; 10] = ["a", "b", "c", "d", "a/x", "a/y", "b/x", "b/y", "a/x/p", "c/q"];
+
+/// Numbers that follow from a seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn path(&mut self) -> &'static str {
+        PATHS[self.below(PATHS.len() as u64) as usize]
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(&'static str),
+    MakeDirectory(&'static str),
+    Write(&'static str, u64, Vec<u8>),
+    Truncate(&'static str, u64),
+    Punch(&'static str, u64, u64),
+    Unlink(&'static str),
+    RemoveDirectory(&'static str),
+    Rename(&'static str, &'static str),
+    Link(&'static str, &'static str),
+    Mode(&'static str, u32),
+}
+
+fn step(numbers: &mut Numbers) -> Step {
+    match numbers.below(20) {
+        0..4 => Step::Create(numbers.path()),
+        4..6 => Step::MakeDirectory(numbers.path()),
+        6..11 => {
+            let path = numbers.path();
+            let offset = if numbers.below(2) == 0 { numbers.below(20_000) } else { numbers.below(3 << 20) };
+            let length = if numbers.below(4) == 0 { numbers.below(900_000) } else { numbers.below(9_000) } + 1;
+            let seed = numbers.next();
+            let data = (0..length).map(|at| (at.wrapping_mul(seed | 1) >> 9) as u8 | 1).collect();
+            Step::Write(path, offset, data)
+        }
+        11 => Step::Truncate(numbers.path(), numbers.below(2 << 20)),
+        12 => Step::Punch(numbers.path(), numbers.below(1 << 20), numbers.below(1 << 20) + 1),
+        13..15 => Step::Unlink(numbers.path()),
+        15 => Step::RemoveDirectory(numbers.path()),
+        16..18 => Step::Rename(numbers.path(), numbers.path()),
+        18 => Step::Link(numbers.path(), numbers.path()),
+        _ => Step::Mode(numbers.path(), 0o600 | numbers.below(0o200) as u32),
+    }
+}
+
+fn is_within(a: &str, b: &str) -> bool {
+    b.starts_with(&format!("{a}/")) || a.starts_with(&format!("{b}/"))
+}
+
+/// Does a step to the cache; what is refused is refused.
+fn to_cache(cache: &Cache, step: &Step) {
+    let _refused = match step {
+        Step::Create(path) => cache.create(path, 0o644),
+        Step::MakeDirectory(path) => cache.make_directory(path, 0o755),
+        Step::Write(path, offset, data) => cache.write(path, *offset, data),
+        Step::Truncate(path, size) => cache.truncate(path, *size),
+        Step::Punch(path, offset, length) => cache.punch(path, *offset, *length),
+        Step::Unlink(path) => cache.unlink(path),
+        Step::RemoveDirectory(path) => cache.remove_directory(path),
+        Step::Rename(from, to) if is_within(from, to) => Ok(()),
+        Step::Rename(from, to) => cache.rename(from, to, 0),
+        Step::Link(from, to) => match cache.attributes(from) {
+            Ok(found) if found.mode & libc::S_IFMT != libc::S_IFDIR => cache.link(from, to),
+            _ => Ok(()),
+        },
+        Step::Mode(path, mode) => cache.set_mode(path, *mode | 0o700),
+    };
+}
+
+/// Does a step to a plain directory.
+fn to_plain(root: &Path, step: &Step) {
+    use std::os::unix::fs::PermissionsExt;
+    let regular = |path: &str| {
+        let path = root.join(path);
+        fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        fs::File::options().read(true).write(true).open(path).ok()
+    };
+    let set_mode = |path: &str, mode| fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    match step {
+        Step::Create(path) => {
+            if fs::File::create_new(root.join(path)).is_ok() {
+                set_mode(path, 0o644);
+            }
+        }
+        Step::MakeDirectory(path) => {
+            if fs::create_dir(root.join(path)).is_ok() {
+                set_mode(path, 0o755);
+            }
+        }
+        Step::Write(path, offset, data) => {
+            if let Some(file) = regular(path) {
+                file.write_all_at(data, *offset).unwrap();
+            }
+        }
+        Step::Truncate(path, size) => {
+            if let Some(file) = regular(path) {
+                file.set_len(*size).unwrap();
+            }
+        }
+        Step::Punch(path, offset, length) => {
+            if let Some(file) = regular(path) {
+                use rustix::fs::FallocateFlags;
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(file, flags, *offset, *length).unwrap();
+            }
+        }
+        Step::Unlink(path) => {
+            if fs::symlink_metadata(root.join(path)).is_ok_and(|found| !found.is_dir()) {
+                fs::remove_file(root.join(path)).unwrap();
+            }
+        }
+        Step::RemoveDirectory(path) => drop(fs::remove_dir(root.join(path))),
+        Step::Rename(from, to) if is_within(from, to) => {}
+        Step::Rename(from, to) => drop(fs::rename(root.join(from), root.join(to))),
+        Step::Link(from, to) => {
+            if fs::symlink_metadata(root.join(from)).is_ok_and(|found| !found.is_dir()) {
+                drop(fs::hard_link(root.join(from), root.join(to)));
+            }
+        }
+        Step::Mode(path, mode) => {
+            if root.join(path).exists() {
+                set_mode(path, *mode | 0o700);
+            }
+        }
+    }
+}
+
+/// Everything in a tree that a crash may not change: kinds, modes and contents by path.
+fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut stack = vec![PathBuf::new()];
+    while let Some(dir) = stack.pop() {
+        for entry in fs::read_dir(root.join(&dir)).unwrap() {
+            let path = dir.join(entry.unwrap().file_name());
+            let metadata = fs::symlink_metadata(root.join(&path)).unwrap();
+            if metadata.is_dir() {
+                stack.push(path.clone());
+            }
+            let content = if metadata.is_file() { fs::read(root.join(&path)).unwrap() } else { Vec::new() };
+            found.insert(path, (metadata.mode(), content));
+        }
+    }
+    found
+}
+
+fn settings() -> Settings {
+    // Writing back all the time, so that it is in the middle of it when it is killed.
+    Settings { age: Duration::from_millis(3), ..Settings::new(LEAST_CAPACITY) }
+}
+
+/// The process that is killed.
+#[test]
+fn the_process_that_is_killed() {
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store, seed) = (told.next().unwrap(), told.next().unwrap(), told.next().unwrap());
+    let cache = Cache::at(settings(), Path::new(backing), Path::new(store));
+    let mut numbers = Numbers(seed.parse().unwrap());
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    out.write_all(b"r").unwrap();
+    loop {
+        to_cache(&cache, &step(&mut numbers));
+        out.write_all(b".").unwrap();
+    }
+}
+
+/// Whether a tree is the one before a step, with the step done by halves: some bytes of a write are the former ones.
+fn is_between(found: &BTreeMap<PathBuf, (u32, Vec<u8>)>, before: &BTreeMap<PathBuf, (u32, Vec<u8>)>, after: &BTreeMap<PathBuf, (u32, Vec<u8>)>) -> bool {
+    found.keys().eq(after.keys())
+        && found.iter().all(|(path, (mode, content))| {
+            let (Some((mode_before, old)), Some((mode_after, new))) = (before.get(path), after.get(path)) else { return false };
+            let byte = |content: &[u8], at: usize| content.get(at).copied().unwrap_or(0);
+            (mode == mode_before || mode == mode_after)
+                && (content.len() == old.len() || content.len() == new.len())
+                && content.iter().enumerate().all(|(at, found)| *found == byte(old, at) || *found == byte(new, at))
+        })
+}
+
+fn round(seed: u64) {
+    let (backing, store) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let plain = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut numbers = Numbers(seed);
+    let mut lives = Numbers(seed ^ 0x9e37_79b9);
+    // It is killed more than once, over the same directories.
+    for _ in 0..3 {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let from = numbers.0;
+        let mut child = {
+            use std::os::fd::AsRawFd;
+            let command = format!("exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null 2>&1", writer.as_raw_fd());
+            rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
+            Command::new("bash")
+                .args(["-c", &command])
+                .arg(std::env::current_exe().unwrap())
+                .env(CHILD, format!("{} {} {from}", backing.path().display(), store.path().display()))
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        drop(writer);
+        let mut reader = reader;
+        let mut byte = [0];
+        reader.read_exact(&mut byte).expect("it begins");
+        // A moment by a count of steps and some microseconds, so that it comes in the middle of one.
+        let steps = lives.below(60) + 1;
+        let mut done = vec![0; steps as usize];
+        reader.read_exact(&mut done).expect("it goes on");
+        std::thread::sleep(Duration::from_micros(lives.below(3000)));
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        let mut rest = Vec::new();
+        reader.read_to_end(&mut rest).unwrap();
+        let answered = steps + rest.len() as u64;
+        for _ in 0..answered {
+            to_plain(plain.path(), &step(&mut numbers));
+        }
+        let before = tree(plain.path());
+        let position = numbers.0;
+        let next = step(&mut numbers);
+        to_plain(plain.path(), &next);
+        let after = tree(plain.path());
+        let cache = Cache::at(settings(), backing.path(), store.path());
+        let shown = cache.contents();
+        let what = format!("seed {seed}, after {answered} steps, before {:.200}", format!("{next:?}"));
+        if shown == before && shown != after {
+            // The last one was not done: what follows does not know of it.
+            fs::remove_dir_all(plain.path()).unwrap();
+            fs::create_dir(plain.path()).unwrap();
+            cache.copy_to(plain.path());
+            numbers.0 = position;
+        } else if shown != after {
+            assert!(is_between(&shown, &before, &after), "{what}: {}", difference(&shown, &before, &after));
+            fs::remove_dir_all(plain.path()).unwrap();
+            fs::create_dir(plain.path()).unwrap();
+            cache.copy_to(plain.path());
+        }
+        if lives.below(3) == 0 {
+            cache.flush();
+            assert_eq!(tree(backing.path()), shown, "{what}: what is on disk after a flush");
+        }
+        drop(cache);
+    }
+    let cache = Cache::at(settings(), backing.path(), store.path());
+    cache.flush();
+    assert_eq!(tree(backing.path()).keys().collect::<Vec<_>>(), tree(plain.path()).keys().collect::<Vec<_>>());
+    let _ = same_trees;
+}
+
+fn difference(
+    shown: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    before: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    after: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+) -> String {
+    let names = |tree: &BTreeMap<PathBuf, (u32, Vec<u8>)>| {
+        let of = |(path, (mode, content)): (&PathBuf, &(u32, Vec<u8>))| format!("{} {mode:o} {}", path.display(), content.len());
+        tree.iter().map(of).collect::<Vec<_>>().join(", ")
+    };
+    let first = after.iter().find_map(|(path, (_, content))| {
+        let (_, found) = shown.get(path)?;
+        let (_, old) = before.get(path)?;
+        let at = content.iter().zip(found).position(|(a, b)| a != b)?;
+        Some(format!("{} at {at}: {} instead of {} (before {:?})", path.display(), found[at], content[at], old.get(at)))
+    });
+    format!("shown: {}; before: {}; after: {}; {first:?}", names(shown), names(before), names(after))
+}
+
+#[test]
+fn what_was_answered_is_there_after_a_kill_at_any_moment() {
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    let rounds: u64 = std::env::var("ONDECK_CRASHES").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
+    let first: u64 = std::env::var("ONDECK_CRASH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    for seed in first..first + rounds {
+        round(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    }
+}
