@@ -94,11 +94,16 @@ impl Backing {
         lock(&self.directories).get(&ino).cloned()
     }
 
-    /// Opens the directory that these names lead to, and keeps it as that of `ino`.
+    /// Opens the directory that these names lead to, and keeps it as that of `ino`; it has the number `theirs` there.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn open_directory(&self, ino: Ino, names: &[OsString]) -> Result<Arc<OwnedFd>, Errno> {
+    /// The kernel's; `ENOENT` if the names lead to another directory.
+    pub fn open_directory(
+        &self,
+        ino: Ino,
+        names: &[OsString],
+        theirs: Option<u64>,
+    ) -> Result<Arc<OwnedFd>, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut at: Option<OwnedFd> = None;
         for name in names {
@@ -109,6 +114,11 @@ impl Backing {
             Some(directory) => directory,
             None => rustix::fs::openat(&self.root, ".", flags, Mode::empty())?,
         });
+        if let Some(theirs) = theirs
+            && stat(directory.as_fd(), OsStr::new(""))?.ino != theirs
+        {
+            return Err(Errno::NOENT);
+        }
         lock(&self.directories).insert(ino, Arc::clone(&directory));
         Ok(directory)
     }

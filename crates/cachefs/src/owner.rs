@@ -106,8 +106,8 @@ pub enum OpenError {
     #[error(transparent)]
     Journal(#[from] JournalError),
     /// It can be read, and does not fit together.
-    #[error("the cache's journal contradicts itself at record {0}")]
-    Contradiction(usize),
+    #[error("the cache's journal contradicts itself at record {0}: {1}")]
+    Contradiction(usize, String),
 }
 
 impl Core {
@@ -482,10 +482,14 @@ impl Owner {
             scope.spawn(look).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         let (root, keeps) = looked?;
+        let is_recovered = records.is_some();
         let state = recover::state(&store, &root, keeps, settings, records.unwrap_or_default())?;
         let core =
             Arc::new(Core { state: Mutex::new(state), store, backing, loads: Condvar::new(), work: Condvar::new() });
         let owner = Arc::new(Owner { core, threads: Mutex::default() });
+        if is_recovered {
+            owner.as_the_user(Core::settle_doubt).map_err(OpenError::Backing)?;
+        }
         owner.start().inspect_err(|_| owner.stop()).map_err(OpenError::Threads)?;
         Ok(owner)
     }

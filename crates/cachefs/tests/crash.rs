@@ -222,7 +222,7 @@ fn round(seed: u64) {
         let from = numbers.0;
         let mut child = {
             use std::os::fd::AsRawFd;
-            let command = format!("exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null 2>&1", writer.as_raw_fd());
+            let command = format!("exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null", writer.as_raw_fd());
             rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
             Command::new("bash")
                 .args(["-c", &command])
@@ -235,11 +235,11 @@ fn round(seed: u64) {
         drop(writer);
         let mut reader = reader;
         let mut byte = [0];
-        reader.read_exact(&mut byte).expect("it begins");
+        reader.read_exact(&mut byte).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         // A moment by a count of steps and some microseconds, so that it comes in the middle of one.
         let steps = lives.below(60) + 1;
         let mut done = vec![0; steps as usize];
-        reader.read_exact(&mut done).expect("it goes on");
+        reader.read_exact(&mut done).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         std::thread::sleep(Duration::from_micros(lives.below(3000)));
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));

@@ -193,15 +193,119 @@ impl Core {
             for pending in &batch {
                 let number = self.lock().first_pending;
                 let mut done = Done::default();
-                if !pending.cancelled && !self.lock().log.front().is_some_and(|first| first.cancelled) {
-                    done = self.apply(&pending.operation).map_err(|error| (pending.operation.inodes()[0], error))?;
+                // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
+                let held = self.hold_still(&pending.operation);
+                let mut failed = None;
+                if !pending.cancelled {
+                    match self.apply(&pending.operation) {
+                        Ok(what) => done = what,
+                        Err(error) => failed = Some((pending.operation.inodes()[0], error)),
+                    }
                 }
-                self.end(number, &pending.operation, &done);
+                if failed.is_none() {
+                    self.end(number, &pending.operation, &done);
+                }
+                self.let_go(&held);
+                if let Some(failed) = failed {
+                    return Err(failed);
+                }
             }
             Ok(())
         });
         self.lock().batch_end = 0;
         result.map(|()| true)
+    }
+
+    /// Looks whether the first operation of a log that was recovered is done already, and notes it then. Until that is known,
+    /// nothing else may look at its files: they may not be where the journal says.
+    ///
+    /// # Errors
+    /// The kernel's, if that can't be seen.
+    pub fn settle_doubt(&self) -> Result<(), Errno> {
+        let (number, pending) = {
+            let state = self.lock();
+            (state.first_pending, state.log.front().cloned())
+        };
+        match pending {
+            Some(pending) if !pending.cancelled => {
+                if let Some(done) = self.is_done(&pending.operation)? {
+                    self.end(number, &pending.operation, &done);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_done(&self, operation: &Operation) -> Result<Option<Done>, Errno> {
+        let is_at = |ino: Ino, dir: Ino, name: &OsStr| -> Result<bool, Errno> {
+            let seen = self.lock().seen(ino);
+            let found = match self.backing_directory(dir) {
+                Ok(directory) => self.look(directory.as_fd(), name)?,
+                // A directory that is not made there yet.
+                Err(Errno::STALE) => None,
+                Err(error) => return Err(error),
+            };
+            Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.ino == found.ino)))
+        };
+        let done = |at: bool, beside: Option<OsString>| (at || beside.is_some()).then_some(Done { beside, kept: false });
+        let appeared = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
+            if is_at(ino, dir, name)? {
+                return Ok(done(true, None));
+            }
+            let other = beside(name, ino);
+            Ok(if is_at(ino, dir, &other)? { done(false, Some(other)) } else { None })
+        };
+        let vanished = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
+            let had = self.lock().has_home(ino, dir, name);
+            Ok(if had && !is_at(ino, dir, name)? { done(true, None) } else { None })
+        };
+        match operation {
+            Operation::Make { ino, dir, name } => {
+                let home = self.lock().inodes.get(ino).and_then(|inode| inode.homes.first().cloned());
+                match home {
+                    Some(home) if !is_at(*ino, home.dir, &home.name)? => appeared(*ino, *dir, name),
+                    _ => Ok(None),
+                }
+            }
+            Operation::Link { ino, dir, name } => appeared(*ino, *dir, name),
+            Operation::Unlink { ino, dir, name } => vanished(*ino, *dir, name),
+            Operation::Rename { ino, dir, name, to_dir, to_name, over } => {
+                let is_there = self.lock().has_home(*ino, *dir, name);
+                match over {
+                    _ if is_there && !is_at(*ino, *dir, name)? => appeared(*ino, *to_dir, to_name),
+                    Some(over) if !is_there => vanished(*over, *to_dir, to_name),
+                    _ => Ok(None),
+                }
+            }
+            Operation::Exchange { other, dir, name, .. } => Ok(done(is_at(*other, *dir, name)?, None)),
+        }
+    }
+
+    /// Waits for the passes of the files of an operation, and keeps others from beginning.
+    fn hold_still(&self, operation: &Operation) -> Vec<Ino> {
+        let mut held = operation.inodes();
+        held.sort_unstable();
+        held.dedup();
+        let mut state = self.lock();
+        held.retain(|ino| state.inodes.get(ino).is_some_and(|inode| !inode.is_dir()));
+        while held.iter().any(|ino| state.passes.contains(ino)) {
+            state = self.wait(state);
+        }
+        state.passes.extend(&held);
+        state.moving = Some(std::thread::current().id());
+        held
+    }
+
+    fn let_go(&self, held: &[Ino]) {
+        let mut state = self.lock();
+        state.moving = None;
+        for ino in held {
+            state.passes.remove(ino);
+            state.remove_if_unused(*ino, &self.store);
+        }
+        drop(state);
+        self.wake_all();
     }
 
     fn end(&self, number: u64, operation: &Operation, done: &Done) {
@@ -403,7 +507,7 @@ impl Core {
         }
         let free = match (&at_target, over_seen) {
             (None, _) => true,
-            (Some(found), Some(seen)) => found.ino == seen.ino && (over_is_dir || found.ctime == seen.ctime),
+            (Some(found), Some(seen)) => (over_is_dir && found.ino == seen.ino) || seen.is_as_left(found.ino, found.ctime),
             (Some(_), None) => false,
         };
         if free {
@@ -471,7 +575,7 @@ impl Core {
         let directory = self.backing_directory(dir)?;
         let at = directory.as_fd();
         let Some(found) = self.look(at, name)? else { return Ok(Done::default()) };
-        let is_ours = seen.is_some_and(|seen| seen.ino == found.ino && (is_dir || seen.ctime == found.ctime));
+        let is_ours = seen.is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
         if !is_ours {
             return Ok(Done { beside: None, kept: true });
         }

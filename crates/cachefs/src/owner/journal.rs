@@ -92,6 +92,8 @@ pub enum Record {
     Seen(Ino, Seen),
     /// Nothing leads to an inode any more; its number is free.
     Forgotten(Ino),
+    /// It is about to be changed on the backing directory.
+    Writing(Ino),
 }
 
 /// The journal of a cache.
@@ -399,6 +401,13 @@ impl State {
         self.end_record();
     }
 
+    /// Notes that something is about to be changed on the backing directory.
+    pub fn journal_writing(&mut self, ino: Ino) {
+        self.anchor(ino);
+        self.journal.add(&Record::Writing(ino));
+        self.end_record();
+    }
+
     /// Notes that a number is free.
     pub fn journal_forgotten(&mut self, ino: Ino) {
         if self.journal.known.remove(&ino) {
@@ -424,7 +433,8 @@ impl State {
         self.journal.add(&Record::Begins(self.first_pending));
         let mut relevant: BTreeSet<Ino> = self.dirty_by_age.keys().copied().collect();
         let mut names = Vec::new();
-        for pending in &self.log {
+        // What was cancelled has no names, and may be of what is not there any more.
+        for pending in self.log.iter().filter(|pending| !pending.cancelled) {
             relevant.extend(pending.operation.inodes());
             match &pending.operation {
                 Operation::Make { dir, name, .. }
@@ -446,6 +456,9 @@ impl State {
                 .collect();
             for (number, blocks) in dirty {
                 self.journal.add(&Record::Dirty(ino, number, blocks));
+            }
+            if self.passes.contains(&ino) {
+                self.journal.add(&Record::Writing(ino));
             }
         }
         for (dir, name) in names {

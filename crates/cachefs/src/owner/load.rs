@@ -95,22 +95,39 @@ impl Core {
             return Ok(known);
         }
         for _ in 0..TRIES {
-            let names = {
+            let (names, theirs) = {
                 let state = self.lock();
                 if ino == ROOT {
-                    Vec::new()
+                    (Vec::new(), None)
                 } else {
                     let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
-                    state.home_path(inode.homes.first().ok_or(Errno::STALE)?)?
+                    let names = state.home_path(inode.homes.first().ok_or(Errno::STALE)?)?;
+                    (names, inode.seen.map(|seen| seen.ino))
                 }
             };
-            match self.backing.open_directory(ino, &names) {
+            match self.backing.open_directory(ino, &names, theirs) {
                 // Renamed meanwhile.
-                Err(Errno::NOENT) => {}
+                Err(Errno::NOENT | Errno::NOTDIR) if self.homes_have_settled() => {}
                 other => return other,
             }
         }
         Err(Errno::STALE)
+    }
+
+    /// Waits for a change of a name on the backing directory that is under way, because homes may not be true until its end. `false`
+    /// if it is the caller's own.
+    fn homes_have_settled(&self) -> bool {
+        let mut state = self.lock();
+        while let Some(thread) = state.moving {
+            if thread == std::thread::current().id() {
+                return false;
+            }
+            if state.stopped {
+                return true;
+            }
+            state = self.wait(state);
+        }
+        true
     }
 
     /// What the backing directory has of `ino`, whatever its name is.
@@ -121,7 +138,7 @@ impl Core {
         if ino == ROOT {
             return backing::open_path(self.backing.root(), OsStr::new("."));
         }
-        let mut last = Errno::STALE;
+        let mut failed_before = None;
         for _ in 0..TRIES {
             let (home, seen) = {
                 let state = self.lock();
@@ -143,13 +160,15 @@ impl Core {
                 Err(error) => return Err(error),
             }
             // It was renamed between the two, or is not ours any more.
+            let has_settled = self.homes_have_settled();
             let state = self.lock();
-            if state.inodes.get(&ino).and_then(|inode| inode.homes.first()) == Some(&home) {
-                last = Errno::STALE;
+            let is_unchanged = state.inodes.get(&ino).and_then(|inode| inode.homes.first()) == Some(&home);
+            if is_unchanged && (!has_settled || failed_before.as_ref() == Some(&home)) {
                 break;
             }
+            failed_before = Some(home);
         }
-        Err(last)
+        Err(Errno::STALE)
     }
 
     fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {

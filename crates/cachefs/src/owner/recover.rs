@@ -12,7 +12,7 @@ use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
 use super::journal::{Image, Journal, Record};
 use super::state::{
-    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, State, Stop, blocks_before, dirty,
+    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, Seen, State, Stop, blocks_before, dirty,
 };
 use super::wait::Waits;
 use super::OpenError;
@@ -40,8 +40,8 @@ pub fn state(
     state.insert(ROOT, inode);
     for (index, record) in records.iter().enumerate() {
         if let Err(stop) = state.replay(store, record) {
-            { eprintln!("DBG {index} {record:?} {stop:?}"); for r in &records[index.saturating_sub(12)..index] { eprintln!("DBG   {r:?}"); } } tracing::error!(index, ?record, ?stop, "a record of the cache's journal does not fit");
-            return Err(OpenError::Contradiction(index));
+            tracing::error!(index, ?record, ?stop, "a record of the cache's journal does not fit");
+            return Err(OpenError::Contradiction(index, format!("{record:.500?} ({stop:?})")));
         }
     }
     state.is_recovering = false;
@@ -89,6 +89,7 @@ fn empty(store: &Store, settings: Settings, (keeps_xattrs, keeps_acls): (bool, b
         jobs: VecDeque::new(),
         space: None,
         batch_end: 0,
+        moving: None,
         is_recovering: false,
         draining: false,
         stopped: false,
@@ -104,6 +105,7 @@ fn about(record: &Record) -> Option<Ino> {
         | Record::Size { ino, .. }
         | Record::Zero { ino, .. }
         | Record::Clean { ino, .. }
+        | Record::Writing(ino)
         | Record::Seen(ino, _) => Some(*ino),
         Record::Inode(..)
         | Record::Entry(..)
@@ -229,6 +231,11 @@ impl State {
                 self.dirty_bytes -= cleaned * BLOCK;
             }
             Record::Seen(ino, seen) => self.inode_mut(*ino)?.seen = Some(*seen),
+            Record::Writing(ino) => {
+                if let Some(seen) = &mut self.inode_mut(*ino)?.seen {
+                    seen.ctime = Seen::UNKNOWN;
+                }
+            }
             Record::Forgotten(ino) => self.forget_recovered(store, *ino),
         }
         Ok(())
@@ -289,6 +296,12 @@ impl State {
     }
 
     fn settle_after_recovery(&mut self, store: &Store, root: &Stat) -> std::io::Result<()> {
+        // The first operation may have been done, and not noted.
+        for ino in self.log.front().map(|pending| pending.operation.inodes()).unwrap_or_default() {
+            if let Some(seen) = self.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
+                seen.ctime = Seen::UNKNOWN;
+            }
+        }
         let all: Vec<Ino> = self.inodes.keys().copied().collect();
         for ino in &all {
             if self.inodes.get(ino).is_some_and(Inode::is_orphan) {

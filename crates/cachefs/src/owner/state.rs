@@ -64,8 +64,18 @@ pub struct Home {
 pub struct Seen {
     /// Its inode number there.
     pub ino: u64,
-    /// When it was changed last.
+    /// When it was changed last; [`Seen::UNKNOWN`] if we have just changed it ourselves.
     pub ctime: Time,
+}
+
+impl Seen {
+    /// No time that a file has: whatever it has now, we have changed it, and were interrupted before we looked.
+    pub const UNKNOWN: Time = Time { secs: i64::MIN, nanos: 0 };
+
+    /// Whether this is the file, and nobody else has changed it.
+    pub fn is_as_left(&self, ino: u64, ctime: Time) -> bool {
+        self.ino == ino && (self.ctime == ctime || self.ctime == Seen::UNKNOWN)
+    }
 }
 
 /// Extended attributes by name.
@@ -326,6 +336,8 @@ pub struct State {
     pub space: Option<(Space, Instant)>,
     /// The last operation that is just being carried out.
     pub batch_end: u64,
+    /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
+    pub moving: Option<std::thread::ThreadId>,
     /// The journal is being read: no name is there but by what it says.
     pub is_recovering: bool,
     /// Whether write-back goes on until the low watermark.

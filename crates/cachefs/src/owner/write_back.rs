@@ -180,13 +180,24 @@ impl State {
             *entry = super::state::DirtySince { since: Instant::now(), generation };
         }
         self.passes.insert(ino);
+        if !pass.orphan {
+            // Whoever has to go on after us must not take what we change for somebody else's work.
+            self.journal_writing(ino);
+        }
         Some(pass)
     }
 
     /// Ends a pass that has brought everything to the disk.
     fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
-        self.passes.remove(&pass.ino);
         let ino = pass.ino;
+        if self.inodes.get(&ino).and_then(|inode| inode.data()).is_some_and(|data| data.cuts != pass.cuts) {
+            // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again.
+            if let (Some(inode), false) = (self.inodes.get_mut(&ino), pass.orphan) {
+                inode.seen = pass.seen;
+            }
+            return self.fail_pass(pass, Errno::AGAIN, store);
+        }
+        self.passes.remove(&ino);
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.writing = 0;
             if !pass.orphan {
@@ -197,11 +208,8 @@ impl State {
                 if pass.orphan && data.orphan.is_none() {
                     data.orphan.clone_from(&pass.file);
                 }
-                // Whoever has cut it meanwhile has said so.
-                if data.cuts == pass.cuts {
-                    data.backing_len = pass.size.min(size);
-                    data.cut = false;
-                }
+                data.backing_len = pass.size.min(size);
+                data.cut = false;
                 data.error = None;
             }
         }
@@ -232,6 +240,12 @@ impl State {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.dirty |= inode.writing;
             inode.writing = 0;
+            // Some of it may have been written.
+            if error != Errno::AGAIN
+                && let Some(seen) = &mut inode.seen
+            {
+                seen.ctime = Seen::UNKNOWN;
+            }
             if error != Errno::AGAIN
                 && let Some(data) = inode.data_mut()
             {
@@ -414,7 +428,7 @@ impl Core {
             Err(error) => return Err(error),
         };
         let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        if is_file(pass.mode) && pass.seen.is_some_and(|seen| seen.ctime != found.ctime) {
+        if is_file(pass.mode) && pass.seen.is_some_and(|seen| !seen.is_as_left(found.ino, found.ctime)) {
             return self.set_aside(pass);
         }
         let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
