@@ -101,15 +101,23 @@ mod tests {
     use super::*;
 
     fn acl(entries: &[(u16, u16, u32)]) -> Acl {
-        Acl(entries.iter().map(|(tag, permissions, id)| Entry { tag: *tag, permissions: *permissions, id: *id }).collect())
+        Acl(entries
+            .iter()
+            .map(|(tag, permissions, id)| Entry { tag: *tag, permissions: *permissions, id: *id })
+            .collect())
     }
 
     const NOBODY: u32 = u32::MAX;
 
     #[test]
     fn the_mask_is_what_a_mode_says_of_the_group() {
-        let named =
-            acl(&[(OWNER, 7, NOBODY), (USER, 6, 4711), (OWNING_GROUP, 5, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY)]);
+        let named = acl(&[
+            (OWNER, 7, NOBODY),
+            (USER, 6, 4711),
+            (OWNING_GROUP, 5, NOBODY),
+            (MASK, 6, NOBODY),
+            (OTHER, 4, NOBODY),
+        ]);
         assert_eq!(Acl::parse(&named.to_bytes()), Some(named.clone()));
         assert_eq!(named.mode(), 0o764);
         assert!(!named.is_a_mode());

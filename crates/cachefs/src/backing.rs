@@ -107,7 +107,12 @@ impl Backing {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut at: Option<OwnedFd> = None;
         for name in names {
-            let next = rustix::fs::openat(at.as_ref().unwrap_or(&self.root), name.as_os_str(), flags, Mode::empty())?;
+            let next = rustix::fs::openat(
+                at.as_ref().unwrap_or(&self.root),
+                name.as_os_str(),
+                flags,
+                Mode::empty(),
+            )?;
             at = Some(next);
         }
         let directory = Arc::new(match at {
@@ -320,7 +325,10 @@ pub fn open_path(directory: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Err
 /// The kernel's.
 pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
     let path = by_descriptor(known);
-    let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = if write { OFlags::RDWR } else { OFlags::RDONLY }
+        | OFlags::CLOEXEC
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
     let open = || rustix::fs::open(path.as_str(), flags, Mode::empty());
     let file = match open() {
         Err(Errno::ACCESS) => {

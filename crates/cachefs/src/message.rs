@@ -120,35 +120,124 @@ pub enum Replace {
 #[allow(missing_docs, reason = "as in the system calls of their names")]
 pub enum Request<'a> {
     /// Answered by [`Reply::Entry`], which counts as one reference until [`Service::forget`].
-    Lookup { parent: Ino, name: OsString },
-    Attributes { ino: Ino },
-    Change { ino: Ino, change: Change },
-    ReadLink { ino: Ino },
+    Lookup {
+        parent: Ino,
+        name: OsString,
+    },
+    Attributes {
+        ino: Ino,
+    },
+    Change {
+        ino: Ino,
+        change: Change,
+    },
+    ReadLink {
+        ino: Ino,
+    },
     /// Answered by [`Reply::Entry`], a reference; with `open` (files only) by [`Reply::Created`].
-    Make { parent: Ino, name: OsString, new: New, mode: u32, umask: u32, open: Option<OpenMode> },
-    Link { ino: Ino, parent: Ino, name: OsString },
-    Unlink { parent: Ino, name: OsString },
-    RemoveDirectory { parent: Ino, name: OsString },
-    Rename { parent: Ino, name: OsString, to_parent: Ino, to_name: OsString, replace: Replace },
-    Open { ino: Ino, mode: OpenMode },
+    Make {
+        parent: Ino,
+        name: OsString,
+        new: New,
+        mode: u32,
+        umask: u32,
+        open: Option<OpenMode>,
+    },
+    Link {
+        ino: Ino,
+        parent: Ino,
+        name: OsString,
+    },
+    Unlink {
+        parent: Ino,
+        name: OsString,
+    },
+    RemoveDirectory {
+        parent: Ino,
+        name: OsString,
+    },
+    Rename {
+        parent: Ino,
+        name: OsString,
+        to_parent: Ino,
+        to_name: OsString,
+        replace: Replace,
+    },
+    Open {
+        ino: Ino,
+        mode: OpenMode,
+    },
     /// A file is closed by all that had it: the last use of `handle`.
-    Release { ino: Ino, handle: Handle },
+    Release {
+        ino: Ino,
+        handle: Handle,
+    },
     /// close(2) by one of those who have it: reports what writing back could not do.
-    Close { ino: Ino, handle: Handle },
-    Sync { ino: Ino, data_only: bool },
-    Read { ino: Ino, handle: Handle, offset: u64, size: u32 },
-    Write { ino: Ino, handle: Handle, offset: u64, data: Cow<'a, [u8]>, kill_privileges: bool },
-    Allocate { ino: Ino, handle: Handle, offset: u64, length: u64, mode: i32 },
+    Close {
+        ino: Ino,
+        handle: Handle,
+    },
+    Sync {
+        ino: Ino,
+        data_only: bool,
+    },
+    Read {
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        data: Cow<'a, [u8]>,
+        kill_privileges: bool,
+    },
+    Allocate {
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    },
     /// `SEEK_DATA` or `SEEK_HOLE`.
-    Seek { ino: Ino, handle: Handle, offset: u64, hole: bool },
-    CopyRange { from: Ino, from_offset: u64, to: Ino, to_handle: Handle, to_offset: u64, length: u64 },
+    Seek {
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        hole: bool,
+    },
+    CopyRange {
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_handle: Handle,
+        to_offset: u64,
+        length: u64,
+    },
     /// All entries of a directory, as they are at one moment.
-    List { ino: Ino },
-    GetXattr { ino: Ino, name: OsString },
-    ListXattrs { ino: Ino },
+    List {
+        ino: Ino,
+    },
+    GetXattr {
+        ino: Ino,
+        name: OsString,
+    },
+    ListXattrs {
+        ino: Ino,
+    },
     /// `flags` as of setxattr(2).
-    SetXattr { ino: Ino, name: OsString, value: Vec<u8>, flags: i32 },
-    RemoveXattr { ino: Ino, name: OsString },
+    SetXattr {
+        ino: Ino,
+        name: OsString,
+        value: Vec<u8>,
+        flags: i32,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: OsString,
+    },
     Space,
 }
 

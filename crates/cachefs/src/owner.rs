@@ -245,7 +245,9 @@ impl Core {
                 state.link(*ino, *parent, name)?;
                 entry(state, *ino)
             }
-            Request::Unlink { parent, name } => state.unlink(store, *parent, name, false).map(|()| Reply::Done),
+            Request::Unlink { parent, name } => {
+                state.unlink(store, *parent, name, false).map(|()| Reply::Done)
+            }
             Request::RemoveDirectory { parent, name } => {
                 state.unlink(store, *parent, name, true).map(|()| Reply::Done)
             }
@@ -291,9 +293,10 @@ impl Core {
             },
             // The kernel copies by reading and writing then.
             Request::CopyRange { .. } => Err(Errno::OPNOTSUPP.into()),
-            Request::Read { .. } | Request::Write { .. } | Request::Allocate { .. } | Request::Seek { .. } => {
-                Err(Errno::NOSYS.into())
-            }
+            Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Allocate { .. }
+            | Request::Seek { .. } => Err(Errno::NOSYS.into()),
         }
     }
 
@@ -465,7 +468,12 @@ impl Owner {
     ///
     /// # Errors
     /// Nothing was changed then, neither in the store nor in the backing directory.
-    pub fn open(backing: OwnedFd, store: &Path, user: Option<User>, settings: Settings) -> Result<Arc<Owner>, OpenError> {
+    pub fn open(
+        backing: OwnedFd,
+        store: &Path,
+        user: Option<User>,
+        settings: Settings,
+    ) -> Result<Arc<Owner>, OpenError> {
         if settings.capacity < LEAST_CAPACITY {
             return Err(OpenError::TooSmall);
         }
@@ -476,7 +484,8 @@ impl Owner {
         let looked = std::thread::scope(|scope| {
             let look = || -> Result<_, OpenError> {
                 backing.assume().map_err(OpenError::Threads)?;
-                let root = crate::backing::stat(backing.root(), OsStr::new("")).map_err(OpenError::Backing)?;
+                let root =
+                    crate::backing::stat(backing.root(), OsStr::new("")).map_err(OpenError::Backing)?;
                 Ok((root, backing.keeps().map_err(OpenError::Backing)?))
             };
             scope.spawn(look).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -484,8 +493,13 @@ impl Owner {
         let (root, keeps) = looked?;
         let is_recovered = records.is_some();
         let state = recover::state(&store, &root, keeps, settings, records.unwrap_or_default())?;
-        let core =
-            Arc::new(Core { state: Mutex::new(state), store, backing, loads: Condvar::new(), work: Condvar::new() });
+        let core = Arc::new(Core {
+            state: Mutex::new(state),
+            store,
+            backing,
+            loads: Condvar::new(),
+            work: Condvar::new(),
+        });
         let owner = Arc::new(Owner { core, threads: Mutex::default() });
         if is_recovered {
             owner.as_the_user(Core::settle_doubt).map_err(OpenError::Backing)?;
@@ -612,7 +626,8 @@ impl Owner {
             state.urgent.extend(&left);
             left.is_empty() && state.passes.is_empty()
         })?;
-        self.as_the_user(|core| core.sync_all()).map_err(|error| format!("can't sync the backing directory: {error}"))
+        self.as_the_user(|core| core.sync_all())
+            .map_err(|error| format!("can't sync the backing directory: {error}"))
     }
 
     fn flush_until(
@@ -654,7 +669,10 @@ impl Owner {
     fn as_the_user<T: Send>(&self, act: impl FnOnce(&Core) -> Result<T, Errno> + Send) -> Result<T, Errno> {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                self.core.backing.assume().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM))?;
+                self.core
+                    .backing
+                    .assume()
+                    .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM))?;
                 act(&self.core)
             });
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

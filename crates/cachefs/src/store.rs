@@ -82,7 +82,8 @@ impl Store {
         }
         let (directory, name) = self.place(ino);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::LARGEFILE;
-        let file = Arc::new(File::from(rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR)?));
+        let file =
+            Arc::new(File::from(rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR)?));
         // Two may open it at a time; both descriptors are good.
         self.cache().insert(ino, Arc::clone(&file));
         Ok(file)
@@ -108,10 +109,13 @@ impl Store {
     pub fn files(&self) -> io::Result<Vec<Ino>> {
         let mut found = Vec::new();
         for directory in &self.directories {
-            let directory = rustix::fs::openat(directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let directory =
+                rustix::fs::openat(directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
             for entry in rustix::fs::Dir::read_from(&directory)? {
                 let entry = entry?;
-                if let Some(ino) = entry.file_name().to_str().ok().and_then(|name| Ino::from_str_radix(name, 16).ok()) {
+                if let Some(ino) =
+                    entry.file_name().to_str().ok().and_then(|name| Ino::from_str_radix(name, 16).ok())
+                {
                     found.push(ino);
                 }
             }
@@ -220,7 +224,8 @@ mod tests {
         file.write_all_at(&[1; 4096], 4096).unwrap();
         file.write_all_at(&[1; 4096], 5 * 4096).unwrap();
         let found = segments(&file, 0, 8 * 4096).unwrap();
-        let found: Vec<_> = found.iter().map(|part| (part.begin / 4096, part.end / 4096, part.data)).collect();
+        let found: Vec<_> =
+            found.iter().map(|part| (part.begin / 4096, part.end / 4096, part.data)).collect();
         assert_eq!(found, [(0, 1, false), (1, 2, true), (2, 5, false), (5, 6, true), (6, 8, false)]);
         assert_eq!(segments(&file, 8 * 4096, 8 * 4096).unwrap(), []);
     }

@@ -63,7 +63,8 @@ fn step(numbers: &mut Numbers) -> Step {
         6..11 => {
             let path = numbers.path();
             let offset = if numbers.below(2) == 0 { numbers.below(20_000) } else { numbers.below(3 << 20) };
-            let length = if numbers.below(4) == 0 { numbers.below(900_000) } else { numbers.below(9_000) } + 1;
+            let length =
+                if numbers.below(4) == 0 { numbers.below(900_000) } else { numbers.below(9_000) } + 1;
             let seed = numbers.next();
             let data = (0..length).map(|at| (at.wrapping_mul(seed | 1) >> 9) as u8 | 1).collect();
             Step::Write(path, offset, data)
@@ -110,7 +111,8 @@ fn to_plain(root: &Path, step: &Step) {
         fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
         fs::File::options().read(true).write(true).open(path).ok()
     };
-    let set_mode = |path: &str, mode| fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    let set_mode =
+        |path: &str, mode| fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
     match step {
         Step::Create(path) => {
             if fs::File::create_new(root.join(path)).is_ok() {
@@ -200,19 +202,30 @@ fn the_process_that_is_killed() {
 }
 
 /// Whether a tree is the one before a step, with the step done by halves: some bytes of a write are the former ones.
-fn is_between(found: &BTreeMap<PathBuf, (u32, Vec<u8>)>, before: &BTreeMap<PathBuf, (u32, Vec<u8>)>, after: &BTreeMap<PathBuf, (u32, Vec<u8>)>) -> bool {
+fn is_between(
+    found: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    before: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    after: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
+) -> bool {
     found.keys().eq(after.keys())
         && found.iter().all(|(path, (mode, content))| {
-            let (Some((mode_before, old)), Some((mode_after, new))) = (before.get(path), after.get(path)) else { return false };
+            let (Some((mode_before, old)), Some((mode_after, new))) = (before.get(path), after.get(path))
+            else {
+                return false;
+            };
             let byte = |content: &[u8], at: usize| content.get(at).copied().unwrap_or(0);
             (mode == mode_before || mode == mode_after)
                 && (content.len() == old.len() || content.len() == new.len())
-                && content.iter().enumerate().all(|(at, found)| *found == byte(old, at) || *found == byte(new, at))
+                && content
+                    .iter()
+                    .enumerate()
+                    .all(|(at, found)| *found == byte(old, at) || *found == byte(new, at))
         })
 }
 
 fn round(seed: u64) {
-    let (backing, store) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let (backing, store) =
+        (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let plain = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut numbers = Numbers(seed);
     let mut lives = Numbers(seed ^ 0x9e37_79b9);
@@ -222,7 +235,10 @@ fn round(seed: u64) {
         let from = numbers.0;
         let mut child = {
             use std::os::fd::AsRawFd;
-            let command = format!("exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null", writer.as_raw_fd());
+            let command = format!(
+                "exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null",
+                writer.as_raw_fd()
+            );
             rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
             Command::new("bash")
                 .args(["-c", &command])
@@ -277,7 +293,10 @@ fn round(seed: u64) {
     }
     let cache = Cache::at(settings(), backing.path(), store.path());
     cache.flush();
-    assert_eq!(tree(backing.path()).keys().collect::<Vec<_>>(), tree(plain.path()).keys().collect::<Vec<_>>());
+    assert_eq!(
+        tree(backing.path()).keys().collect::<Vec<_>>(),
+        tree(plain.path()).keys().collect::<Vec<_>>()
+    );
     let _ = same_trees;
 }
 
@@ -287,14 +306,22 @@ fn difference(
     after: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
 ) -> String {
     let names = |tree: &BTreeMap<PathBuf, (u32, Vec<u8>)>| {
-        let of = |(path, (mode, content)): (&PathBuf, &(u32, Vec<u8>))| format!("{} {mode:o} {}", path.display(), content.len());
+        let of = |(path, (mode, content)): (&PathBuf, &(u32, Vec<u8>))| {
+            format!("{} {mode:o} {}", path.display(), content.len())
+        };
         tree.iter().map(of).collect::<Vec<_>>().join(", ")
     };
     let first = after.iter().find_map(|(path, (_, content))| {
         let (_, found) = shown.get(path)?;
         let (_, old) = before.get(path)?;
         let at = content.iter().zip(found).position(|(a, b)| a != b)?;
-        Some(format!("{} at {at}: {} instead of {} (before {:?})", path.display(), found[at], content[at], old.get(at)))
+        Some(format!(
+            "{} at {at}: {} instead of {} (before {:?})",
+            path.display(),
+            found[at],
+            content[at],
+            old.get(at)
+        ))
     });
     format!("shown: {}; before: {}; after: {}; {first:?}", names(shown), names(before), names(after))
 }
@@ -304,7 +331,8 @@ fn what_was_answered_is_there_after_a_kill_at_any_moment() {
     if std::env::var(CHILD).is_ok() {
         return;
     }
-    let rounds: u64 = std::env::var("ONDECK_CRASHES").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
+    let rounds: u64 =
+        std::env::var("ONDECK_CRASHES").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
     let first: u64 = std::env::var("ONDECK_CRASH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + rounds {
         round(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

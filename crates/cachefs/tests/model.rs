@@ -50,7 +50,12 @@ fn path() -> impl Strategy<Value = u8> {
 }
 
 fn offset() -> impl Strategy<Value = u64> {
-    prop_oneof![0..9000_u64, 0..3_000_000_u64, (0..24_u64).prop_map(|mib| mib << 20), (0..700_u64).prop_map(|block| block * 4096)]
+    prop_oneof![
+        0..9000_u64,
+        0..3_000_000_u64,
+        (0..24_u64).prop_map(|mib| mib << 20),
+        (0..700_u64).prop_map(|block| block * 4096)
+    ]
 }
 
 fn length() -> impl Strategy<Value = usize> {
@@ -86,7 +91,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn content(seed: u64, length: usize) -> Vec<u8> {
-    (0..length as u64).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8 | 1).collect()
+    (0..length as u64)
+        .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8 | 1)
+        .collect()
 }
 
 fn errno(error: std::io::Error) -> i32 {
@@ -149,7 +156,8 @@ impl Both {
             }
             Step::Write(path, offset, length) => {
                 let data = content(seed, *length);
-                let expected = regular(&at(path), true).map(|file| file.write_all_at(&data, *offset).unwrap());
+                let expected =
+                    regular(&at(path), true).map(|file| file.write_all_at(&data, *offset).unwrap());
                 assert_eq!(cache.write(of(path), *offset, &data), expected);
             }
             Step::Truncate(path, size) => {
@@ -181,7 +189,8 @@ impl Both {
             }
             Step::Xattr(path, value) => {
                 if fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_file() || found.is_dir()) {
-                    rustix::fs::setxattr(at(path), "user.test", &[*value], rustix::fs::XattrFlags::empty()).unwrap();
+                    rustix::fs::setxattr(at(path), "user.test", &[*value], rustix::fs::XattrFlags::empty())
+                        .unwrap();
                     cache.set_xattr(of(path), "user.test", &[*value]).unwrap();
                 }
             }
@@ -202,8 +211,9 @@ impl Both {
                     return;
                 }
                 let flags = rustix::fs::RenameFlags::from_bits_retain(rename_flags(*replace));
-                let expected = rustix::fs::renameat_with(rustix::fs::CWD, at(from), rustix::fs::CWD, at(to), flags)
-                    .map_err(rustix::io::Errno::raw_os_error);
+                let expected =
+                    rustix::fs::renameat_with(rustix::fs::CWD, at(from), rustix::fs::CWD, at(to), flags)
+                        .map_err(rustix::io::Errno::raw_os_error);
                 assert_eq!(cache.rename(a, b, rename_flags(*replace)), expected);
             }
             Step::Link(from, to) => {
@@ -212,15 +222,20 @@ impl Both {
                     assert_eq!(cache.link(of(from), of(to)), expected);
                 }
             }
-            Step::Look(path) => match (fs::symlink_metadata(at(path)).map_err(errno), cache.attributes(of(path))) {
-                (Ok(expected), Ok(found)) => {
-                    assert_eq!(found.mode, expected.mode(), "{path}");
-                    if !expected.is_dir() {
-                        assert_eq!((found.size, u64::from(found.nlink)), (expected.size(), expected.nlink()));
+            Step::Look(path) => {
+                match (fs::symlink_metadata(at(path)).map_err(errno), cache.attributes(of(path))) {
+                    (Ok(expected), Ok(found)) => {
+                        assert_eq!(found.mode, expected.mode(), "{path}");
+                        if !expected.is_dir() {
+                            assert_eq!(
+                                (found.size, u64::from(found.nlink)),
+                                (expected.size(), expected.nlink())
+                            );
+                        }
                     }
+                    (expected, found) => assert_eq!(found.map(drop), expected.map(drop)),
                 }
-                (expected, found) => assert_eq!(found.map(drop), expected.map(drop)),
-            },
+            }
             Step::List(path) => {
                 if fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_dir()) {
                     let names = fs::read_dir(at(path)).unwrap().map(|entry| entry.unwrap().file_name());
@@ -283,7 +298,8 @@ fn read(file: &fs::File, offset: u64, length: usize) -> Vec<u8> {
 
 fn punch(file: &fs::File, offset: u64, length: u64) {
     use rustix::fs::FallocateFlags;
-    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
+        .unwrap();
 }
 
 fn assert_data(found: &Result<Vec<u8>, i32>, expected: &Result<Vec<u8>, i32>) {

@@ -132,7 +132,7 @@ struct StatusArgs {
     metrics: bool,
 }
 
-/// Files or directories in a cache
+/// Read files into the cache, or give up what is resident of them
 ///
 /// preload: read them, and all below, into the cache. evict: give up what is resident of them and written back.
 #[derive(Args)]
@@ -488,6 +488,8 @@ fn status(args: &StatusArgs) -> Result<u8> {
                 code = exit::FAILED;
             }
             Ok(_) => bail!("the server of the cache at {} answers something else", at.display()),
+            // Unmounted in this moment, or kept in another state directory.
+            Err(error) if args.mount_point.is_none() && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 eprintln!("ondeck cache: {:#}", unanswered(&instance, &at, error));
                 code = exit::FAILED;

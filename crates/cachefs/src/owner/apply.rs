@@ -99,13 +99,18 @@ impl State {
                 }
             }
             Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
-                let (first, second) = (self.home_mut(*ino, *dir, name).is_some(), self.home_mut(*other, *to_dir, to_name).is_some());
+                let (first, second) = (
+                    self.home_mut(*ino, *dir, name).is_some(),
+                    self.home_mut(*other, *to_dir, to_name).is_some(),
+                );
                 if first && let Some(home) = self.home_mut(*ino, *dir, name) {
                     *home = Home { dir: *to_dir, name: to_name.clone() };
                 }
-                if second && let Some(home) = self.inodes.get_mut(other).and_then(|inode| {
-                    inode.homes.iter_mut().find(|home| home.dir == *to_dir && home.name == *to_name)
-                }) {
+                if second
+                    && let Some(home) = self.inodes.get_mut(other).and_then(|inode| {
+                        inode.homes.iter_mut().find(|home| home.dir == *to_dir && home.name == *to_name)
+                    })
+                {
                     *home = Home { dir: *dir, name: name.clone() };
                 }
             }
@@ -134,7 +139,9 @@ impl State {
     }
 
     fn has_home(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {
-        self.inodes.get(&ino).is_some_and(|inode| inode.homes.iter().any(|home| home.dir == dir && home.name == name))
+        self.inodes
+            .get(&ino)
+            .is_some_and(|inode| inode.homes.iter().any(|home| home.dir == dir && home.name == name))
     }
 
     fn seen(&self, ino: Ino) -> Option<Seen> {
@@ -154,12 +161,21 @@ impl State {
     fn note_conflict(&mut self, dir: Ino, name: &OsStr, ours: Option<&OsStr>) {
         let path = |name: &OsStr| {
             let home = Home { dir, name: name.to_owned() };
-            self.home_path(&home).map(|names| names.join(OsStr::new("/")).to_string_lossy().into_owned()).unwrap_or_default()
+            self.home_path(&home)
+                .map(|names| names.join(OsStr::new("/")).to_string_lossy().into_owned())
+                .unwrap_or_default()
         };
         let conflict = Conflict { path: path(name), ours: ours.map(path) };
         match &conflict.ours {
-            Some(ours) => tracing::warn!(path = conflict.path, ours, "somebody else has changed this meanwhile; both are kept"),
-            None => tracing::warn!(path = conflict.path, "somebody else has changed this meanwhile; it is not removed"),
+            Some(ours) => tracing::warn!(
+                path = conflict.path,
+                ours,
+                "somebody else has changed this meanwhile; both are kept"
+            ),
+            None => tracing::warn!(
+                path = conflict.path,
+                "somebody else has changed this meanwhile; it is not removed"
+            ),
         }
         if self.conflicts.len() < CONFLICTS {
             self.conflicts.push(conflict);
@@ -248,7 +264,9 @@ impl Core {
             };
             Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.ino == found.ino)))
         };
-        let done = |at: bool, beside: Option<OsString>| (at || beside.is_some()).then_some(Done { beside, kept: false });
+        let done = |at: bool, beside: Option<OsString>| {
+            (at || beside.is_some()).then_some(Done { beside, kept: false })
+        };
         let appeared = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
             if is_at(ino, dir, name)? {
                 return Ok(done(true, None));
@@ -318,8 +336,12 @@ impl Core {
             }
         }
         let (dir, name) = match operation {
-            Operation::Make { dir, name, .. } | Operation::Link { dir, name, .. } | Operation::Unlink { dir, name, .. } => (*dir, name),
-            Operation::Rename { to_dir, to_name, .. } | Operation::Exchange { to_dir, to_name, .. } => (*to_dir, to_name),
+            Operation::Make { dir, name, .. }
+            | Operation::Link { dir, name, .. }
+            | Operation::Unlink { dir, name, .. } => (*dir, name),
+            Operation::Rename { to_dir, to_name, .. } | Operation::Exchange { to_dir, to_name, .. } => {
+                (*to_dir, to_name)
+            }
         };
         if done.beside.is_some() || done.kept {
             state.note_conflict(dir, name, done.beside.as_deref());
@@ -470,24 +492,42 @@ impl Core {
                 }
                 let _ = ino;
                 self.in_both(from.as_fd(), to.as_fd(), || {
-                    rustix::fs::renameat_with(&from, name.as_os_str(), &to, to_name.as_os_str(), RenameFlags::EXCHANGE)
+                    rustix::fs::renameat_with(
+                        &from,
+                        name.as_os_str(),
+                        &to,
+                        to_name.as_os_str(),
+                        RenameFlags::EXCHANGE,
+                    )
                 })?;
                 Ok(Done::default())
             }
         }
     }
 
-    fn in_both<T>(&self, a: BorrowedFd<'_>, b: BorrowedFd<'_>, mut act: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    fn in_both<T>(
+        &self,
+        a: BorrowedFd<'_>,
+        b: BorrowedFd<'_>,
+        mut act: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         backing::within(self.backing.uid(), a, || backing::within(self.backing.uid(), b, &mut act))
     }
 
     /// Gives something its new name on the backing directory.
-    fn show(&self, ino: Ino, (dir, name): (Ino, &OsStr), (to_dir, to_name): (Ino, &OsStr), over: Option<Ino>) -> Result<Done, Errno> {
+    fn show(
+        &self,
+        ino: Ino,
+        (dir, name): (Ino, &OsStr),
+        (to_dir, to_name): (Ino, &OsStr),
+        over: Option<Ino>,
+    ) -> Result<Done, Errno> {
         let (from, to) = (self.backing_directory(dir)?, self.backing_directory(to_dir)?);
         let (from, to) = (from.as_fd(), to.as_fd());
         let (seen, over_seen, over_is_dir) = {
             let state = self.lock();
-            let over_is_dir = over.and_then(|over| state.inodes.get(&over)).is_some_and(super::state::Inode::is_dir);
+            let over_is_dir =
+                over.and_then(|over| state.inodes.get(&over)).is_some_and(super::state::Inode::is_dir);
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
         let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
@@ -507,7 +547,9 @@ impl Core {
         }
         let free = match (&at_target, over_seen) {
             (None, _) => true,
-            (Some(found), Some(seen)) => (over_is_dir && found.ino == seen.ino) || seen.is_as_left(found.ino, found.ctime),
+            (Some(found), Some(seen)) => {
+                (over_is_dir && found.ino == seen.ino) || seen.is_as_left(found.ino, found.ctime)
+            }
             (Some(_), None) => false,
         };
         if free {
@@ -575,7 +617,8 @@ impl Core {
         let directory = self.backing_directory(dir)?;
         let at = directory.as_fd();
         let Some(found) = self.look(at, name)? else { return Ok(Done::default()) };
-        let is_ours = seen.is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
+        let is_ours = seen
+            .is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
         if !is_ours {
             return Ok(Done { beside: None, kept: true });
         }
@@ -628,7 +671,13 @@ fn remove(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
 }
 
 /// Renames; `NOREPLACE` also where the filesystem does not have it, as well as it goes.
-fn rename(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, to_name: &OsStr, flags: RenameFlags) -> Result<(), Errno> {
+fn rename(
+    from: BorrowedFd<'_>,
+    name: &OsStr,
+    to: BorrowedFd<'_>,
+    to_name: &OsStr,
+    flags: RenameFlags,
+) -> Result<(), Errno> {
     match rustix::fs::renameat_with(from, name, to, to_name, flags) {
         Err(Errno::INVAL | Errno::NOSYS) if flags == RenameFlags::NOREPLACE => {
             match rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW) {

@@ -134,7 +134,11 @@ impl State {
 
     /// Holds the blocks of an extent that are not held.
     fn hold(&mut self, store: &Store, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
-        let held = self.inode(ino)?.data().and_then(|data| data.extents.get(&number)).map(|extent| extent.held.clone());
+        let held = self
+            .inode(ino)?
+            .data()
+            .and_then(|data| data.extents.get(&number))
+            .map(|extent| extent.held.clone());
         let more = blocks.without(&held.unwrap_or_default());
         let bytes = more.count() * BLOCK;
         if bytes > 0 && !self.make_room(store, bytes) {
@@ -181,7 +185,8 @@ impl State {
 
     /// An extent was used: it is the last to be evicted.
     pub fn touch(&mut self, ino: Ino, number: u32) {
-        if let Some(extent) = self.inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.extents.get(&number))
+        if let Some(extent) =
+            self.inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.extents.get(&number))
             && extent.dirty.is_empty()
             && extent.flight.is_empty()
             && !extent.fetching
@@ -255,6 +260,8 @@ impl State {
         if offset >= end {
             return Ok(offset);
         }
+        // First: what makes room for one part must not evict another.
+        self.pin(ino, offset, end);
         let mut missing = Ok(());
         for number in extents(offset, end) {
             let (begin, until) = part(number, offset, end);
@@ -265,8 +272,10 @@ impl State {
         if let Some(last) = extents(offset, end).last() {
             self.read_ahead(store, ino, last);
         }
-        missing?;
-        self.pin(ino, offset, end);
+        if let Err(stop) = missing {
+            self.unpin(store, ino, offset, end);
+            return Err(stop);
+        }
         Ok(end)
     }
 
@@ -284,6 +293,16 @@ impl State {
         if !matches!(self.inode(ino)?.kind, Kind::File(_)) {
             return Err(Errno::ISDIR.into());
         }
+        // First: what makes room for one part must not evict another.
+        self.pin(ino, offset, end);
+        let ready = self.prepare_write(store, ino, offset, end);
+        if ready.is_err() {
+            self.unpin(store, ino, offset, end);
+        }
+        ready
+    }
+
+    fn prepare_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
         for number in extents(offset, end) {
             let (begin, until) = part(number, offset, end);
             let backing_len = self.inode_mut(ino)?.data_or_new().map_or(0, |data| data.backing_len);
@@ -301,7 +320,6 @@ impl State {
             let (begin, until) = part(number, offset, end);
             self.hold(store, ino, number, &touched(begin, until))?;
         }
-        self.pin(ino, offset, end);
         Ok(())
     }
 
@@ -331,7 +349,11 @@ impl State {
                 inode.mode = without_set_ids(inode.mode);
                 bits |= dirty::MODE;
             }
-            if inode.xattrs.as_mut().is_some_and(|xattrs| xattrs.remove(std::ffi::OsStr::new(CAPABILITY)).is_some()) {
+            if inode
+                .xattrs
+                .as_mut()
+                .is_some_and(|xattrs| xattrs.remove(std::ffi::OsStr::new(CAPABILITY)).is_some())
+            {
                 bits |= dirty::XATTRS;
             }
         }
@@ -467,7 +489,11 @@ impl State {
         let Some(data) = inode.data() else { return Ok(None) };
         if data.passthrough == 0 {
             let pins = size.next_multiple_of(BLOCK);
-            let can = !write && size > 0 && data.direct == 0 && data.is_all_resident(size) && self.pinned + pins <= half;
+            let can = !write
+                && size > 0
+                && data.direct == 0
+                && data.is_all_resident(size)
+                && self.pinned + pins <= half;
             if !can {
                 return Ok(None);
             }
@@ -543,7 +569,9 @@ impl State {
                 // Maps will write there again, without asking.
                 continue;
             }
-            if let Some(extent) = self.inode_mut(ino)?.data_mut().and_then(|data| data.extents.get_mut(&number)) {
+            if let Some(extent) =
+                self.inode_mut(ino)?.data_mut().and_then(|data| data.extents.get_mut(&number))
+            {
                 let freed = extent.held.within(&blocks).count() * BLOCK;
                 extent.held.take(&blocks);
                 self.resident -= freed;
@@ -557,11 +585,22 @@ impl State {
     }
 
     /// Notes what a fetch has brought: all that was missing is valid, and what turned out to be holes needs no memory.
-    pub fn fetched(&mut self, store: &Store, ino: Ino, number: u32, missing: &Blocks, holes: &Blocks, result: Result<u64, Errno>) {
+    pub fn fetched(
+        &mut self,
+        store: &Store,
+        ino: Ino,
+        number: u32,
+        missing: &Blocks,
+        holes: &Blocks,
+        result: Result<u64, Errno>,
+    ) {
         let need = Need::Extent(ino, number);
         let mut freed = 0;
-        if let Some(extent) =
-            self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()).and_then(|data| data.extents.get_mut(&number))
+        if let Some(extent) = self
+            .inodes
+            .get_mut(&ino)
+            .and_then(|inode| inode.data_mut())
+            .and_then(|data| data.extents.get_mut(&number))
         {
             extent.fetching = false;
             match result {
@@ -667,7 +706,14 @@ impl Core {
     }
 
     /// fallocate(2). Room is not set aside: who writes later waits for it, if need be.
-    pub fn allocate(&self, caller: Caller, ino: Ino, offset: u64, length: u64, mode: i32) -> Result<Reply, Stop> {
+    pub fn allocate(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Result<Reply, Stop> {
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         if length == 0 {
@@ -694,7 +740,8 @@ impl Core {
             return Ok(());
         }
         // Blocks are freed as a whole; what remains at both ends is overwritten.
-        let (first, last) = (begin.next_multiple_of(BLOCK), if end == size { end } else { end / BLOCK * BLOCK });
+        let (first, last) =
+            (begin.next_multiple_of(BLOCK), if end == size { end } else { end / BLOCK * BLOCK });
         let write = |from: u64, until: u64| match from < until {
             true => self.write(caller, ino, from, &vec![0; (until - from) as usize]).map(drop),
             false => Ok(()),

@@ -173,7 +173,8 @@ impl Journal {
         let mut records = Vec::new();
         while let Some((head, body)) = rest.split_first_chunk::<8>() {
             let [a, b, c, d, e, f, g, h] = *head;
-            let (length, hash) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
+            let (length, hash) =
+                (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
             let damaged = JournalError::Damaged((bytes.len() - rest.len()) as u64);
             let Some((record, behind)) = body.split_at_checked(length) else {
                 if length > LONGEST_RECORD {
@@ -216,7 +217,8 @@ impl Journal {
 }
 
 fn new_file(root: &OwnedFd, content: &[u8]) -> io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::APPEND;
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::APPEND;
     let mut file = File::from(rustix::fs::openat(root, NEW_NAME, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all(HEADER)?;
     file.write_all(content)?;
@@ -274,7 +276,8 @@ impl State {
             }
             for Home { dir, name } in &image.homes {
                 next.push(*dir);
-                let leads_here = self.directory(*dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
+                let leads_here =
+                    self.directory(*dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
                 if leads_here {
                     names.push(Record::Entry(*dir, name.clone(), ino));
                 }
@@ -301,7 +304,10 @@ impl State {
         for ino in operation.inodes() {
             self.anchor_before(ino, &operation);
         }
-        let at = self.inodes.get(&super::names::directories(&operation)[0]).map_or_else(Time::now, |dir| dir.mtime);
+        let at = self
+            .inodes
+            .get(&super::names::directories(&operation)[0])
+            .map_or_else(Time::now, |dir| dir.mtime);
         self.journal.add(&Record::Operation { number, operation, at, change_names: true, cancelled: false });
         self.end_record();
     }
@@ -319,7 +325,9 @@ impl State {
         let mut image = Image::of(inode);
         match operation {
             Operation::Link { ino: of, .. } if *of == ino => image.nlink = links(image.nlink, -1),
-            Operation::Unlink { ino: of, .. } if *of == ino => image.nlink = if is_dir { 2 } else { links(image.nlink, 1) },
+            Operation::Unlink { ino: of, .. } if *of == ino => {
+                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) }
+            }
             Operation::Rename { over: Some(of), .. } if *of == ino => {
                 image.nlink = if is_dir { 2 } else { links(image.nlink, 1) };
             }

@@ -27,7 +27,8 @@ impl State {
     /// Takes over what the backing directory has under a name that nobody has said anything about here.
     pub fn add_found(&mut self, dir: Ino, name: &OsStr, found: &Stat) {
         let Ok(directory) = self.directory(dir) else { return };
-        let is_known = directory.complete || directory.entries.contains_key(name) || directory.gone.contains(name);
+        let is_known =
+            directory.complete || directory.entries.contains_key(name) || directory.gone.contains(name);
         if is_known || name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
             return;
         }
@@ -172,7 +173,8 @@ impl Core {
     }
 
     fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {
-        let orphan = self.lock().inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.orphan.clone());
+        let orphan =
+            self.lock().inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.orphan.clone());
         if let Some(orphan) = orphan {
             return Ok(orphan);
         }
@@ -189,7 +191,8 @@ impl Core {
     pub fn load(&self, need: &Need) {
         match need {
             Need::Name(dir, name) => {
-                let found = self.backing_directory(*dir).and_then(|directory| backing::stat(directory.as_fd(), name));
+                let found =
+                    self.backing_directory(*dir).and_then(|directory| backing::stat(directory.as_fd(), name));
                 let mut state = self.lock();
                 match found {
                     Ok(found) => {
@@ -209,7 +212,8 @@ impl Core {
                 }
             }
             Need::Listing(dir) => {
-                let found = self.backing_directory(*dir).and_then(|directory| backing::list(directory.as_fd()));
+                let found =
+                    self.backing_directory(*dir).and_then(|directory| backing::list(directory.as_fd()));
                 let mut state = self.lock();
                 match found {
                     Ok(found) => {
@@ -244,7 +248,9 @@ impl Core {
                 let mut state = self.lock();
                 match found {
                     Ok(found) => {
-                        if let Some(Kind::Symlink(target)) = state.inodes.get_mut(ino).map(|inode| &mut inode.kind) {
+                        if let Some(Kind::Symlink(target)) =
+                            state.inodes.get_mut(ino).map(|inode| &mut inode.kind)
+                        {
                             *target = Some(OsStr::from_bytes(found.as_bytes()).to_owned());
                         }
                         state.waits.wake(need);
@@ -294,8 +300,10 @@ impl Core {
         let (mut bytes, mut data) = (0, Blocks::default());
         let mut buffer = Vec::new();
         for (begin, until) in missing.runs() {
-            let (begin, until) = (first + u64::from(begin) * BLOCK, (first + u64::from(until) * BLOCK).min(end));
-            for part in store::segments(&*from, begin, until).map_err(errno)?.iter().filter(|part| part.data) {
+            let (begin, until) =
+                (first + u64::from(begin) * BLOCK, (first + u64::from(until) * BLOCK).min(end));
+            for part in store::segments(&*from, begin, until).map_err(errno)?.iter().filter(|part| part.data)
+            {
                 buffer.resize((part.end - part.begin) as usize, 0);
                 let mut done = 0;
                 while done < buffer.len() {

@@ -80,7 +80,11 @@ impl State {
             return Err(Stop::Wait(Need::Listing(dir)));
         }
         let kind = |ino: &Ino| self.inodes.get(ino).map_or(0, |inode| inode.mode & libc::S_IFMT);
-        let listed = |(name, ino): (&Arc<OsStr>, &Ino)| Listed { name: name.to_os_string(), ino: *ino, kind: kind(ino) };
+        let listed = |(name, ino): (&Arc<OsStr>, &Ino)| Listed {
+            name: name.to_os_string(),
+            ino: *ino,
+            kind: kind(ino),
+        };
         Ok(directory.entries.iter().map(listed).collect())
     }
 
@@ -265,7 +269,8 @@ impl State {
             return Err(Errno::INVAL.into());
         }
         self.room_in_log()?;
-        if self.inode(ino)?.dev != self.inode(to_dir)?.dev || self.inode(dir)?.dev != self.inode(to_dir)?.dev {
+        if self.inode(ino)?.dev != self.inode(to_dir)?.dev || self.inode(dir)?.dev != self.inode(to_dir)?.dev
+        {
             return Err(Errno::XDEV.into());
         }
         let (name, to_name) = (name.to_owned(), to_name.to_owned());
@@ -526,9 +531,15 @@ impl State {
 /// The directories whose entries an operation changes, each once.
 pub fn directories(operation: &Operation) -> Vec<Ino> {
     match operation {
-        Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => vec![*dir],
-        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } if dir == to_dir => vec![*dir],
-        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } => vec![*dir, *to_dir],
+        Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => {
+            vec![*dir]
+        }
+        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } if dir == to_dir => {
+            vec![*dir]
+        }
+        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } => {
+            vec![*dir, *to_dir]
+        }
     }
 }
 

@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use hashlink::LinkedHashMap;
 
+use super::OpenError;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
 use super::journal::{Image, Journal, Record};
 use super::state::{
-    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, Seen, State, Stop, blocks_before, dirty,
+    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, Seen, State, Stop, blocks_before,
+    dirty,
 };
 use super::wait::Waits;
-use super::OpenError;
 use crate::backing::Stat;
 use crate::message::{Ino, ROOT};
 use crate::settings::{EXTENT, Settings};
@@ -57,7 +58,11 @@ pub fn state(
     }
 }
 
-fn empty(store: &Store, settings: Settings, (keeps_xattrs, keeps_acls): (bool, bool)) -> Result<State, OpenError> {
+fn empty(
+    store: &Store,
+    settings: Settings,
+    (keeps_xattrs, keeps_acls): (bool, bool),
+) -> Result<State, OpenError> {
     Ok(State {
         settings,
         inodes: HashMap::new(),

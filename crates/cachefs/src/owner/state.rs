@@ -414,7 +414,8 @@ impl Inode {
     /// Whether the backing directory lacks something of it (its names aside).
     pub fn is_dirty(&self) -> bool {
         let is_dirty = |extent: &Extent| !extent.dirty.is_empty() || !extent.flight.is_empty();
-        self.dirty | self.writing != 0 || self.data().is_some_and(|data| data.cut || data.extents.values().any(is_dirty))
+        self.dirty | self.writing != 0
+            || self.data().is_some_and(|data| data.cut || data.extents.values().any(is_dirty))
     }
 
     /// Whether no name leads to it.
@@ -429,7 +430,9 @@ impl FileData {
         let end = size.min(self.backing_len);
         (0..end.div_ceil(EXTENT)).all(|number| {
             let wanted = blocks_before(number as u32, end);
-            self.extents.get(&(number as u32)).is_some_and(|extent| !extent.fetching && extent.valid.covers(&wanted))
+            self.extents
+                .get(&(number as u32))
+                .is_some_and(|extent| !extent.fetching && extent.valid.covers(&wanted))
         })
     }
 
@@ -502,7 +505,8 @@ impl State {
         let blocks = match inode.data() {
             // A block that is held has pages. What is not resident has at most as many as the backing directory said.
             Some(data) => {
-                let held: u64 = data.extents.values().map(|extent| extent.held.count()).sum::<u64>() * (BLOCK / 512);
+                let held: u64 =
+                    data.extents.values().map(|extent| extent.held.count()).sum::<u64>() * (BLOCK / 512);
                 if data.is_all_resident(inode.size) { held } else { held.max(inode.blocks) }
             }
             None => inode.blocks,
@@ -604,7 +608,11 @@ impl State {
         if ino == ROOT {
             return ".".to_owned();
         }
-        let path = self.inodes.get(&ino).and_then(|inode| inode.homes.first()).and_then(|home| self.home_path(home).ok());
+        let path = self
+            .inodes
+            .get(&ino)
+            .and_then(|inode| inode.homes.first())
+            .and_then(|home| self.home_path(home).ok());
         match path {
             Some(names) => names.join(OsStr::new("/")).to_string_lossy().into_owned(),
             None => match self.pending_name(ino) {
@@ -625,7 +633,10 @@ impl State {
     pub fn remove_if_unused(&mut self, ino: Ino, store: &crate::store::Store) {
         let Some(inode) = self.inodes.get(&ino) else { return };
         let is_used = inode.nlink > 0 || inode.handles > 0 || inode.pending > 0 || ino == ROOT;
-        if is_used || self.passes.contains(&ino) || inode.data().is_some_and(|data| data.extents.values().any(|e| e.pins > 0 || e.fetching)) {
+        if is_used
+            || self.passes.contains(&ino)
+            || inode.data().is_some_and(|data| data.extents.values().any(|e| e.pins > 0 || e.fetching))
+        {
             return;
         }
         self.drop_data(ino, store);

@@ -57,7 +57,10 @@ impl Need {
 
     /// Whether it is read from the backing directory by a loader.
     pub fn is_loaded(&self) -> bool {
-        matches!(self, Need::Name(..) | Need::Listing(_) | Need::Xattrs(_) | Need::Target(_) | Need::Statistics)
+        matches!(
+            self,
+            Need::Name(..) | Need::Listing(_) | Need::Xattrs(_) | Need::Target(_) | Need::Statistics
+        )
     }
 }
 
@@ -158,7 +161,8 @@ impl Waits {
 
     /// How many wait for room, and for anything else.
     pub fn count(&self) -> (usize, usize) {
-        let room = [Need::Space, Need::Log].iter().filter_map(|need| self.by_need.get(need)).map(Vec::len).sum();
+        let room =
+            [Need::Space, Need::Log].iter().filter_map(|need| self.by_need.get(need)).map(Vec::len).sum();
         (room, self.parked.len() - room)
     }
 
@@ -200,7 +204,9 @@ pub fn doomed(threads: &[u32]) -> HashSet<u32> {
         // Who can't be read is gone, or not of this namespace: then nobody is kept waiting by it.
         let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else { return false };
         status.lines().any(|line| {
-            let Some(mask) = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")) else { return false };
+            let Some(mask) = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")) else {
+                return false;
+            };
             u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & KILL != 0)
         })
     };

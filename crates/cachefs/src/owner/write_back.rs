@@ -70,7 +70,9 @@ impl State {
     pub fn due(&self) -> u64 {
         let mut until = self.wanted;
         if !self.settings.idle {
-            let old = self.log.iter().take_while(|pending| pending.since.elapsed() >= self.settings.age).count() as u64;
+            let old =
+                self.log.iter().take_while(|pending| pending.since.elapsed() >= self.settings.age).count()
+                    as u64;
             until = until.max(self.first_pending + old - 1);
         }
         if self.log.len() >= super::state::LONGEST_LOG / 2 {
@@ -285,8 +287,11 @@ impl State {
     fn settle(&mut self, pass: &Pass, change: impl Fn(&mut super::state::Extent, &Blocks)) {
         let ino = pass.ino;
         for (number, blocks) in &pass.extents {
-            let Some(extent) =
-                self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()).and_then(|data| data.extents.get_mut(number))
+            let Some(extent) = self
+                .inodes
+                .get_mut(&ino)
+                .and_then(|inode| inode.data_mut())
+                .and_then(|data| data.extents.get_mut(number))
             else {
                 continue;
             };
@@ -446,13 +451,15 @@ impl Core {
             // What was cut off here must not come back when the file grows there.
             rustix::fs::ftruncate(to, pass.backing_len.min(pass.size))?;
         }
-        let from = if pass.extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
+        let from =
+            if pass.extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
         let mut length = to.metadata().map_err(errno)?.len();
         let mut buffer = Vec::new();
         for (number, blocks) in &pass.extents {
             let first = u64::from(*number) * EXTENT;
             for (begin, end) in blocks.runs() {
-                let (begin, end) = (first + u64::from(begin) * BLOCK, (first + u64::from(end) * BLOCK).min(pass.size));
+                let (begin, end) =
+                    (first + u64::from(begin) * BLOCK, (first + u64::from(end) * BLOCK).min(pass.size));
                 let Some(from) = &from else { continue };
                 for part in store::segments(&**from, begin, end).map_err(errno)? {
                     let size = part.end - part.begin;
@@ -486,7 +493,8 @@ impl Core {
                     let entry = self.backing_entry(pass.ino)?;
                     Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?)
                 } else {
-                    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    let flags =
+                        OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let directory = self.backing_directory(ROOT)?;
                     let name = unfinished(pass.ino);
                     let file = backing::within(self.backing.uid(), directory.as_fd(), || {
@@ -506,7 +514,12 @@ impl Core {
     ///
     /// What of ours is not resident was never changed here, and is as theirs is.
     fn set_aside(&self, pass: &mut Pass) -> Result<(), Errno> {
-        let home = self.lock().inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?;
+        let home = self
+            .lock()
+            .inodes
+            .get(&pass.ino)
+            .and_then(|inode| inode.homes.first().cloned())
+            .ok_or(Errno::STALE)?;
         let directory = self.backing_directory(home.dir)?;
         let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
@@ -519,7 +532,10 @@ impl Core {
             let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
             let mut state = self.lock();
             let path = state.shown(pass.ino);
-            tracing::warn!(path, "somebody else has changed this meanwhile; attributes that were changed here are not taken over");
+            tracing::warn!(
+                path,
+                "somebody else has changed this meanwhile; attributes that were changed here are not taken over"
+            );
             if let Some(inode) = state.inodes.get_mut(&pass.ino) {
                 inode.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
             }
@@ -587,13 +603,19 @@ fn sync(pass: &Pass) -> Result<(), Errno> {
 }
 
 fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
-    match rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, begin, end - begin) {
+    match rustix::fs::fallocate(
+        file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        begin,
+        end - begin,
+    ) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let zeros = vec![0; (end - begin).min(EXTENT) as usize];
             let mut at = begin;
             while at < end {
                 let count = zeros.len().min((end - at) as usize);
-                file.write_all_at(&zeros[..count], at).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                file.write_all_at(&zeros[..count], at)
+                    .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
                 at += count as u64;
             }
             Ok(())

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use ondeck_cachefs::Owner;
 use ondeck_cachefs::message::{
-    Attributes, Caller, Change, Handle, Ino, New, OpenMode, ROOT, Replace, Reply, Request, Service, SetTime, Time,
+    Attributes, Caller, Change, Handle, Ino, New, OpenMode, ROOT, Replace, Reply, Request, Service, SetTime,
+    Time,
 };
 use ondeck_cachefs::settings::Settings;
 use rustix::fs::{Mode, OFlags};
@@ -40,11 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 type Result<T> = std::result::Result<T, i32>;
 
 fn caller() -> Caller {
-    Caller {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        thread: 0,
-    }
+    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), thread: 0 }
 }
 
 impl Cache {
@@ -109,7 +106,8 @@ impl Cache {
         let what = format!("{request:?}").chars().take(200).collect::<String>();
         let (tell, told) = channel();
         self.owner().ask(caller(), request, Box::new(move |answer| drop(tell.send(answer))));
-        let answer = told.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: {:#?}", self.owner().status()));
+        let answer =
+            told.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: {:#?}", self.owner().status()));
         answer.map_err(rustix::io::Errno::raw_os_error)
     }
 
@@ -203,8 +201,13 @@ impl Cache {
     pub fn write_open(&self, open: &Open, offset: u64, data: &[u8]) -> Result<()> {
         for (index, data) in data.chunks(1 << 20).enumerate() {
             let offset = offset + ((index as u64) << 20);
-            let write =
-                Request::Write { ino: open.ino, handle: open.handle, offset, data: data.into(), kill_privileges: false };
+            let write = Request::Write {
+                ino: open.ino,
+                handle: open.handle,
+                offset,
+                data: data.into(),
+                kill_privileges: false,
+            };
             match self.ask(write)? {
                 Reply::Written(count) => assert_eq!(count as usize, data.len()),
                 other => panic!("{other:?}"),
@@ -339,7 +342,10 @@ impl Cache {
             libc::S_IFREG => self.read(path.to_str().unwrap(), 0, attributes.size as usize).unwrap(),
             _ => Vec::new(),
         };
-        self.tree().into_iter().map(|(path, found)| (path.clone(), (found.mode, content(&path, &found)))).collect()
+        self.tree()
+            .into_iter()
+            .map(|(path, found)| (path.clone(), (found.mode, content(&path, &found))))
+            .collect()
     }
 
     /// Makes a plain directory like what programs see, hard links included.
@@ -365,7 +371,11 @@ impl Cache {
         for (path, expected) in shown {
             let found = fs::symlink_metadata(self.backing().join(path)).unwrap();
             let what = path.display();
-            assert_eq!((found.mtime(), found.mtime_nsec()), (expected.mtime.secs, i64::from(expected.mtime.nanos)), "{what}");
+            assert_eq!(
+                (found.mtime(), found.mtime_nsec()),
+                (expected.mtime.secs, i64::from(expected.mtime.nanos)),
+                "{what}"
+            );
             assert_eq!(found.mode(), expected.mode, "{what}");
             assert_eq!((found.uid(), found.gid()), (expected.uid, expected.gid), "{what}");
         }

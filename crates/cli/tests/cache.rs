@@ -1,0 +1,129 @@
+//! `ondeck cache`: unchanged programs over a cache, and what is left of it when its server is killed.
+
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use scene::{Scene, Who, is_root, wait_until};
+
+/// A cache over the directory `backing` of a scene, mounted on `fast`.
+struct Mounted {
+    scene: Scene,
+    backing: PathBuf,
+    fast: PathBuf,
+}
+
+impl Mounted {
+    /// `None` where it can't be.
+    fn new() -> Option<Mounted> {
+        if !is_root() || !Path::new("/dev/fuse").exists() {
+            ondeck_skip::skipped("it needs root and /dev/fuse");
+            return None;
+        }
+        let scene = Scene::new(Who::Me);
+        let (backing, fast) = (scene.dir("backing"), scene.dir("fast"));
+        let mounted = Mounted { scene, backing, fast };
+        mounted.ondeck(&["mount", "--backing", "backing", "--capacity", "32MiB", "fast"]);
+        Some(mounted)
+    }
+
+    fn ondeck(&self, arguments: &[&str]) -> String {
+        let mut command = self.scene.ondeck(&["cache"]);
+        let output = command.args(arguments).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ondeck cache {arguments:?}: {} {told}", output.status);
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let told: serde_json::Value =
+            serde_json::from_str(&self.ondeck(&["status", "fast", "--json"])).unwrap();
+        told[0].clone()
+    }
+
+    /// Runs a shell script in the cache.
+    fn run(&self, script: &str) -> String {
+        sh(&self.fast, script)
+    }
+}
+
+fn sh(dir: &Path, script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).current_dir(dir).env("HOME", dir).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {} {told}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Whatever the test has left: the server, and its mounts.
+        let lose = self.scene.ondeck(&["cache", "unmount", "--force-lose", "--yes", "fast"]).output();
+        drop(lose);
+    }
+}
+
+#[test]
+fn what_programs_wrote_is_on_disk_after_an_unmount_and_nothing_is_left_of_the_cache() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.run(
+        "umask 027; mkdir -p a/b; echo one > a/b/file; ln a/b/file hard; ln -s a/b soft; mkfifo pipe
+         head -c 50000000 /dev/zero | tr '\\0' x > large; truncate -s 1G sparse; echo end >> sparse
+         setfattr -n user.colour -v green a/b/file; chmod 2750 a; touch -d '2001-02-03 04:05:06.789' a/b",
+    );
+    let shown = mounted.run("find . -printf '%P %y %m %s %T@ %l\\n' | grep -v '^ d' | sort; md5sum large");
+    mounted.ondeck(&["unmount", "fast"]);
+    let found =
+        sh(&mounted.backing, "find . -printf '%P %y %m %s %T@ %l\\n' | grep -v '^ d' | sort; md5sum large");
+    assert_eq!(found, shown);
+    assert_eq!(
+        sh(&mounted.backing, "cat soft/file; getfattr -n user.colour --only-values hard"),
+        "one\ngreen"
+    );
+    assert!(sh(&mounted.backing, "stat -c %b sparse").trim().parse::<u64>().unwrap() < 100, "it is sparse");
+    assert_eq!(sh(&mounted.backing, "stat -c %h hard"), "2\n");
+    assert_eq!(fs::read_dir(&mounted.fast).unwrap().count(), 0);
+    assert_eq!(mounted.ondeck(&["status", "--json"]).trim(), "[]");
+}
+
+#[test]
+fn what_a_killed_server_had_is_there_when_the_cache_is_mounted_again() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.run(
+        "mkdir d; echo kept > d/file; head -c 9000000 /dev/urandom > large; md5sum large > sum; rm -f none",
+    );
+    let server = mounted.status()["server"].as_i64().unwrap();
+    assert!(!mounted.backing.join("large").exists(), "it is in the cache alone");
+    let pid = rustix::process::Pid::from_raw(server as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+    assert_eq!(fs::read_dir(&mounted.fast).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    mounted.ondeck(&["mount", "--backing", "backing", "--capacity", "32MiB", "fast"]);
+    assert_eq!(mounted.run("cat d/file; md5sum -c --quiet sum"), "kept\n");
+    mounted.ondeck(&["flush", "fast"]);
+    assert_eq!(sh(&mounted.backing, "cat d/file; md5sum -c --quiet sum"), "kept\n");
+}
+
+#[test]
+fn git_and_make_find_what_they_left_before_and_after_a_flush() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.run(
+        "git init -q repository; cd repository; git config user.email a@b; git config user.name n
+         for i in $(seq 60); do mkdir -p d$((i % 7)); echo $i > d$((i % 7))/f$i; done
+         git add .; git commit -qm one; for i in $(seq 60); do echo more >> d$((i % 7))/f$i; done
+         git commit -qam two; git gc -q",
+    );
+    mounted.run(
+        "mkdir build; cd build; printf 'all: a.o b.o\\n\\tcat a.o b.o > all\\n%%.o: %%.c\\n\\tcp $< $@\\n' > Makefile
+         echo 1 > a.c; echo 2 > b.c; make -s",
+    );
+    let nothing = "cd build; make -q; cd ../repository; git fsck --full >/dev/null; git status --short";
+    assert_eq!(mounted.run(nothing), "");
+    mounted.ondeck(&["flush", "fast"]);
+    assert_eq!(mounted.run(nothing), "");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(sh(&mounted.backing, nothing), "");
+}
