@@ -16,8 +16,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::acl;
-use crate::message::{Ino, Space, Time};
-use crate::owner::Xattrs;
+use crate::message::{Ino, Space, Time, Xattrs};
 
 /// Directories that are kept open.
 const OPEN_DIRECTORIES: usize = 512;
@@ -235,7 +234,7 @@ pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
 }
 
 /// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself.
-fn is_kept(name: &[u8]) -> bool {
+pub fn is_kept(name: &[u8]) -> bool {
     let begins = |with: &str| name.starts_with(with.as_bytes());
     begins("user.") || begins("security.") || begins("trusted.") || begins("system.posix_acl_")
 }

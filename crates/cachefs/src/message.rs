@@ -5,6 +5,7 @@
 //! only [`Opened::passthrough`] is for a client on the owner's machine.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::sync::Arc;
@@ -37,6 +38,9 @@ impl Time {
         Time { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
     }
 }
+
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<OsString, Vec<u8>>;
 
 /// What stat(2) tells of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,10 +4,11 @@
 //!
 //! # Layout
 //!
-//! - `state`: what it knows; `names`, `data`: what requests do with it; `blocks`: sets of blocks
+//! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
+//! - `names`, `data`: what requests do with it
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
 //! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
-//! - `journal`, `recover`: how a cache goes on after its process was killed
+//! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
 //!
 //! # Why it can't stand still
 //!
@@ -23,9 +24,11 @@
 mod apply;
 mod blocks;
 mod data;
+mod inode;
 mod journal;
 mod load;
 mod names;
+mod notes;
 mod recover;
 mod state;
 mod wait;
@@ -50,7 +53,6 @@ use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
 use crate::status::{Failing, Status};
 use crate::store::Store;
 use journal::{Journal, JournalError};
-pub use state::Xattrs;
 use state::{State, Stop};
 use wait::{Need, Parked};
 
@@ -460,6 +462,17 @@ fn changes(request: &Request<'_>) -> bool {
     )
 }
 
+/// Ends the process if there is a defect: a cache of which a part stands still would keep programs waiting for ever, and what
+/// is in the store can be recovered.
+fn or_end(work: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        tracing::error!(
+            "a defect in the cache; its server ends, and what it holds is recovered when it is mounted again"
+        );
+        std::process::abort();
+    }
+}
+
 impl Owner {
     /// Opens a cache, and goes on with what an earlier process has left in its store.
     ///
@@ -525,7 +538,7 @@ impl Owner {
                 let _ = tell.send(assumed);
                 drop(tell);
                 if can {
-                    run(&core);
+                    or_end(|| run(&core));
                 }
             })?;
             self.threads().push(thread);
@@ -535,7 +548,8 @@ impl Owner {
             assumed?;
         }
         let core = Arc::clone(&self.core);
-        let thread = std::thread::Builder::new().name("keeper".into()).spawn(move || core.run_keeper())?;
+        let thread =
+            std::thread::Builder::new().name("keeper".into()).spawn(move || or_end(|| core.run_keeper()))?;
         self.threads().push(thread);
         Ok(())
     }

@@ -103,7 +103,11 @@ fn check(config: &Config) -> ExitCode {
 pub fn log_to_stderr(format: LogFormat) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("ONDECK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // What can't be written, because the log's disk is full, is lost: to say so on the same standard error would end the thread.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     match format {
         LogFormat::Human => {
             let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());

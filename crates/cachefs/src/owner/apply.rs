@@ -18,8 +18,9 @@ use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::names::{UNFINISHED, directories};
-use super::state::{Home, Kind, Operation, Seen, State, dirty};
+use super::inode::{Home, Kind, Operation, Seen, dirty};
+use super::names::UNFINISHED;
+use super::state::State;
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT};
@@ -122,7 +123,7 @@ impl State {
             self.waits.wake(&Need::Synced(ino));
         }
         // It has changed their times there.
-        for dir in directories(&operation) {
+        for dir in operation.directories() {
             self.mark_dirty(dir, dirty::TIMES);
         }
         for ino in operation.inodes() {
@@ -527,7 +528,7 @@ impl Core {
         let (seen, over_seen, over_is_dir) = {
             let state = self.lock();
             let over_is_dir =
-                over.and_then(|over| state.inodes.get(&over)).is_some_and(super::state::Inode::is_dir);
+                over.and_then(|over| state.inodes.get(&over)).is_some_and(super::inode::Inode::is_dir);
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
         let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
@@ -608,7 +609,7 @@ impl Core {
     fn apply_unlink(&self, ino: Ino, dir: Ino, name: &OsStr) -> Result<Done, Errno> {
         let (is_there, seen, is_dir) = {
             let state = self.lock();
-            let is_dir = state.inodes.get(&ino).is_some_and(super::state::Inode::is_dir);
+            let is_dir = state.inodes.get(&ino).is_some_and(super::inode::Inode::is_dir);
             (state.has_home(ino, dir, name), state.seen(ino), is_dir)
         };
         if !is_there {

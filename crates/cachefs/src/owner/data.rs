@@ -14,8 +14,9 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
+use super::inode::{Extent, FileData, Kind, blocks_before, dirty};
 use super::names::without_set_ids;
-use super::state::{Extent, FileData, Kind, OpenFile, State, Stop, blocks_before, dirty};
+use super::state::{OpenFile, State, Stop};
 use super::wait::Need;
 use crate::message::{Caller, Handle, Ino, OpenMode, Opened, Reply, Time};
 use crate::settings::EXTENT;

@@ -12,8 +12,9 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, Blocks};
+use super::inode::{Home, Inode, Kind, Seen};
 use super::names::UNFINISHED;
-use super::state::{Home, Inode, Kind, Seen, State};
+use super::state::State;
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT};

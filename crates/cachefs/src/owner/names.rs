@@ -6,9 +6,11 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::state::{Inode, Kind, LONGEST_LOG, Operation, State, Stop, Xattrs, dirty};
+use super::inode::{Inode, Kind, Operation, dirty};
+use super::state::{LONGEST_LOG, State, Stop};
 use super::wait::Need;
 use crate::acl::{self, Acl};
+use crate::message::Xattrs;
 use crate::message::{Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
 use crate::store::Store;
 
@@ -207,6 +209,9 @@ impl State {
         if inode.is_dir() {
             return Err(Errno::PERM.into());
         }
+        if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            return Err(Errno::INVAL.into());
+        }
         if inode.is_orphan() {
             return Err(Errno::NOENT.into());
         }
@@ -301,7 +306,7 @@ impl State {
 
     fn carry_out(&mut self, operation: Operation) -> Result<(), Stop> {
         self.perform(&operation, Time::now())?;
-        for dir in directories(&operation) {
+        for dir in operation.directories() {
             self.mark_dirty(dir, dirty::TIMES);
         }
         let number = self.push(operation);
@@ -346,7 +351,7 @@ impl State {
                 self.moved(*other, *to_dir, *dir, at)?;
             }
         }
-        for dir in directories(operation) {
+        for dir in operation.directories() {
             let directory = self.inode_mut(dir)?;
             (directory.mtime, directory.ctime) = (at, at);
         }
@@ -448,6 +453,10 @@ impl State {
     /// Sets an extended attribute.
     pub fn set_xattr(&mut self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<(), Stop> {
         let is_acl = name == acl::ACCESS || name == acl::DEFAULT;
+        // The backing directory would refuse it later, when nobody can be told.
+        if !crate::backing::is_kept(name.as_encoded_bytes()) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
         if (is_acl && !self.keeps_acls) || (!is_acl && !self.keeps_xattrs) {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -524,21 +533,6 @@ impl State {
                     self.remove_if_unused(*ino, store);
                 }
             }
-        }
-    }
-}
-
-/// The directories whose entries an operation changes, each once.
-pub fn directories(operation: &Operation) -> Vec<Ino> {
-    match operation {
-        Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => {
-            vec![*dir]
-        }
-        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } if dir == to_dir => {
-            vec![*dir]
-        }
-        Operation::Rename { dir, to_dir, .. } | Operation::Exchange { dir, to_dir, .. } => {
-            vec![*dir, *to_dir]
         }
     }
 }

@@ -11,11 +11,9 @@ use hashlink::LinkedHashMap;
 use super::OpenError;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
+use super::inode::{FileData, Inode, Kind, Operation, Seen, blocks_before, dirty};
 use super::journal::{Image, Journal, Record};
-use super::state::{
-    Counters, FIRST_OWN_INO, FileData, Inode, Kind, Operation, Pending, Seen, State, Stop, blocks_before,
-    dirty,
-};
+use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
 use crate::backing::Stat;
 use crate::message::{Ino, ROOT};
@@ -156,7 +154,7 @@ impl State {
                         inode.made_by = *number;
                     }
                     self.perform(operation, *at)?;
-                    for dir in super::names::directories(operation) {
+                    for dir in operation.directories() {
                         self.inode_mut(dir)?.dirty |= dirty::TIMES;
                     }
                 }
@@ -170,7 +168,7 @@ impl State {
             }
             Record::Cancelled { number, unlink, at } => {
                 self.perform(unlink, *at)?;
-                for dir in super::names::directories(unlink) {
+                for dir in unlink.directories() {
                     self.inode_mut(dir)?.dirty |= dirty::TIMES;
                 }
                 let index = number.checked_sub(self.first_pending).map(|index| index as usize);

@@ -18,9 +18,11 @@ use rustix::io::Errno;
 use super::Core;
 use super::apply::unfinished;
 use super::blocks::{BLOCK, Blocks};
-use super::state::{Home, Seen, State, Xattrs, dirty};
+use super::inode::{Home, Seen, dirty};
+use super::state::State;
 use super::wait::Need;
 use crate::backing;
+use crate::message::Xattrs;
 use crate::message::{Ino, ROOT, Time};
 use crate::settings::EXTENT;
 use crate::status::Conflict;
@@ -284,7 +286,7 @@ impl State {
         }
     }
 
-    fn settle(&mut self, pass: &Pass, change: impl Fn(&mut super::state::Extent, &Blocks)) {
+    fn settle(&mut self, pass: &Pass, change: impl Fn(&mut super::inode::Extent, &Blocks)) {
         let ino = pass.ino;
         for (number, blocks) in &pass.extents {
             let Some(extent) = self

@@ -1,0 +1,252 @@
+//! What is noted in the journal, and when.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+use super::blocks::Blocks;
+use super::inode::{Home, Inode, Operation, Seen};
+use super::journal::{HEADER, Image, Record, SHORT, new_file};
+use super::state::State;
+use crate::message::{Ino, Time};
+
+impl State {
+    /// Sees to it that the journal says what an inode is, and where, and so of the directories above it.
+    fn anchor(&mut self, ino: Ino) {
+        let mut next = vec![ino];
+        let mut names = Vec::new();
+        while let Some(ino) = next.pop() {
+            if self.journal.known.contains(&ino) {
+                continue;
+            }
+            let Some(inode) = self.inodes.get(&ino) else { continue };
+            self.journal.known.insert(ino);
+            let image = Image::of(inode);
+            if image.parent != 0 && image.parent != ino {
+                next.push(image.parent);
+            }
+            for Home { dir, name } in &image.homes {
+                next.push(*dir);
+                let leads_here =
+                    self.directory(*dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
+                if leads_here {
+                    names.push(Record::Entry(*dir, name.clone(), ino));
+                }
+            }
+            self.journal.add(&Record::Inode(ino, Box::new(image)));
+        }
+        // Only now all of the directories are there.
+        for name in names {
+            self.journal.add(&name);
+        }
+    }
+
+    fn end_record(&mut self) {
+        self.journal.write();
+        if self.journal.length > SHORT.max(4 * self.journal.length_at_first) {
+            self.checkpoint();
+        }
+    }
+
+    /// Adds an operation of the log to the journal. Its names are changed already.
+    pub fn journal_operation(&mut self, number: u64) {
+        let Some(pending) = self.log.get((number - self.first_pending) as usize) else { return };
+        let operation = pending.operation.clone();
+        for ino in operation.inodes() {
+            self.anchor_before(ino, &operation);
+        }
+        let at = self.inodes.get(&operation.directories()[0]).map_or_else(Time::now, |dir| dir.mtime);
+        self.journal.add(&Record::Operation { number, operation, at, change_names: true, cancelled: false });
+        self.end_record();
+    }
+
+    /// The names are changed already, and the record will do that again: what it is about is said as it was before, or harmlessly.
+    fn anchor_before(&mut self, ino: Ino, operation: &Operation) {
+        if self.journal.known.contains(&ino) {
+            return;
+        }
+        self.anchor(ino);
+        // Counts of names have changed already; the record says them anew.
+        let links = |nlink: u32, more: i64| (i64::from(nlink) + more).max(0) as u32;
+        let is_dir = self.inodes.get(&ino).is_some_and(Inode::is_dir);
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let mut image = Image::of(inode);
+        match operation {
+            Operation::Link { ino: of, .. } if *of == ino => image.nlink = links(image.nlink, -1),
+            Operation::Unlink { ino: of, .. } if *of == ino => {
+                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) }
+            }
+            Operation::Rename { over: Some(of), .. } if *of == ino => {
+                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) };
+            }
+            _ => {}
+        }
+        self.journal.add(&Record::Inode(ino, Box::new(image)));
+    }
+
+    /// Notes that an operation is not to be done, because what it made was removed.
+    pub fn journal_cancelled(&mut self, number: u64, unlink: Operation, at: Time) {
+        self.journal.add(&Record::Cancelled { number, unlink, at });
+        self.end_record();
+    }
+
+    /// Notes that the first operation of the log is done.
+    pub fn journal_applied(&mut self, number: u64, beside: Option<OsString>) {
+        self.journal.add(&Record::Applied { number, beside });
+        self.end_record();
+    }
+
+    /// Notes that something was made that is not complete yet.
+    pub fn journal_prepared(&mut self, ino: Ino, home: Home, seen: Seen) {
+        self.anchor(ino);
+        self.anchor(home.dir);
+        self.journal.add(&Record::Prepared { ino, home, seen });
+        self.end_record();
+    }
+
+    /// Notes what an inode is like now.
+    pub fn journal_inode(&mut self, ino: Ino) {
+        self.anchor(ino);
+        if let Some(inode) = self.inodes.get(&ino) {
+            let image = Image::of(inode);
+            self.journal.add(&Record::Inode(ino, Box::new(image)));
+            self.end_record();
+        }
+    }
+
+    /// Notes that bytes were written.
+    pub fn journal_write(&mut self, ino: Ino, begin: u64, end: u64, bits: u8) {
+        self.anchor(ino);
+        if let Some(inode) = self.inodes.get(&ino) {
+            let (mode, size, mtime) = (inode.mode, inode.size, inode.mtime);
+            self.journal.add(&Record::Write { ino, begin, end, mode, size, mtime, bits });
+            self.end_record();
+        }
+    }
+
+    /// Notes that the size is about to be changed.
+    pub fn journal_size(&mut self, ino: Ino, size: u64, mode: u32, mtime: Time, bits: u8) {
+        self.anchor(ino);
+        self.journal.add(&Record::Size { ino, size, mode, mtime, bits });
+        self.end_record();
+    }
+
+    /// Notes that a part is about to become zeros.
+    pub fn journal_zero(&mut self, ino: Ino, begin: u64, end: u64, mtime: Time) {
+        self.anchor(ino);
+        self.journal.add(&Record::Zero { ino, begin, end, mtime });
+        self.end_record();
+    }
+
+    /// Notes that blocks are dirty.
+    pub fn journal_dirty(&mut self, ino: Ino, number: u32, blocks: &Blocks) {
+        self.anchor(ino);
+        self.journal.add(&Record::Dirty(ino, number, blocks.clone()));
+        self.end_record();
+    }
+
+    /// Notes that the backing directory has something.
+    pub fn journal_clean(&mut self, ino: Ino, extents: Vec<(u32, Blocks)>, bits: u8) {
+        if !self.journal.known.contains(&ino) {
+            return;
+        }
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let data = inode.data().map(|data| (data.backing_len, data.cut));
+        let seen = inode.seen;
+        self.journal.add(&Record::Clean { ino, extents, bits, seen, data });
+        self.end_record();
+    }
+
+    /// Notes that something is about to be changed on the backing directory.
+    pub fn journal_writing(&mut self, ino: Ino) {
+        self.anchor(ino);
+        self.journal.add(&Record::Writing(ino));
+        self.end_record();
+    }
+
+    /// Notes that a number is free.
+    pub fn journal_forgotten(&mut self, ino: Ino) {
+        if self.journal.known.remove(&ino) {
+            self.journal.add(&Record::Forgotten(ino));
+            self.end_record();
+        }
+    }
+
+    /// Notes how something was seen on the backing directory.
+    pub fn journal_seen(&mut self, ino: Ino) {
+        if let Some(seen) = self.inodes.get(&ino).and_then(|inode| inode.seen)
+            && self.journal.known.contains(&ino)
+        {
+            self.journal.add(&Record::Seen(ino, seen));
+            self.end_record();
+        }
+    }
+
+    /// Replaces the journal by one that has only what still counts.
+    pub fn checkpoint(&mut self) {
+        self.journal.known.clear();
+        self.journal.buffer.clear();
+        self.journal.add(&Record::Begins(self.first_pending));
+        let mut relevant: BTreeSet<Ino> = self.dirty_by_age.keys().copied().collect();
+        let mut names = Vec::new();
+        // What was cancelled has no names, and may be of what is not there any more.
+        for pending in self.log.iter().filter(|pending| !pending.cancelled) {
+            relevant.extend(pending.operation.inodes());
+            match &pending.operation {
+                Operation::Make { dir, name, .. }
+                | Operation::Link { dir, name, .. }
+                | Operation::Unlink { dir, name, .. } => names.push((*dir, name.clone())),
+                Operation::Rename { dir, name, to_dir, to_name, .. }
+                | Operation::Exchange { dir, name, to_dir, to_name, .. } => {
+                    names.push((*dir, name.clone()));
+                    names.push((*to_dir, to_name.clone()));
+                }
+            }
+        }
+        for ino in relevant {
+            self.anchor(ino);
+            let Some(inode) = self.inodes.get(&ino) else { continue };
+            let dirty: Vec<(u32, Blocks)> = (inode.data().into_iter().flat_map(|data| &data.extents))
+                .map(|(number, extent)| (*number, extent.dirty.with(&extent.flight)))
+                .filter(|(_, blocks)| !blocks.is_empty())
+                .collect();
+            for (number, blocks) in dirty {
+                self.journal.add(&Record::Dirty(ino, number, blocks));
+            }
+            if self.passes.contains(&ino) {
+                self.journal.add(&Record::Writing(ino));
+            }
+        }
+        for (dir, name) in names {
+            let now = self.directory(dir).ok().and_then(|dir| dir.entries.get(name.as_os_str()).copied());
+            let record = match now {
+                Some(ino) => Record::Entry(dir, name, ino),
+                None => Record::Gone(dir, name),
+            };
+            self.journal.add(&record);
+        }
+        let operations: Vec<Record> = (self.log.iter().enumerate())
+            .map(|(index, pending)| Record::Operation {
+                number: self.first_pending + index as u64,
+                operation: pending.operation.clone(),
+                at: Time::default(),
+                change_names: false,
+                cancelled: pending.cancelled,
+            })
+            .collect();
+        for record in operations {
+            self.journal.add(&record);
+        }
+        let content = std::mem::take(&mut self.journal.buffer);
+        match new_file(&self.journal.root, &content) {
+            Ok(file) => {
+                self.journal.file = file;
+                self.journal.length = (HEADER.len() + content.len()) as u64;
+                self.journal.length_at_first = self.journal.length;
+            }
+            Err(error) => {
+                tracing::error!(%error, "can't replace the cache's journal; changes are refused from now on");
+                self.journal.failed = Some(error.to_string());
+            }
+        }
+    }
+}
