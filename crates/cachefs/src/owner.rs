@@ -263,7 +263,9 @@ impl Core {
             }
             Request::Close { ino, handle } => {
                 let writes = state.handles.get(handle).is_some_and(|open| open.write);
-                state.error_of(*ino)?;
+                if writes {
+                    state.error_of(*ino)?;
+                }
                 if writes && state.settings.sync == SyncWhen::Close {
                     state.synced(*ino, target)?;
                 }

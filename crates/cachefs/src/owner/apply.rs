@@ -205,9 +205,19 @@ impl Core {
             (batch, shown)
         };
         // Whether what is made has a directory to be made in does not matter here: the nearest one that is there takes it.
-        let result = self.prepare_all(&batch).and_then(|()| self.write_back_all(&shown));
+        let mut failed = self.prepare_all(&batch);
+        failed.extend(self.write_back_all(&shown));
+        // What comes before the first that failed is carried out all the same: a removal may make room for it.
+        let first = batch.iter().position(|pending| {
+            !pending.cancelled && failed.iter().any(|(ino, _)| pending.operation.inodes()[0] == *ino)
+        });
+        let ready = first.unwrap_or(batch.len());
+        let result = match failed.first() {
+            Some(error) if ready == 0 => Err(*error),
+            _ => Ok(()),
+        };
         let result = result.and_then(|()| {
-            for pending in &batch {
+            for pending in &batch[..ready] {
                 let number = self.lock().first_pending;
                 let mut done = Done::default();
                 // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
@@ -400,14 +410,17 @@ impl Core {
         found
     }
 
-    /// Makes what a batch makes, under the names of what is unfinished.
-    fn prepare_all(&self, batch: &[super::state::Pending]) -> Result<(), (Ino, Errno)> {
+    /// Makes what a batch makes, under the names of what is unfinished; returns what could not be made.
+    fn prepare_all(&self, batch: &[super::state::Pending]) -> Vec<(Ino, Errno)> {
+        let mut failed = Vec::new();
         for pending in batch.iter().filter(|pending| !pending.cancelled) {
-            if let Operation::Make { ino, dir, .. } = &pending.operation {
-                self.prepare(*ino, *dir).map_err(|error| (*ino, error))?;
+            if let Operation::Make { ino, dir, .. } = &pending.operation
+                && let Err(error) = self.prepare(*ino, *dir)
+            {
+                failed.push((*ino, error));
             }
         }
-        Ok(())
+        failed
     }
 
     /// Makes an inode under the name of what is unfinished, in the nearest directory that is there.

@@ -291,28 +291,28 @@ impl State {
         Ok(names)
     }
 
-    /// A path for people: by the backing directory's names, or else by the number.
+    /// A path for people: by the backing directory's names, or the name that it will have there.
     pub fn shown(&self, ino: Ino) -> String {
         if ino == ROOT {
             return ".".to_owned();
         }
-        let path = self
-            .inodes
-            .get(&ino)
-            .and_then(|inode| inode.homes.first())
-            .and_then(|home| self.home_path(home).ok());
-        match path {
+        let inode = self.inodes.get(&ino);
+        // What is not complete yet has a name there that nobody has given it.
+        let home = inode.filter(|inode| inode.made_by == 0).and_then(|inode| inode.homes.first());
+        match home.and_then(|home| self.home_path(home).ok()) {
             Some(names) => names.join(OsStr::new("/")).to_string_lossy().into_owned(),
             None => match self.pending_name(ino) {
-                Some(name) => name.to_string_lossy().into_owned(),
+                Some((dir, name)) if dir == ROOT => name.to_string_lossy().into_owned(),
+                Some((dir, name)) => format!("{}/{}", self.shown(dir), name.to_string_lossy()),
                 None => format!("inode {ino}"),
             },
         }
     }
 
-    fn pending_name(&self, ino: Ino) -> Option<&OsStr> {
+    /// Where what is not on the backing directory yet is made: at a directory that was made before it.
+    fn pending_name(&self, ino: Ino) -> Option<(Ino, &OsStr)> {
         self.log.iter().find_map(|pending| match &pending.operation {
-            Operation::Make { ino: made, name, .. } if *made == ino => Some(name.as_os_str()),
+            Operation::Make { ino: made, dir, name } if *made == ino => Some((*dir, name.as_os_str())),
             _ => None,
         })
     }

@@ -336,11 +336,8 @@ impl Core {
         done
     }
 
-    /// Writes files back, so that all that they had when the call began is on the disk.
-    ///
-    /// # Errors
-    /// The first that failed.
-    pub fn write_back_all(&self, inos: &[Ino]) -> Result<(), (Ino, Errno)> {
+    /// Writes files back, so that all that they had when the call began is on the disk; returns what failed.
+    pub fn write_back_all(&self, inos: &[Ino]) -> Vec<(Ino, Errno)> {
         let next = AtomicUsize::new(0);
         let work = || -> Vec<Result<Pass, (Ino, Errno)>> {
             let mut done = Vec::new();
@@ -377,7 +374,7 @@ impl Core {
         });
         let (passes, failed): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
         let passes: Vec<Pass> = passes.into_iter().flatten().collect();
-        let mut first = failed.into_iter().find_map(Result::err);
+        let mut failed: Vec<(Ino, Errno)> = failed.into_iter().filter_map(Result::err).collect();
         let with_data = passes.iter().filter(|pass| pass.written > 0).count();
         let together = if with_data > SYNC_ONE_BY_ONE { Some(self.sync_all()) } else { None };
         for pass in passes {
@@ -387,10 +384,10 @@ impl Core {
                 _ => sync(&pass),
             };
             if let Err(error) = self.end_of(pass, synced) {
-                first.get_or_insert((ino, error));
+                failed.push((ino, error));
             }
         }
-        first.map_or(Ok(()), Err)
+        failed
     }
 
     fn begin_when_free(&self, ino: Ino) -> Option<Pass> {

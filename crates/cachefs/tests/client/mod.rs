@@ -36,7 +36,7 @@ pub struct Open {
 }
 
 /// Nothing takes so long.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 type Result<T> = std::result::Result<T, i32>;
 

@@ -1,0 +1,109 @@
+//! A backing directory without room.
+
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use client::Cache;
+use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+use ondeck_core::Bytes;
+
+/// A tmpfs of a size of its own.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new(size: &str) -> Option<Small> {
+        if !rustix::process::geteuid().is_root() {
+            ondeck_skip::skipped("it needs root, to mount a small filesystem");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
+        rustix::mount::mount(
+            "ondeck-test",
+            dir.path(),
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            &*options,
+        )
+        .unwrap();
+        Some(Small(dir))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn resize(&self, size: &str) {
+        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount_remount(self.path(), flags, &*options).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // A test that has failed says more than this would.
+        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_has_no_room_on_disk_stays_and_comes_home_when_there_is_room() {
+    let Some(small) = Small::new("4m") else { return };
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(Bytes(2 * LEAST_CAPACITY.0)) };
+    let mut cache = Cache::at(settings, small.path(), store.path());
+    let data: Vec<u8> = (0..9_000_000_u32).map(|at| (at >> 3) as u8).collect();
+    cache.create("large", 0o644).unwrap();
+    cache.write("large", 0, &data).unwrap();
+    cache.create("little", 0o644).unwrap();
+    cache.write("little", 0, b"little").unwrap();
+    for _ in 0..2 {
+        let until = Instant::now() + Duration::from_secs(60);
+        let told = cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+        assert!(told.contains("large") && told.contains("No space left"), "{told}");
+        let status = cache.owner().status();
+        assert_eq!(status.failing[0].path, "large");
+        assert!(status.dirty >= 9_000_000 && status.conflicts.is_empty(), "{status:?}");
+        assert_eq!(cache.read("large", 0, data.len()).unwrap(), data);
+        // Whoever goes on after a kill has it, too.
+        cache.replace();
+    }
+    small.resize("64m");
+    cache.flush();
+    assert_eq!(names(small.path()), ["large", "little"], "and nothing beside them");
+    assert_eq!(fs::read(small.path().join("large")).unwrap(), data);
+    assert_eq!(cache.owner().status().conflicts, []);
+}
+
+#[test]
+fn a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept() {
+    let Some(small) = Small::new("4m") else { return };
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache = Cache::at(Settings::new(LEAST_CAPACITY), small.path(), store.path());
+    cache.create("large", 0o644).unwrap();
+    let open = cache.open("large").unwrap();
+    let data = vec![7; 1 << 20];
+    let refused = (0..64).find_map(|mib| cache.write_open(&open, mib << 20, &data).err());
+    assert_eq!(refused, Some(libc::ENOSPC));
+    let told = cache.ask(ondeck_cachefs::message::Request::Close { ino: open.ino, handle: open.handle });
+    assert_eq!(told.err(), Some(libc::ENOSPC), "close(2) tells it, too");
+    cache.close(open);
+    cache.unlink("large").unwrap();
+    cache.create("little", 0o644).unwrap();
+    cache.write("little", 0, b"little").unwrap();
+    cache.flush();
+    assert_eq!(names(small.path()), ["little"]);
+}
