@@ -396,6 +396,10 @@ impl Core {
                     let low = low.saturating_sub(state.names_and_operations());
                     state.evict_to(&self.store, low);
                 }
+                // Requests that end make room, too, when they let go of what they used, and wake nobody.
+                if state.waits.is_waited_for(&Need::Space) {
+                    state.waits.wake(&Need::Space);
+                }
                 state.waits.threads()
             };
             let doomed: HashSet<u32> = wait::doomed(&threads);
@@ -661,14 +665,15 @@ impl Owner {
             if state.stopped {
                 return Err("the cache is ending".into());
             }
-            let failing = state.failing.iter().next().map(|(ino, (error, _))| (*ino, *error));
-            // Everything that can be written is, and what is left has failed since this began.
-            if let Some((ino, error)) = failing
-                && begun.elapsed() > 2 * RETRY
+            // It has failed since this began, and since anything else went well.
+            let since = begun.max(state.progress) + RETRY;
+            let failing = state.failing.iter().find(|(_, (_, until))| *until > since);
+            if let Some((ino, (error, _))) = failing
+                && since.elapsed() > RETRY
                 && state.passes.is_empty()
                 && state.urgent.iter().all(|ino| state.failing.contains_key(ino))
             {
-                return Err(format!("{}: {}", state.shown(ino), io::Error::from(error)));
+                return Err(format!("{}: {}", state.shown(*ino), io::Error::from(*error)));
             }
             self.core.work.notify_all();
             drop(self.core.wait(state));

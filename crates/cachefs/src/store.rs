@@ -24,9 +24,13 @@ const OPEN_FILES: usize = 2048;
 /// Directories that the files are spread over.
 const DIRECTORIES: u64 = 256;
 
+/// Letters of a store's name.
+const ID_LETTERS: usize = 8;
+
 /// A store.
 pub struct Store {
     root: OwnedFd,
+    id: String,
     directories: Vec<OwnedFd>,
     open: Mutex<LruCache<Ino, Arc<File>>>,
 }
@@ -50,6 +54,7 @@ impl Store {
     pub fn open(root: &Path) -> io::Result<Store> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty())?;
+        let id = id(&root)?;
         let mut directories = Vec::new();
         for number in 0..DIRECTORIES {
             let name = format!("{number:02x}");
@@ -59,7 +64,7 @@ impl Store {
             }
             directories.push(rustix::fs::openat(&root, &name, flags | OFlags::PATH, Mode::empty())?);
         }
-        Ok(Store { root, directories, open: Mutex::new(LruCache::new(OPEN_FILES)) })
+        Ok(Store { root, id, directories, open: Mutex::new(LruCache::new(OPEN_FILES)) })
     }
 
     fn cache(&self) -> MutexGuard<'_, LruCache<Ino, Arc<File>>> {
@@ -123,10 +128,40 @@ impl Store {
         Ok(found)
     }
 
+    /// What tells this store from all others: names that the cache itself makes have it, so that two caches, or the same one of
+    /// another day, never take each other's.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
     /// The directory of the store.
     pub fn root(&self) -> std::os::fd::BorrowedFd<'_> {
         self.root.as_fd()
     }
+}
+
+/// The name of a store: random, and kept in it.
+fn id(root: &OwnedFd) -> io::Result<String> {
+    const NAME: &str = "id";
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(root, NAME, flags, Mode::empty()) {
+        Ok(file) => {
+            let id = io::read_to_string(File::from(file))?;
+            if id.len() == ID_LETTERS && id.bytes().all(|letter| letter.is_ascii_hexdigit()) {
+                return Ok(id);
+            }
+            // A process that was killed had just begun to write it: nothing was named by it.
+        }
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut random = [0; ID_LETTERS / 2];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    let id: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(root, NAME, flags, Mode::RUSR | Mode::WUSR)?);
+    file.write_all_at(id.as_bytes(), 0)?;
+    Ok(id)
 }
 
 /// Reads `into` from `offset`; what lies behind the end of the file is zeros.

@@ -36,14 +36,14 @@ const LONGEST_NAME: usize = 255;
 /// Conflicts that are remembered for people.
 const CONFLICTS: usize = 1000;
 
-/// The name of what is not complete yet.
-pub fn unfinished(ino: Ino) -> OsString {
-    format!("{UNFINISHED}{ino:x}").into()
+/// The name of what is not complete yet, in the cache with this store.
+pub fn unfinished(store: &Store, ino: Ino) -> OsString {
+    format!("{UNFINISHED}{}-{ino:x}", store.id()).into()
 }
 
 /// The name for ours where somebody else has taken the one it should have.
-pub fn beside(name: &OsStr, ino: Ino) -> OsString {
-    let suffix = format!(".ondeck-{ino:x}");
+pub fn beside(store: &Store, name: &OsStr, ino: Ino) -> OsString {
+    let suffix = format!(".ondeck-{}-{ino:x}", store.id());
     let mut bytes = name.as_bytes().to_vec();
     bytes.truncate(LONGEST_NAME - suffix.len());
     bytes.extend(suffix.bytes());
@@ -64,6 +64,7 @@ impl State {
     pub fn applied(&mut self, store: &Store, other_name: Option<&OsStr>) {
         let Some(pending) = self.log.pop_front() else { return };
         self.first_pending += 1;
+        self.progress = std::time::Instant::now();
         let operation = pending.operation;
         if pending.cancelled {
             return;
@@ -282,7 +283,7 @@ impl Core {
             if is_at(ino, dir, name)? {
                 return Ok(done(true, None));
             }
-            let other = beside(name, ino);
+            let other = beside(&self.store, name, ino);
             Ok(if is_at(ino, dir, &other)? { done(false, Some(other)) } else { None })
         };
         let vanished = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
@@ -444,7 +445,7 @@ impl Core {
         };
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
-        let name = unfinished(ino);
+        let name = unfinished(&self.store, ino);
         let made = backing::within(self.backing.uid(), at, || {
             let make = || make(at, &name, mode, rdev, target.as_deref());
             match make() {
@@ -553,7 +554,7 @@ impl Core {
                 return Ok(Done::default());
             }
             // Ours may be beside, from before a crash.
-            let other = beside(to_name, ino);
+            let other = beside(&self.store, to_name, ino);
             if self.look(to, &other)?.as_ref().is_some_and(is_ours) {
                 return Ok(Done { beside: Some(other), kept: false });
             }
@@ -575,8 +576,8 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
-        let other = beside(to_name, ino);
-        self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::empty()))?;
+        let other = beside(&self.store, to_name, ino);
+        self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
         Ok(Done { beside: Some(other), kept: false })
     }
 
@@ -610,7 +611,7 @@ impl Core {
         if self.look(to.as_fd(), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
-        let other = beside(name, ino);
+        let other = beside(&self.store, name, ino);
         match link(&other) {
             Ok(()) => {}
             Err(Errno::EXIST) if self.look(to.as_fd(), &other)?.is_some_and(is_ours) => {}

@@ -207,15 +207,25 @@ impl State {
     fn unpin(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) {
         let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) else { return };
         let mut empty = false;
+        let mut freed = 0;
+        let is_mapped = data.passthrough > 0;
         for number in extents(begin, end) {
             if let Some(extent) = data.extents.get_mut(&number) {
                 extent.pins = extent.pins.saturating_sub(1);
-                if extent.can_go() && extent.valid.is_empty() && extent.held.is_empty() && extent.pins == 0 {
+                if extent.pins == 0 && !extent.fetching && !is_mapped {
+                    // Memory that was set aside for a write that did not come.
+                    let unused = extent.held.without(&extent.valid);
+                    freed += unused.count();
+                    extent.held.take(&unused);
+                }
+                if extent.can_go() && extent.valid.is_empty() && extent.held.is_empty() {
                     data.extents.remove(&number);
                     empty = true;
                 }
             }
         }
+        // Nobody is woken: who was just refused more would try again at once, for ever.
+        self.resident -= freed * BLOCK;
         if !empty {
             for number in extents(begin, end) {
                 self.touch(ino, number);

@@ -189,10 +189,11 @@ impl State {
         let ino = self.new_ino(None);
         self.insert(ino, inode);
         let operation = Operation::Make { ino, dir: parent, name: name.to_owned() };
+        self.mark_dirty(ino, bits);
+        self.journal_before(&operation);
         self.perform(&operation, at)?;
         let number = self.push(operation);
         self.inode_mut(ino)?.made_by = number;
-        self.mark_dirty(ino, bits);
         self.mark_dirty(parent, dirty::TIMES);
         self.journal_operation(number);
         Ok(ino)
@@ -233,11 +234,11 @@ impl State {
             return Err(Errno::NOTEMPTY.into());
         }
         let inode = self.inode(ino)?;
-        // Nothing but its making is in the log: neither has to be done. What it was made for is not seen by anybody.
+        // Nothing but its making is in the log, and nothing of it is there yet under another name: neither has to be done.
         let made_by = inode.made_by;
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
-        if made_by > self.batch_end && inode.pending == 1 && last_name {
+        if made_by > self.batch_end && inode.pending == 1 && last_name && inode.homes.is_empty() {
             let at = Time::now();
             self.perform(&operation, at)?;
             let index = (made_by - self.first_pending) as usize;
@@ -305,6 +306,7 @@ impl State {
     }
 
     fn carry_out(&mut self, operation: Operation) -> Result<(), Stop> {
+        self.journal_before(&operation);
         self.perform(&operation, Time::now())?;
         for dir in operation.directories() {
             self.mark_dirty(dir, dirty::TIMES);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use super::blocks::Blocks;
-use super::inode::{Home, Inode, Operation, Seen};
+use super::inode::{Home, Operation, Seen};
 use super::journal::{HEADER, Image, Record, SHORT, new_file};
 use super::state::State;
 use crate::message::{Ino, Time};
@@ -47,40 +47,23 @@ impl State {
         }
     }
 
+    /// Has the journal say what an operation is about, before the names are changed: the record will change them again.
+    pub fn journal_before(&mut self, operation: &Operation) {
+        for ino in operation.inodes() {
+            self.anchor(ino);
+        }
+    }
+
     /// Adds an operation of the log to the journal. Its names are changed already.
     pub fn journal_operation(&mut self, number: u64) {
         let Some(pending) = self.log.get((number - self.first_pending) as usize) else { return };
         let operation = pending.operation.clone();
         for ino in operation.inodes() {
-            self.anchor_before(ino, &operation);
+            self.anchor(ino);
         }
         let at = self.inodes.get(&operation.directories()[0]).map_or_else(Time::now, |dir| dir.mtime);
         self.journal.add(&Record::Operation { number, operation, at, change_names: true, cancelled: false });
         self.end_record();
-    }
-
-    /// The names are changed already, and the record will do that again: what it is about is said as it was before, or harmlessly.
-    fn anchor_before(&mut self, ino: Ino, operation: &Operation) {
-        if self.journal.known.contains(&ino) {
-            return;
-        }
-        self.anchor(ino);
-        // Counts of names have changed already; the record says them anew.
-        let links = |nlink: u32, more: i64| (i64::from(nlink) + more).max(0) as u32;
-        let is_dir = self.inodes.get(&ino).is_some_and(Inode::is_dir);
-        let Some(inode) = self.inodes.get(&ino) else { return };
-        let mut image = Image::of(inode);
-        match operation {
-            Operation::Link { ino: of, .. } if *of == ino => image.nlink = links(image.nlink, -1),
-            Operation::Unlink { ino: of, .. } if *of == ino => {
-                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) }
-            }
-            Operation::Rename { over: Some(of), .. } if *of == ino => {
-                image.nlink = if is_dir { 2 } else { links(image.nlink, 1) };
-            }
-            _ => {}
-        }
-        self.journal.add(&Record::Inode(ino, Box::new(image)));
     }
 
     /// Notes that an operation is not to be done, because what it made was removed.

@@ -85,7 +85,7 @@ fn empty(
         journal: Journal::unwritten(store).map_err(OpenError::Store)?,
         counters: Counters::default(),
         failing: BTreeMap::new(),
-        no_room: None,
+        progress: Instant::now(),
         conflicts: Vec::new(),
         keeps_xattrs,
         keeps_acls,

@@ -119,8 +119,8 @@ pub struct State {
     pub counters: Counters,
     /// What fails at the moment: the inode, and what the kernel says.
     pub failing: BTreeMap<Ino, (Errno, Instant)>,
-    /// Whether writing back is held up because there is no room for anything there.
-    pub no_room: Option<Errno>,
+    /// When something was brought to the backing directory last.
+    pub progress: Instant,
     pub conflicts: Vec<Conflict>,
     /// Whether the backing directory keeps xattrs, and ACLs.
     pub keeps_xattrs: bool,

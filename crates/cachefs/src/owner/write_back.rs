@@ -222,7 +222,7 @@ impl State {
         });
         self.counters.written_back_bytes += pass.written;
         self.failing.remove(&ino);
-        self.no_room = None;
+        self.progress = Instant::now();
         // What was written to meanwhile is dirty again, and the journal has said so before this.
         let (mut clean, mut bits) = (pass.extents.clone(), pass.bits);
         if let Some(inode) = self.inodes.get(&ino) {
@@ -275,7 +275,6 @@ impl State {
             tracing::warn!(path = self.shown(ino), %error, "can't write to the backing directory; it is tried again, and nothing is lost");
         }
         self.failing.insert(ino, (error, Instant::now() + RETRY));
-        self.no_room = Some(error);
         self.waits.fail(&Need::Synced(ino), error);
         // Nobody waits for room that does not come.
         if self.draining && self.clean.is_empty() {
@@ -495,7 +494,7 @@ impl Core {
                     let flags =
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let directory = self.backing_directory(ROOT)?;
-                    let name = unfinished(pass.ino);
+                    let name = unfinished(&self.store, pass.ino);
                     let file = backing::within(self.backing.uid(), directory.as_fd(), || {
                         rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
                     })?;
@@ -543,10 +542,19 @@ impl Core {
             return Ok(());
         }
         let name = match &theirs {
-            Some(_) => super::apply::beside(&home.name, pass.ino),
+            Some(_) => super::apply::beside(&self.store, &home.name, pass.ino),
             None => home.name.clone(),
         };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if theirs.is_some() {
+            // Of a process that was killed before it could note that; nobody else has this name.
+            match backing::within(self.backing.uid(), directory.as_fd(), || {
+                rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())
+            }) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let ours = backing::within(self.backing.uid(), directory.as_fd(), || {
             rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
         })?;
