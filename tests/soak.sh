@@ -1,5 +1,6 @@
 #!/bin/sh
-# All scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
+# The transparent cache, killed at ONDECK_CRASHES (200) times three random moments; then
+# all scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
 # stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
 # together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs
 # root. 1 if anything failed. ONDECK_CLUSTERS (2) scenarios run at a time; more than there are cores make it rough.
@@ -9,13 +10,14 @@ CARGO=${CARGO:-cargo}
 ROUNDS=${ROUNDS:-10}
 ONDECK_SOAK=${ONDECK_SOAK:-50}
 ONDECK_CLUSTERS=${ONDECK_CLUSTERS:-2}
-export ONDECK_SOAK ONDECK_CLUSTERS
+ONDECK_CRASHES=${ONDECK_CRASHES:-200}
+export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES
 logs=target/soak
 
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
-rm -f "$logs"/round-*
-"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
+rm -f "$logs"/round-* "$logs"/crashes
+"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run && "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
 
 of_result() {
     sed -n "s/^test result: .* \([0-9]*\) $2;.*/\1/p" "$1" | tail -n 1
@@ -23,6 +25,14 @@ of_result() {
 
 began=$(date +%s)
 round=1 passed=0 failed=0
+if timeout -s KILL 1h "$CARGO" test --locked -p ondeck-cachefs --test crash > "$logs/crashes" 2>&1; then
+    echo "a cache, killed in $ONDECK_CRASHES rounds: nothing lost, $(($(date +%s) - began)) s"
+    passed=1
+    rm "$logs/crashes"
+else
+    echo "a cache, killed in $ONDECK_CRASHES rounds: failed; see $logs/crashes"
+    failed=1
+fi
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)

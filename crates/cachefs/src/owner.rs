@@ -396,16 +396,17 @@ impl Core {
                     let low = low.saturating_sub(state.names_and_operations());
                     state.evict_to(&self.store, low);
                 }
-                // Requests that end make room, too, when they let go of what they used, and wake nobody.
-                if state.waits.is_waited_for(&Need::Space) {
-                    state.waits.wake(&Need::Space);
-                }
                 state.waits.threads()
             };
             let doomed: HashSet<u32> = wait::doomed(&threads);
-            if !doomed.is_empty() {
-                self.lock().waits.killed(&doomed);
+            let mut state = self.lock();
+            // First: who is tried again in this moment is not among those who wait.
+            state.waits.killed(&doomed);
+            // Requests that end make room, too, when they let go of what they used, and wake nobody.
+            if state.waits.is_waited_for(&Need::Space) {
+                state.waits.wake(&Need::Space);
             }
+            drop(state);
             self.wake_all();
             std::thread::sleep(LOOK);
         }
