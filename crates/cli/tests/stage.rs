@@ -245,7 +245,11 @@ fn files_that_are_removed_while_they_are_packed_have_that_code_too() {
     let pack = scene.start(&["stage", "--threads", "1", "--pack", "tar.zst", "a", "a.tar.zst"]);
     let pid = rustix::process::Pid::from_child(&pack);
     let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
-    wait_until("it has begun", || scene.list(".").iter().any(|name| name.starts_with(".a.tar.zst")));
+    // What is in the archive has been listed: without its entries, the directory would only be empty.
+    let has_begun = |name: &String| {
+        name.starts_with(".a.tar.zst") && fs::metadata(scene.path(name)).is_ok_and(|partial| partial.len() > 1 << 20)
+    };
+    wait_until("it has begun", || scene.list(".").iter().any(has_begun));
     signal(rustix::process::Signal::STOP);
     for number in 0..FILES {
         fs::remove_file(scene.path(&format!("a/f{number}"))).unwrap();
