@@ -44,7 +44,7 @@ use crate::host::{Host, Ran};
 use crate::inside::in_path;
 use crate::plan::slurm_directory_in;
 use crate::users::{self, User, make_directory};
-use crate::wait::wait_until;
+use crate::wait::{nap, wait_until};
 
 mod accounting;
 
@@ -65,8 +65,6 @@ const CGROUP_CONF: &str = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgro
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// From SIGKILL until a daemon and its helper have ended.
 const KILL_DEADLINE: Duration = Duration::from_secs(20);
-/// How often a job is looked at: each look is a process and a request to slurmctld.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The states that a job does not leave by itself.
 const FINAL_STATES: [&str; 8] =
@@ -442,6 +440,7 @@ impl Slurm {
     ) -> BTreeMap<String, String> {
         let start = Instant::now();
         loop {
+            let looked = Instant::now();
             let job = self.job(id);
             if is_so(&job) {
                 return job;
@@ -449,7 +448,7 @@ impl Slurm {
             if start.elapsed() > deadline {
                 panic!("not reached in {deadline:?}: job {id} {what}; {job:#?}\n{}", self.last_words());
             }
-            std::thread::sleep(LOOK);
+            nap(looked);
         }
     }
 
@@ -668,15 +667,18 @@ impl Slurm {
     /// Waits for a state that the daemon of `key` brings about, as long as it runs.
     fn wait_for(&self, key: &str, what: &str, mut is_reached: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
-        while !is_reached() {
+        loop {
+            let looked = Instant::now();
+            if is_reached() {
+                return Ok(());
+            }
             let is_running = self.daemons().get(key).is_some_and(Daemon::is_running);
             if !is_running || start.elapsed() > READY_DEADLINE {
                 let ended = if is_running { "" } else { ": the daemon has ended" };
                 bail!("not reached in {:?}: {what}{ended}\n{}", start.elapsed(), self.all_last_words());
             }
-            std::thread::sleep(LOOK);
+            nap(looked);
         }
-        Ok(())
     }
 
     /// The ends of all logs.

@@ -2,77 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod cached;
 mod scene;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use scene::{Scene, Who, is_root, wait_until};
-
-/// A cache over the directory `backing` of a scene, mounted on `fast`.
-struct Mounted {
-    scene: Scene,
-    backing: PathBuf,
-    fast: PathBuf,
-}
-
-impl Mounted {
-    /// `None` where it can't be.
-    fn new() -> Option<Mounted> {
-        Mounted::with(&[], |_| ())
-    }
-
-    /// With further options, over a directory that is prepared.
-    fn with(options: &[&str], prepare: impl FnOnce(&Path)) -> Option<Mounted> {
-        if !is_root() || !Path::new("/dev/fuse").exists() {
-            ondeck_skip::skipped("it needs root and /dev/fuse");
-            return None;
-        }
-        let scene = Scene::new(Who::Me);
-        let (backing, fast) = (scene.dir("backing"), scene.dir("fast"));
-        prepare(&backing);
-        let mounted = Mounted { scene, backing, fast };
-        mounted.ondeck(
-            &[&["mount", "--backing", "backing", "--capacity", "32MiB"], options, &["fast"]].concat(),
-        );
-        Some(mounted)
-    }
-
-    fn ondeck(&self, arguments: &[&str]) -> String {
-        let mut command = self.scene.ondeck(&["cache"]);
-        let output = command.args(arguments).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ondeck cache {arguments:?}: {} {told}", output.status);
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let told: serde_json::Value =
-            serde_json::from_str(&self.ondeck(&["status", "fast", "--json"])).unwrap();
-        told[0].clone()
-    }
-
-    /// Runs a shell script in the cache.
-    fn run(&self, script: &str) -> String {
-        sh(&self.fast, script)
-    }
-}
-
-fn sh(dir: &Path, script: &str) -> String {
-    let output = Command::new("sh").args(["-ec", script]).current_dir(dir).env("HOME", dir).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {} {told}", output.status);
-    String::from_utf8(output.stdout).unwrap()
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Whatever the test has left: the server, and its mounts.
-        let lose = self.scene.ondeck(&["cache", "unmount", "--force-lose", "--yes", "fast"]).output();
-        drop(lose);
-    }
-}
+use cached::{Mounted, sh};
+use scene::wait_until;
 
 #[test]
 fn what_programs_wrote_is_on_disk_after_an_unmount_and_nothing_is_left_of_the_cache() {

@@ -506,10 +506,12 @@ impl fuser::Filesystem for Filesystem {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        // O_SYNC has this bit, too; and RWF_DSYNC of one write comes as if the file had been opened so.
+        let is_to_be_synced = flags.0 & libc::O_DSYNC != 0;
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // A page of a map is written by the kernel, when it likes: nobody waits who could be killed.
         let thread = if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) { 0 } else { from.pid() };
@@ -520,7 +522,17 @@ impl fuser::Filesystem for Filesystem {
             if kill_privileges {
                 shared.privileges_ended(ino.0);
             }
-            written(reply, result);
+            match (result, shared.service.get()) {
+                (Ok(Reply::Written(length)), Some(service)) if is_to_be_synced => {
+                    let request = Request::Sync { ino: ino.0, data_only: true };
+                    let answer = move |result| match result {
+                        Ok(Reply::Done) => reply.written(length),
+                        other => reply.error(failed(other)),
+                    };
+                    service.ask(caller, request, Box::new(answer));
+                }
+                (result, _) => written(reply, result),
+            }
         });
     }
 
