@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -359,6 +359,9 @@ impl fmt::Debug for Host {
 
 fn enter_command(binary: &Path, holder: Pid) -> Command {
     let mut command = Command::new(binary);
+    // A group of its own: what happens in a host is no business of the test process. The kernel sends SIGHUP to all of a group
+    // that has lost its parents while one of its processes is stopped.
+    command.process_group(0);
     command.arg("enter").arg("--pid").arg(holder.as_raw_nonzero().to_string()).stdin(Stdio::null());
     command
 }

@@ -77,9 +77,13 @@ fn git_and_make_find_what_they_left_before_and_after_a_flush() {
 
 /// Runs a shell script in a directory as somebody.
 fn as_user(uid: u32, dir: &Path, script: &str) -> Result<String, String> {
+    with_group(uid, uid, dir, script)
+}
+
+fn with_group(uid: u32, gid: u32, dir: &Path, script: &str) -> Result<String, String> {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new("sh");
-    let output = command.args(["-ec", script]).arg(dir).uid(uid).gid(uid).output().unwrap();
+    let output = command.args(["-ec", script]).arg(dir).uid(uid).gid(gid).output().unwrap();
     match output.status.success() {
         true => Ok(String::from_utf8(output.stdout).unwrap()),
         false => Err(String::from_utf8(output.stderr).unwrap()),
@@ -103,6 +107,8 @@ fn only_its_user_reaches_a_cache_and_only_what_that_user_may() {
         let told = as_user(other, &mounted.fast, "cat $0/file").unwrap_err();
         assert!(told.contains("Permission denied"), "{other}: {told}");
     }
+    let told = with_group(NOBODY, 20_001, &mounted.fast, "cat $0/file").unwrap_err();
+    assert!(told.contains("Permission denied"), "the kernel lets in who is that user in every respect: {told}");
     let mut command = mounted.scene.ondeck(&["cache", "unmount", "fast"]);
     {
         use std::os::unix::process::CommandExt;

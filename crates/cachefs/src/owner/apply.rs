@@ -332,6 +332,7 @@ impl Core {
         state.moving = None;
         for ino in held {
             state.passes.remove(ino);
+            state.waits.wake(&Need::Synced(*ino));
             state.remove_if_unused(*ino, &self.store);
         }
         drop(state);

@@ -43,6 +43,11 @@ pub fn touched(begin: u64, end: u64) -> Blocks {
 }
 
 impl State {
+    /// No file grows beyond this.
+    fn largest_file(&self) -> u64 {
+        self.settings.largest_file.map_or(LARGEST_FILE, |largest| largest.0.min(LARGEST_FILE))
+    }
+
     /// Bytes that data may take beside the names.
     fn room(&self) -> u64 {
         let capacity = self.settings.capacity.0;
@@ -297,8 +302,7 @@ impl State {
 
     /// Checks that a write has room and all that it needs of the former content, and pins what it writes to.
     fn begin_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
-        let largest = self.settings.largest_file.map_or(LARGEST_FILE, |largest| largest.0.min(LARGEST_FILE));
-        if end > largest {
+        if end > self.largest_file() {
             return Err(Errno::FBIG.into());
         }
         if !matches!(self.inode(ino)?.kind, Kind::File(_)) {
@@ -388,7 +392,7 @@ impl State {
 
     /// Changes the size of a file.
     pub fn truncate(&mut self, store: &Store, caller: Caller, ino: Ino, size: u64) -> Result<(), Stop> {
-        let largest = self.settings.largest_file.map_or(LARGEST_FILE, |largest| largest.0.min(LARGEST_FILE));
+        let largest = self.largest_file();
         let inode = self.inode(ino)?;
         if !matches!(inode.kind, Kind::File(_)) {
             return Err(if inode.is_dir() { Errno::ISDIR } else { Errno::INVAL }.into());
@@ -704,6 +708,10 @@ impl Core {
         if data.is_empty() {
             return Ok(Reply::Written(0));
         }
+        // What fits is written, and the rest is refused when it comes again.
+        let largest = self.lock().largest_file();
+        let end = if offset < largest { end.min(largest) } else { return Err(Errno::FBIG.into()) };
+        let data = &data[..(end - offset) as usize];
         self.lock().begin_write(&self.store, ino, offset, end)?;
         // The lock is not held: the blocks are pinned and held.
         let done = self.store.file(ino).and_then(|file| file.write_all_at(data, offset));

@@ -2,7 +2,6 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
