@@ -3,14 +3,16 @@
 # harness takes them for passed. ONDECK_TESTS=require makes each of them fail.
 #
 # The unit tests of core, the model check among them, only compute, for minutes. The scenarios beside a real Slurm mostly wait.
-# So the former run beside all others, on what these leave of the processors; what they say comes at the end.
+# So the former run beside all others, on what these leave of the processors; what they say comes at the end. And of the latter
+# there are ONDECK_CLUSTERS (3) at a time, whatever the number of processors.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 skipped=$(mktemp) && built=$(mktemp) && beside=$(mktemp) || exit 1
 pid=
 trap 'rm -f "$skipped" "$built" "$beside"; [ -z "$pid" ] || kill "$pid" 2> /dev/null' EXIT
 trap 'exit 130' INT TERM HUP
-export ONDECK_SKIPPED=$skipped
+export ONDECK_SKIPPED=$skipped ONDECK_CLUSTERS="${ONDECK_CLUSTERS:-3}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$ONDECK_CLUSTERS}"
 cargo=${CARGO:-cargo}
 if [ $# -gt 0 ]; then
     "$cargo" test --locked --workspace "$@"

@@ -3,13 +3,13 @@
 # all scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
 # stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
 # together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs
-# root. 1 if anything failed. ONDECK_CLUSTERS (2) scenarios run at a time; more than there are cores make it rough.
+# root. 1 if anything failed. ONDECK_CLUSTERS (3) scenarios run at a time; many more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
 ROUNDS=${ROUNDS:-10}
 ONDECK_SOAK=${ONDECK_SOAK:-50}
-ONDECK_CLUSTERS=${ONDECK_CLUSTERS:-2}
+ONDECK_CLUSTERS=${ONDECK_CLUSTERS:-3}
 ONDECK_CRASHES=${ONDECK_CRASHES:-200}
 export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES
 logs=target/soak

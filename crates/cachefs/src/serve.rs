@@ -43,6 +43,7 @@ use fuser::{BackingId, Config, Session, SessionACL};
 
 use crate::message::Service;
 pub use connection::{MountOptions, SUBTYPE};
+pub use filesystem::Kernel;
 use filesystem::{Filesystem, Shared};
 
 /// How long the kernel keeps names and attributes, unless it is told otherwise.
@@ -90,6 +91,11 @@ impl Server {
         passthrough::close_backing(self.session.as_fd(), id)
     }
 
+    /// What the kernel can do, as far as it makes a difference here.
+    pub fn kernel(&self) -> Kernel {
+        self.shared.kernel()
+    }
+
     /// Shows the mount at an open directory. Returns its number in the table of mounts.
     ///
     /// # Errors
@@ -109,6 +115,33 @@ impl Server {
         drop(mount);
         std::thread::Builder::new().name("serve".to_owned()).spawn(move || session.run())
     }
+}
+
+/// What caches can do on this machine.
+#[derive(Debug)]
+pub struct Abilities {
+    /// What the kernel can do.
+    pub kernel: Kernel,
+    /// Whether it reads files of a store by itself, tried with one; see [`Server::try_passthrough`].
+    pub passthrough: io::Result<()>,
+}
+
+/// Finds out what caches can do on this machine, by a mount that nobody sees and that is gone on return. Needs root.
+///
+/// # Errors
+/// The kernel's: there can be no caches here.
+pub fn probe() -> io::Result<Abilities> {
+    let options = MountOptions {
+        source: "ondeck-probe".to_owned(),
+        uid: 0,
+        gid: 0,
+        others: false,
+        like: rustix::fs::StatVfsMountFlags::empty(),
+    };
+    let server = Server::connect(&options, 1)?;
+    // As the files of a store, it is in RAM.
+    let file = rustix::fs::memfd_create("ondeck-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
+    Ok(Abilities { kernel: server.kernel(), passthrough: server.try_passthrough(&File::from(file)) })
 }
 
 /// The descriptor as a number, for a mount option.

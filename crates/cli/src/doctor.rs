@@ -94,6 +94,8 @@ fn examine(config: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![kernel(), ram()];
     // Before any thread exists: building namespaces forks.
     findings.extend(ram_disk(root));
+    // Nobody else can mount one.
+    findings.extend(root.then(cache));
     findings.push(state_directory());
     findings.push(manifests());
     findings.push(open_files());
@@ -222,6 +224,27 @@ fn ram_disk(root: bool) -> Vec<Finding> {
 }
 
 /// Names the switch that is off, if it can be found.
+/// `ondeck cache`, which neither runs nor copies need.
+fn cache() -> Finding {
+    let abilities = match ondeck_cachefs::serve::probe() {
+        Ok(abilities) => abilities,
+        Err(error) => {
+            let remedy = "`modprobe fuse` makes /dev/fuse; `ondeck cache` mounts by it";
+            return finding("cache", State::Limited, format!("can't be mounted: {error}"), Some(remedy));
+        }
+    };
+    let maps = if abilities.kernel.maps_direct { "" } else { "; writes go through the page cache as well" };
+    match abilities.passthrough {
+        Ok(()) => finding("cache", State::Ok, "by FUSE; resident files are read by the kernel", None),
+        Err(error) => finding(
+            "cache",
+            State::Limited,
+            format!("by FUSE; resident files are read by the server ({error}){maps}"),
+            Some("Linux 6.9 and newer reads them by itself, which is faster"),
+        ),
+    }
+}
+
 fn namespaces_remedy() -> String {
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     if read("/proc/sys/user/max_user_namespaces").as_deref() == Some("0") {

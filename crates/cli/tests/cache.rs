@@ -108,7 +108,10 @@ fn only_its_user_reaches_a_cache_and_only_what_that_user_may() {
         assert!(told.contains("Permission denied"), "{other}: {told}");
     }
     let told = with_group(NOBODY, 20_001, &mounted.fast, "cat $0/file").unwrap_err();
-    assert!(told.contains("Permission denied"), "the kernel lets in who is that user in every respect: {told}");
+    assert!(
+        told.contains("Permission denied"),
+        "the kernel lets in who is that user in every respect: {told}"
+    );
     let mut command = mounted.scene.ondeck(&["cache", "unmount", "fast"]);
     {
         use std::os::unix::process::CommandExt;

@@ -103,7 +103,10 @@ const CHECKS: &[(&str, Check)] = &[
     ),
     (
         "a write while the backing directory is full, too",
-        Test("cachefs/tests/full.rs", "a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept"),
+        Test(
+            "cachefs/tests/full.rs",
+            "a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept",
+        ),
     ),
     ("`copy_file_range`", Same(copies_ranges)),
     ("`FICLONE`, `FICLONERANGE`", Cache(clones)),
@@ -489,7 +492,10 @@ fn shared_maps(dir: &Path) -> String {
     let mut own = [0; 1];
     file.read_exact_at(&mut own, 5_000).unwrap();
     // Another process.
-    let others = sh(dir, "tail -c +5001 file | head -c 1 | od -An -tu1; printf '\\004' | dd of=file bs=1 seek=7 conv=notrunc status=none");
+    let others = sh(
+        dir,
+        "tail -c +5001 file | head -c 1 | od -An -tu1; printf '\\004' | dd of=file bs=1 seek=7 conv=notrunc status=none",
+    );
     format!("{own:?} {} {}", others.trim(), map.get(7))
 }
 
@@ -893,9 +899,8 @@ fn inode_numbers(_: &Row) {
 
 fn parents(case: &Case) {
     let mut entries = rustix::fs::Dir::read_from(File::open(&case.dir).unwrap()).unwrap();
-    let names: Vec<_> = std::iter::from_fn(|| entries.read())
-        .map(|entry| entry.unwrap().file_name().to_owned())
-        .collect();
+    let names: Vec<_> =
+        std::iter::from_fn(|| entries.read()).map(|entry| entry.unwrap().file_name().to_owned()).collect();
     assert_eq!(names, [c".".to_owned(), c"..".to_owned()]);
 }
 
@@ -1067,8 +1072,10 @@ fn closes(_: &Row) {
 fn all_users(_: &Row) {
     use std::os::unix::process::CommandExt;
     let Some(mounted) = Mounted::with(&["--allow-other"], |_| ()) else { return };
-    mounted.run("echo all > all; echo none > none; chmod 600 none; echo acl > acl; chmod 600 acl
-         setfacl -m u:20001:r acl; chmod 777 .; echo set > set; chmod 6777 set");
+    mounted.run(
+        "echo all > all; echo none > none; chmod 600 none; echo acl > acl; chmod 600 acl
+         setfacl -m u:20001:r acl; chmod 777 .; echo set > set; chmod 6777 set",
+    );
     let script = "cd \"$0\"; cat all acl; ! cat none 2> /dev/null; echo mine > mine; echo more >> set";
     let mut command = Command::new("sh");
     command.args(["-ec", script]).arg(&mounted.fast).uid(SOMEBODY).gid(SOMEBODY);

@@ -247,7 +247,8 @@ fn files_that_are_removed_while_they_are_packed_have_that_code_too() {
     let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
     // What is in the archive has been listed: without its entries, the directory would only be empty.
     let has_begun = |name: &String| {
-        name.starts_with(".a.tar.zst") && fs::metadata(scene.path(name)).is_ok_and(|partial| partial.len() > 1 << 20)
+        name.starts_with(".a.tar.zst")
+            && fs::metadata(scene.path(name)).is_ok_and(|partial| partial.len() > 1 << 20)
     };
     wait_until("it has begun", || scene.list(".").iter().any(has_begun));
     signal(rustix::process::Signal::STOP);
@@ -319,6 +320,13 @@ fn doctor_finds_this_machine_fit() {
         assert!(ran.out.contains("ok       RAM disk"), "{ran:?}");
         let json: serde_json::Value = serde_json::from_str(&scene.run(&["doctor", "--json"]).out).unwrap();
         assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "overlay"));
+        // Root alone can mount a cache.
+        let cache = json.as_array().unwrap().iter().find(|finding| finding["what"] == "cache");
+        let is_root = who == Who::Me && scene::is_root();
+        assert_eq!(cache.is_some(), is_root);
+        if is_root && std::path::Path::new("/dev/fuse").exists() {
+            assert!(cache.unwrap()["detail"].as_str().unwrap().starts_with("by FUSE"), "{cache:?}");
+        }
     }
 }
 

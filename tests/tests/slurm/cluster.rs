@@ -15,15 +15,15 @@ use crate::binary::ondeck_binary;
 /// For states that are reached at once on a machine that is not out of breath.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How many clusters there are at a time: more than ONDECK_CLUSTERS (2) are waited for.
+/// How many clusters there are at a time: more than ONDECK_CLUSTERS (3) are waited for.
 static CLUSTERS: LazyLock<usize> = LazyLock::new(|| {
     let wanted = std::env::var("ONDECK_CLUSTERS").ok();
-    wanted.map_or(2, |wanted| wanted.parse().expect("ONDECK_CLUSTERS is a number"))
+    wanted.map_or(3, |wanted| wanted.parse().expect("ONDECK_CLUSTERS is a number"))
 });
 static IN_USE: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
-/// A turn at having a cluster: the machine has two cores.
+/// A turn at having a cluster: the machine has two cores, and a cluster mostly waits.
 pub struct Turn;
 
 impl Turn {
