@@ -14,6 +14,7 @@ crates=(fcp@0.2.2 cpz@3.2.1 xcp@0.24.9 lms@0.4.0)
 # command:package
 packages=(
     cp:coreutils rsync:rsync tar:tar rclone:rclone fpsync:fpart
+    mergerfs:mergerfs fusermount3:fuse3
     # What the benchmark itself needs: a disk of its own, and an ordinary user.
     mkfs.ext4:e2fsprogs losetup:mount setpriv:util-linux
 )

@@ -21,9 +21,12 @@
 //! | [`machine`], [`page`] | what it ran on; the page that is printed |
 //! | [`ramdisk`] | another page: what the engines of RAM disks cost |
 //! | [`scheduler`] | a third page: what the scheduler costs and saves |
+//! | [`cache`] | a fourth page: `ondeck cache` beside other caches |
+//! | [`slow_disk`] | the disk that caches and the thesis's jobs are measured with |
 //! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
 mod buffers;
+mod cache;
 mod copies;
 mod data;
 mod evict;
@@ -39,6 +42,7 @@ mod ramdisk;
 mod run_overhead;
 mod scheduler;
 mod scratch;
+mod slow_disk;
 mod timed;
 mod tools;
 
@@ -81,6 +85,11 @@ enum Command {
     /// environment variables ONDECK and ONDECK_TESTBED name. The full set takes up to 15 minutes and
     /// 16 GiB of memory.
     Ramdisk(ramdisk::Options),
+    /// Cache benchmark: `ondeck cache` beside tmpfs, the page cache, overlayfs, mergerfs and rclone; needs root
+    ///
+    /// The binary under test is the newest release build of the workspace, or what the environment variable ONDECK
+    /// names. The full set takes 20 minutes, 14 GiB of memory and 4 GiB of /var/tmp.
+    Cache(cache::Options),
     /// Scheduler benchmark: a pass over 10,000 jobs and 1,000 RSA nodes, and the daemon beside them
     ///
     /// The daemon is the newest release build of the workspace, or what the environment variable ONDECK
@@ -169,6 +178,7 @@ fn main() -> ExitCode {
         Command::Stage(options) => stage(&options),
         Command::Buffers(options) => buffers::run(&options),
         Command::Ramdisk(options) => ramdisk::run(&options),
+        Command::Cache(options) => cache::run(&options),
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),
         Command::Thesis(options) => scheduler::thesis::run(&options),

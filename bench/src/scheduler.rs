@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`schedule`] | one part: a pass of the pure core ([`pass`]), and the daemon beside a large queue ([`daemon`]) |
 //! | [`hooks`] | one part: what Prolog and Epilog add to a job, and from on deck to READY |
-//! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk ([`slow_disk`]) |
+//! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -16,7 +16,6 @@ mod daemon;
 pub mod hooks;
 mod pass;
 pub mod schedule;
-mod slow_disk;
 pub mod thesis;
 pub mod writer;
 

@@ -12,9 +12,9 @@ use ondeck_bench::size::{GIB, KIB, MIB, show};
 use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
 use crate::scheduler::cluster::{Cluster, NODES, Setup, wait};
-use crate::scheduler::slow_disk::{RATE, SlowDisk};
 use crate::scheduler::writer::Took;
 use crate::scheduler::{Options, Part, word};
+use crate::slow_disk::{RATE, SlowDisk};
 use crate::{interrupt, machine, scratch};
 
 /// The output's time in a job beside that on the bare RAM disk.
