@@ -97,7 +97,7 @@ fn when_the_last_file_is_closed(cluster: &Cluster) {
         ),
     );
     let script = format!(
-        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=1\n{}srun --nodes=1 --ntasks=1 --relative=1 {}\n{}{}\
+        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=5\n{}srun --nodes=1 --ntasks=1 --relative=1 {}\n{}{}\
          echo done > {o}/done\n",
         directives(&[&input], &[&output]),
         reads.display(),
@@ -128,7 +128,7 @@ fn never_if_a_file_stays_open(cluster: &Cluster) {
     let (place, closing) = (alice.scratch.join("open"), alice.scratch.join("closing"));
     let gate = Gate::of(alice, "open");
     let script = format!(
-        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=1\n{}exec 3< {i}/a\n{}cat <&3 > {o}/read\n{}touch {closing}\n",
+        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_DELAY=5\n{}exec 3< {i}/a\n{}cat <&3 > {o}/read\n{}touch {closing}\n",
         directives(&[&input], &[&output]),
         gate.line(),
         note_source(&output, &place),
