@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ondeck_bench::size::MIB;
+use ondeck_core::exit;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::machine;
@@ -140,7 +141,7 @@ impl<'a> Mounted<'a> {
             }
             Subject::Mergerfs => {
                 let branches = format!("{}=RW:{}=RW", ram.display(), backing.display());
-                let options = "category.create=ff,cache.files=off,func.getattr=newest";
+                let options = "category.create=ff,cache.files=off,minfreespace=0";
                 self.daemon(Command::new("mergerfs").args(["-o", options, &branches]).arg(&dir))
             }
             Subject::Rclone => {
@@ -175,11 +176,16 @@ impl<'a> Mounted<'a> {
     /// # Errors
     /// It failed.
     pub fn ondeck(&self, arguments: &[&str]) -> Result<()> {
+        self.ondeck_ends(arguments, exit::OK)
+    }
+
+    fn ondeck_ends(&self, arguments: &[&str], code: u8) -> Result<()> {
         let mut command = Command::new(self.site.ondeck);
         command.env("ONDECK_STATE_DIR", self.site.base.join("state")).arg("cache").args(arguments);
         let output = command.stdin(Stdio::null()).output().context("cannot run ondeck")?;
-        if !output.status.success() {
-            bail!("ondeck cache {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        if output.status.code() != Some(code.into()) {
+            let told = String::from_utf8_lossy(&output.stderr);
+            bail!("ondeck cache {arguments:?}: {}, {told}", output.status);
         }
         Ok(())
     }

@@ -94,6 +94,10 @@ impl Scene {
     pub fn ondeck(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
+        // A group of its own. Some tests stop processes, and some kill a keeper, whose program is in the group of the command:
+        // the kernel sends SIGHUP to all of a group that has lost its parents so while one of its processes is stopped. Who
+        // runs the tests may be of such a group.
+        command.process_group(0);
         command.env("ONDECK_STATE_DIR", self.path("state")).env("HOME", self.dir.path());
         // SAFETY: a system call only, in the child before exec. Whoever runs the tests in the background or under
         // nohup has some signals ignored, which children inherit.
