@@ -1,9 +1,10 @@
 #!/bin/sh
-# The transparent cache, killed at ONDECK_CRASHES (200) times three random moments; then
-# all scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It
-# stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the end all of it
-# together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs
-# root. 1 if anything failed. ONDECK_CLUSTERS (3) scenarios run at a time; many more than there are cores make it rough.
+# What happens now and then. The transparent cache: killed ONDECK_CRASHES (200) times three random moments; ONDECK_OPERATIONS
+# (20,000) random operations on a file of three times its capacity, and ONDECK_FILES (10,000) files. Then all scenarios beside
+# a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round
+# it says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said
+# stays in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3)
+# scenarios run at a time; many more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
@@ -11,28 +12,41 @@ ROUNDS=${ROUNDS:-10}
 ONDECK_SOAK=${ONDECK_SOAK:-50}
 ONDECK_CLUSTERS=${ONDECK_CLUSTERS:-3}
 ONDECK_CRASHES=${ONDECK_CRASHES:-200}
-export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES
+ONDECK_OPERATIONS=${ONDECK_OPERATIONS:-20000}
+ONDECK_FILES=${ONDECK_FILES:-10000}
+export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES
 logs=target/soak
 
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
-rm -f "$logs"/round-* "$logs"/crashes
-"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run && "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
+rm -f "$logs"/round-* "$logs"/crashes "$logs"/data
+"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run &&
+    "$CARGO" test --locked -p ondeck --test cache_data --no-run &&
+    "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
 
 of_result() {
     sed -n "s/^test result: .* \([0-9]*\) $2;.*/\1/p" "$1" | tail -n 1
 }
 
+# Of a cache: what it is, the log, and what cargo is to test.
+of_cache() {
+    what=$1 log=$logs/$2
+    shift 2
+    start=$(date +%s)
+    if timeout -s KILL 1h "$CARGO" test --locked "$@" > "$log" 2>&1; then
+        echo "a cache, $what: nothing lost, $(($(date +%s) - start)) s"
+        passed=$((passed + 1))
+        rm "$log"
+    else
+        echo "a cache, $what: failed; see $log"
+        failed=$((failed + 1))
+    fi
+}
+
 began=$(date +%s)
 round=1 passed=0 failed=0
-if timeout -s KILL 1h "$CARGO" test --locked -p ondeck-cachefs --test crash > "$logs/crashes" 2>&1; then
-    echo "a cache, killed in $ONDECK_CRASHES rounds: nothing lost, $(($(date +%s) - began)) s"
-    passed=1
-    rm "$logs/crashes"
-else
-    echo "a cache, killed in $ONDECK_CRASHES rounds: failed; see $logs/crashes"
-    failed=1
-fi
+of_cache "killed in $ONDECK_CRASHES rounds" crashes -p ondeck-cachefs --test crash
+of_cache "$ONDECK_OPERATIONS operations and $ONDECK_FILES files" data -p ondeck --test cache_data
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)

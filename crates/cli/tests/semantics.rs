@@ -19,9 +19,9 @@ use std::process::Command;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom as Seeking};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::MapFlags;
 
-use cached::{Mounted, sh};
+use cached::{Map, Mounted, sh};
 use scene::wait_until;
 
 /// Who is not root and nobody else here.
@@ -435,40 +435,6 @@ fn advises(dir: &Path) -> String {
         )
     };
     format!("{moved} {ahead} {range} {}", content == [5; 100])
-}
-
-/// Part of a file in memory.
-struct Map {
-    at: *mut u8,
-    length: usize,
-}
-
-impl Map {
-    fn new(file: &File, length: usize, writable: bool, how: MapFlags) -> Map {
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new map where nothing is.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, how, file, 0).unwrap() };
-        Map { at: at.cast(), length }
-    }
-
-    fn get(&self, at: usize) -> u8 {
-        assert!(at < self.length);
-        // SAFETY: within the map, which others change: so volatile.
-        unsafe { self.at.add(at).read_volatile() }
-    }
-
-    fn set(&self, at: usize, to: u8) {
-        assert!(at < self.length);
-        // SAFETY: as in `get`; callers have made it writable.
-        unsafe { self.at.add(at).write_volatile(to) }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: it is this one's, and nobody has a reference into it.
-        unsafe { rustix::mm::munmap(self.at.cast(), self.length).unwrap() }
-    }
 }
 
 fn maps(dir: &Path) -> String {

@@ -2,8 +2,11 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::scene::{Scene, Who, is_root};
 
@@ -69,5 +72,53 @@ impl Drop for Mounted {
         // Whatever the test has left: the server, and its mounts.
         let lose = self.scene.ondeck(&["cache", "unmount", "--force-lose", "--yes", "fast"]).output();
         drop(lose);
+    }
+}
+
+/// Part of a file in memory.
+pub struct Map {
+    at: *mut u8,
+    length: usize,
+}
+
+impl Map {
+    pub fn new(file: &File, length: usize, writable: bool, how: MapFlags) -> Map {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new map where nothing is.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, how, file, 0).unwrap() };
+        Map { at: at.cast(), length }
+    }
+
+    pub fn get(&self, at: usize) -> u8 {
+        assert!(at < self.length);
+        // SAFETY: within the map, which others change: so volatile.
+        unsafe { self.at.add(at).read_volatile() }
+    }
+
+    /// Copies bytes out of it.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        assert!(at + into.len() <= self.length);
+        // SAFETY: within the map, and `into` is elsewhere. Nobody else writes at this time.
+        unsafe { self.at.add(at).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies bytes into it.
+    pub fn write(&self, at: usize, from: &[u8]) {
+        assert!(at + from.len() <= self.length);
+        // SAFETY: as in `read`; callers have made it writable.
+        unsafe { self.at.add(at).copy_from_nonoverlapping(from.as_ptr(), from.len()) }
+    }
+
+    pub fn set(&self, at: usize, to: u8) {
+        assert!(at < self.length);
+        // SAFETY: as in `get`; callers have made it writable.
+        unsafe { self.at.add(at).write_volatile(to) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: it is this one's, and nobody has a reference into it.
+        unsafe { rustix::mm::munmap(self.at.cast(), self.length).unwrap() }
     }
 }

@@ -1,0 +1,175 @@
+//! What others change in the backing directory meanwhile is kept, and ours goes beside it: the table of docs/cache.md.
+//! And losses that other caches are known for.
+
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use client::Cache;
+use ondeck_cachefs::message::OpenMode;
+use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+
+/// A cache that writes nothing back by itself, over a directory that is prepared.
+fn cache(prepare: impl FnOnce(&std::path::Path)) -> Cache {
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    prepare(backing.path());
+    Cache::over(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) }, backing)
+}
+
+/// What the backing directory has: names and contents, sorted; names of ours beside others' without the number.
+fn there(cache: &Cache) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = fs::read_dir(cache.backing())
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let shown = match name.split_once(".ondeck-") {
+                Some((name, _)) => format!("{name}.ondeck"),
+                None => name,
+            };
+            (shown, fs::read_to_string(entry.path()).unwrap_or_else(|_| "no file".to_owned()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[track_caller]
+fn assert_there(cache: &Cache, expected: &[(&str, &str)]) {
+    let expected: Vec<(String, String)> =
+        expected.iter().map(|(name, content)| ((*name).to_owned(), (*content).to_owned())).collect();
+    assert_eq!(there(cache), expected, "{:#?}", cache.owner().status());
+}
+
+/// Each conflict's path, and whether something of ours is beside it.
+fn conflicts(cache: &Cache) -> Vec<(String, bool)> {
+    let conflicts = cache.owner().status().conflicts;
+    conflicts.into_iter().map(|conflict| (conflict.path, conflict.ours.is_some())).collect()
+}
+
+#[test]
+fn a_file_that_both_have_changed_is_theirs_and_ours_is_beside_it() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    cache.write("file", 0, b"ours!!").unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours!!")]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), true)]);
+    assert_eq!(cache.read("file", 0, 6).unwrap(), b"ours!!", "programs go on to see their own");
+    // A second change of ours goes to where ours is.
+    cache.write("file", 0, b"again!").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "again!")]);
+}
+
+#[test]
+fn a_file_that_others_replaced_while_it_was_changed_here_is_theirs() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    cache.write("file", 0, b"ours!!").unwrap();
+    fs::write(cache.backing().join("other"), "theirs").unwrap();
+    fs::rename(cache.backing().join("other"), cache.backing().join("file")).unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours!!")]);
+}
+
+#[test]
+fn a_file_that_was_changed_here_and_removed_by_others_is_ours() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    cache.write("file", 0, b"ours!!").unwrap();
+    fs::remove_file(cache.backing().join("file")).unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "ours!!")]);
+}
+
+#[test]
+fn what_both_have_made_is_theirs_under_its_name() {
+    let cache = cache(|_| ());
+    cache.create("file", 0o644).unwrap();
+    cache.write("file", 0, b"ours").unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours")]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), true)]);
+}
+
+#[test]
+fn what_was_removed_here_and_changed_by_others_stays() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    cache.unlink("file").unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs")]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), false)]);
+}
+
+#[test]
+fn attributes_alone_do_not_touch_what_others_have_changed() {
+    let cache = cache(|dir| {
+        fs::write(dir.join("file"), "before").unwrap();
+        fs::set_permissions(dir.join("file"), fs::Permissions::from_mode(0o644)).unwrap();
+    });
+    cache.set_mode("file", 0o600).unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs")]);
+    let mode = fs::metadata(cache.backing().join("file")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+}
+
+#[test]
+fn what_is_kept_beside_replaces_nothing_that_was_kept_before() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    for ours in [b"first!", b"second"] {
+        cache.write("file", 0, ours).unwrap();
+        fs::write(cache.backing().join("file"), "theirs").unwrap();
+        cache.flush();
+    }
+    // The second one is of the same file of ours.
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "second")]);
+    drop(cache);
+
+    let mut cache = self::cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    for ours in [b"first!", b"second"] {
+        cache.write("file", 0, ours).unwrap();
+        fs::write(cache.backing().join("file"), "theirs").unwrap();
+        cache.flush();
+        // Another store's files have other names.
+        cache.forget_everything();
+    }
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "first!"), ("file.ondeck", "second")]);
+}
+
+/// rclone has lost these: a file that is cut while an earlier version is on its way, and renamed over another one.
+#[test]
+fn a_file_that_is_cut_and_then_renamed_over_another_is_the_new_one() {
+    let cache = cache(|dir| fs::write(dir.join("data"), "an old version of some length").unwrap());
+    cache.write("data", 0, b"changed, and not on disk yet").unwrap();
+    cache.create("data.new", 0o644).unwrap();
+    cache.write("data.new", 0, b"a first version of it").unwrap();
+    let open = cache.open_as("data.new", OpenMode { write: true, truncate: true }).unwrap();
+    cache.write_open(&open, 0, b"new").unwrap();
+    cache.close(open);
+    cache.rename("data.new", "data", 0).unwrap();
+    cache.flush();
+    assert_there(&cache, &[("data", "new")]);
+    assert_eq!(cache.read("data", 0, 100).unwrap(), b"new");
+}
+
+#[test]
+fn a_file_that_is_renamed_and_removed_before_it_was_written_back_leaves_nothing() {
+    let mut cache = cache(|dir| fs::write(dir.join("stays"), "stays").unwrap());
+    cache.create("one", 0o644).unwrap();
+    cache.write("one", 0, b"content").unwrap();
+    cache.rename("one", "two", 0).unwrap();
+    cache.unlink("two").unwrap();
+    // A name that is used again is another file's.
+    cache.create("two", 0o644).unwrap();
+    cache.write("two", 0, b"another").unwrap();
+    cache.replace();
+    cache.flush();
+    assert_there(&cache, &[("stays", "stays"), ("two", "another")]);
+    assert_eq!(conflicts(&cache), []);
+}
