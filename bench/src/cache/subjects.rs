@@ -86,7 +86,7 @@ pub struct Mounted<'a> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Mounts it over an empty directory of the disk.
+    /// Mounts it over a directory of the disk, which is made if it is not there.
     ///
     /// # Errors
     /// Whatever failed.
@@ -96,7 +96,7 @@ impl<'a> Mounted<'a> {
         let backing = site.disk.join(&name);
         let dir = own.join("mounted");
         for directory in [&own, &backing, &dir] {
-            make_directory(directory)?;
+            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         }
         let mut mounted = Mounted { site, subject, dir, backing, tmpfs: None };
         mounted.mount(&own).with_context(|| format!("cannot mount {}", subject.name()))?;
@@ -221,9 +221,8 @@ impl Drop for Mounted<'_> {
             }
         };
         if self.subject == Subject::Ondeck {
-            let lost =
-                text(&self.dir).and_then(|dir| self.ondeck(&["unmount", "--force-lose", "--yes", dir]));
-            said(lost);
+            let lose = |dir| self.ondeck_ends(&["unmount", "--force-lose", "--yes", dir], exit::ABANDONED);
+            said(text(&self.dir).and_then(lose));
         } else {
             said(unmount(&self.dir));
         }
