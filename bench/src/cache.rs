@@ -272,12 +272,15 @@ impl Found {
                 ratio <= STREAM_TIME,
             );
             let least = windows.min() / (RATE as f64 / 1e6);
-            goal(
-                format!("in each 5 s at least {STREAM_WINDOW} of the disk's rate, once full"),
-                "three times what fits".into(),
-                format!("{least:.2}, {:.0} MB/s", windows.min()),
-                least >= STREAM_WINDOW,
-            );
+            // A short stream has no window.
+            if least.is_finite() {
+                goal(
+                    format!("in each 5 s at least {STREAM_WINDOW} of the disk's rate, once full"),
+                    "three times what fits".into(),
+                    format!("{least:.2}, {:.0} MB/s", windows.min()),
+                    least >= STREAM_WINDOW,
+                );
+            }
         }
         for (case, moved) in [("a second read", self.second_read), ("a burst of writes", self.burst)] {
             let figure = format!("{} read, {} written", show(moved.read), show(moved.written));
