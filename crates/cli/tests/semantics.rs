@@ -80,6 +80,11 @@ impl Case<'_> {
         self.mounted.ondeck(&["flush", "fast"]);
     }
 
+    /// Waits until nothing is open: the kernel says so some time after a close, and what is open decides how a file is opened.
+    fn wait_closed(&self) {
+        wait_until("nothing is open", || self.figure("open_files") == 0);
+    }
+
     /// A figure of the cache's status.
     fn figure(&self, name: &str) -> u64 {
         self.mounted.status()["status"][name].as_u64().unwrap_or_else(|| panic!("no {name}"))
@@ -478,7 +483,7 @@ fn unlinked_map(dir: &Path) -> String {
 
 fn reader_then_writer(case: &Case) {
     let path = case.file(&[1; 100_000]);
-    case.flush();
+    case.wait_closed();
     let reader = File::open(&path).unwrap();
     assert_eq!(case.figure("pinned"), 102_400, "it is read by passthrough");
     let mut byte = [0];
@@ -493,6 +498,7 @@ fn writer_beside_reader(case: &Case) {
     let others = case.figure("resident");
     let path = case.file(&[1; 4096]);
     create(&path).set_len(1 << 20).unwrap();
+    case.wait_closed();
     let reader = File::open(&path).unwrap();
     assert_eq!((case.figure("resident") - others, case.figure("dirty")), (4096, 4096));
     let writer = create(&path);
@@ -508,6 +514,7 @@ fn half_is_open(case: &Case) {
         fs::write(path, vec![1; 4 << 20]).unwrap();
     }
     case.flush();
+    case.wait_closed();
     let open: Vec<File> = files.iter().map(|path| File::open(path).unwrap()).collect();
     let pinned = case.figure("pinned");
     assert!((12 << 20..=16 << 20).contains(&pinned), "{pinned} of 32 MiB");
