@@ -45,16 +45,15 @@ pub struct Options {
 }
 
 /// Of the rate of a native tmpfs: what is to be reached, and for which work.
-const OF_TMPFS: [(Work, f64); 6] = [
+const OF_TMPFS: [(Work, f64); 7] = [
     (Work::Read, 0.95),
     (Work::Write { writers: 1, kib: 1024 }, 0.3),
     (Work::Write { writers: 1, kib: 128 }, 0.3),
     (Work::Write { writers: 4, kib: 128 }, 0.35),
     (Work::Files, 0.35),
     (Work::Create, 0.06),
+    (Work::Stat, 0.08),
 ];
-/// The same for asking for attributes.
-const STAT_OF_TMPFS: f64 = 0.08;
 /// A first read, of the rate of the backing directory.
 const FIRST_READ: f64 = 0.95;
 /// More than fits: of the time of the backing directory, and its rate in each window.
@@ -180,7 +179,7 @@ fn first_reads(site: &Site, there: &[Subject], rounds: usize, bytes: u64) -> Res
             interrupt::check()?;
             eprintln!("first reads, round {round} of {rounds}: {}", subject.name());
             // The file is the disk's before anything is mounted.
-            let backing = site.disk.join(subject.name().replace(' ', "-"));
+            let backing = site.disk.join(subject.directory());
             crate::scratch::make_directory(&backing)?;
             work::prepare(&backing, bytes)?;
             crate::scratch::sync_filesystem(&backing)?;
@@ -245,7 +244,7 @@ impl Found {
             let verdict = if met { "met" } else { "**missed**" };
             goals.push(Judged { goal, case, figure, verdict: verdict.to_owned() });
         };
-        for (work, least) in OF_TMPFS.into_iter().chain([(Work::Stat, STAT_OF_TMPFS)]) {
+        for (work, least) in OF_TMPFS {
             let rates = (self.rate(work, Subject::Ondeck), self.rate(work, Subject::Tmpfs));
             let (Some(ours), Some(tmpfs)) = rates else { continue };
             let ratio = ours.median() / tmpfs.median();
@@ -390,12 +389,6 @@ fn render(
         ]);
     }
     table.write(&mut page);
-    let facts = machine::facts("", "");
-    let facts: Vec<String> = facts
-        .into_iter()
-        .filter(|(name, _)| ["date", "kernel", "processor", "memory"].contains(name))
-        .map(|(_, value)| value)
-        .collect();
-    paragraph(&mut page, &format!("Measured on: {}.", facts.join("; ")));
+    paragraph(&mut page, &format!("Measured on: {}.", machine::summary()));
     page
 }

@@ -83,6 +83,13 @@ pub fn facts(disk: &str, ram: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// When and on what something was measured, in one line.
+pub fn summary() -> String {
+    let facts = facts("", "").into_iter();
+    let wanted = facts.filter(|(name, _)| ["date", "kernel", "processor", "memory"].contains(name));
+    wanted.map(|(_, value)| value).collect::<Vec<_>>().join("; ")
+}
+
 /// The first line a program prints, or what went wrong; for versions and the date.
 pub fn first_line(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> String {
     match Command::new(program).args(arguments).output() {

@@ -88,7 +88,7 @@ enum Command {
     /// Cache benchmark: `ondeck cache` beside tmpfs, the page cache, overlayfs, mergerfs and rclone; needs root
     ///
     /// The binary under test is the newest release build of the workspace, or what the environment variable ONDECK
-    /// names. The full set takes 20 minutes, 14 GiB of memory and 4 GiB of /var/tmp.
+    /// names. The full set takes 20 minutes or so, up to 4 GiB of memory and 4 GiB of /var/tmp.
     Cache(cache::Options),
     /// Scheduler benchmark: a pass over 10,000 jobs and 1,000 RSA nodes, and the daemon beside them
     ///

@@ -90,13 +90,7 @@ impl Part {
         }
         goals.write(&mut page);
         page += &self.text;
-        let facts = machine::facts("", "");
-        let facts: Vec<String> = facts
-            .into_iter()
-            .filter(|(name, _)| ["date", "kernel", "processor", "memory"].contains(name))
-            .map(|(_, value)| value)
-            .collect();
-        paragraph(&mut page, &format!("Measured on: {}.", facts.join("; ")));
+        paragraph(&mut page, &format!("Measured on: {}.", machine::summary()));
         page
     }
 

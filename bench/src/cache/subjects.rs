@@ -51,6 +51,11 @@ impl Subject {
         }
     }
 
+    /// The name of its directories.
+    pub fn directory(self) -> String {
+        self.name().replace(' ', "-")
+    }
+
     /// The program that it needs, if that is not there.
     pub fn lacks(self) -> Option<&'static str> {
         let program = match self {
@@ -91,7 +96,7 @@ impl<'a> Mounted<'a> {
     /// # Errors
     /// Whatever failed.
     pub fn new(site: &'a Site<'a>, subject: Subject) -> Result<Mounted<'a>> {
-        let name = subject.name().replace(' ', "-");
+        let name = subject.directory();
         let own = site.base.join(&name);
         let backing = site.disk.join(&name);
         let dir = own.join("mounted");

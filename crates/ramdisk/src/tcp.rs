@@ -30,7 +30,7 @@ pub fn established(pid: i32) -> io::Result<BTreeMap<SocketAddr, u64>> {
 /// The same by asking each of the process's sockets.
 ///
 /// The tables of /proc tell it, too, but the kernel walks through all of its hash table for them, however few connections there
-/// are: 10 ms for each on a machine of 24 GB, and more on larger ones.
+/// are: `time cat /proc/net/tcp` takes 7 ms on a machine of 24 GB, and more on larger ones.
 fn established_of_sockets(pid: i32) -> io::Result<BTreeMap<SocketAddr, u64>> {
     let mut found = BTreeMap::new();
     let ended = |error: &Errno| has_ended(&io::Error::from(*error));

@@ -300,11 +300,14 @@ impl State {
         self.unpin(store, ino, offset, end);
     }
 
-    /// Checks that a write has room and all that it needs of the former content, and pins what it writes to.
-    fn begin_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
-        if end > self.largest_file() {
+    /// Checks that a write has room and all that it needs of the former content, and pins what it writes to; returns its end.
+    /// What fits a largest file is written, and the rest is refused when it comes again.
+    fn begin_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<u64, Stop> {
+        let largest = self.largest_file();
+        if offset >= largest {
             return Err(Errno::FBIG.into());
         }
+        let end = end.min(largest);
         if !matches!(self.inode(ino)?.kind, Kind::File(_)) {
             return Err(Errno::ISDIR.into());
         }
@@ -314,7 +317,7 @@ impl State {
         if ready.is_err() {
             self.unpin(store, ino, offset, end);
         }
-        ready
+        ready.map(|()| end)
     }
 
     fn prepare_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
@@ -708,11 +711,8 @@ impl Core {
         if data.is_empty() {
             return Ok(Reply::Written(0));
         }
-        // What fits is written, and the rest is refused when it comes again.
-        let largest = self.lock().largest_file();
-        let end = if offset < largest { end.min(largest) } else { return Err(Errno::FBIG.into()) };
+        let end = self.lock().begin_write(&self.store, ino, offset, end)?;
         let data = &data[..(end - offset) as usize];
-        self.lock().begin_write(&self.store, ino, offset, end)?;
         // The lock is not held: the blocks are pinned and held.
         let done = self.store.file(ino).and_then(|file| file.write_all_at(data, offset));
         let mut state = self.lock();
