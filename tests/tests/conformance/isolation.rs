@@ -6,6 +6,7 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Host, wait_until};
 use serde_json::{Value, json};
@@ -83,8 +84,12 @@ fn only_its_owner_gets_in(case: &Case) {
 /// Fills a RAM disk until there is no room, with files of 4 MiB and then smaller ones. Gives the number of bytes.
 pub fn fill(view: &View, byte: u8) -> u64 {
     let mut total = 0;
-    // Gluster puts a file where its name says: the last server with space is met by every third or fourth one.
+    // Gluster puts a file where its name says: the last server with space is met by every third or fourth one. Once all are
+    // nearly full, it puts each where it believes most room to be, and looks for that once a second: until then all may fail.
+    const BELIEVED: Duration = Duration::from_secs(3);
+    let room = || rustix::fs::statvfs(&view.outside).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
     for (size, failures_at_most) in [(4 << 20, 80), (128 << 10, 80)] {
+        let mut last_success = Instant::now();
         let content = vec![byte; size];
         let mut failures = 0;
         for number in 0.. {
@@ -105,8 +110,11 @@ pub fn fill(view: &View, byte: u8) -> u64 {
                 written
             });
             total += written as u64;
+            if written > 0 {
+                last_success = Instant::now();
+            }
             failures += u32::from(written < size);
-            if failures >= failures_at_most {
+            if failures >= failures_at_most && (room() < size as u64 || last_success.elapsed() > BELIEVED) {
                 break;
             }
         }
