@@ -59,7 +59,7 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
              (. {here}/admin.sh) < /dev/null || fail admin.md\n\
              as alice sh -e {here}/user.sh < /dev/null || fail user.md\n\
              timeout 60 sh -c 'until ondeck status | grep \"no jobs\"; do sleep 0.2; done' || fail 'jobs are left'\n\
-             for node in c1 c2; do ! on $node grep ondeck: /proc/self/mounts || fail \"mounts are left on $node\"; done\n\
+             for node in c1 c2; do ! on $node grep ondeck:job- /proc/self/mounts || fail \"mounts are left on $node\"; done\n\
              echo ALL BLOCKS WERE RUN\n"
         ),
     );
