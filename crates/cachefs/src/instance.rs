@@ -171,8 +171,8 @@ impl Instance {
         self.dir.join("backing")
     }
 
-    /// What its store is mounted from.
-    fn store_source(&self) -> String {
+    /// What the cache and its store are mounted from. What begins with `ondeck:` is an agent's RAM disk.
+    fn source(&self) -> String {
         format!("ondeck-cache:{}", self.id)
     }
 
@@ -181,7 +181,7 @@ impl Instance {
     /// # Errors
     /// If the table of mounts can't be read.
     pub fn has_store(&self) -> io::Result<bool> {
-        let (at, source) = (self.store(), self.store_source());
+        let (at, source) = (self.store(), self.source());
         Ok(mounts::mounted()?
             .iter()
             .any(|mount| mount.at == at && mount.kind == "tmpfs" && mount.source == source))

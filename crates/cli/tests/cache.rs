@@ -55,6 +55,17 @@ fn what_a_killed_server_had_is_there_when_the_cache_is_mounted_again() {
 }
 
 #[test]
+fn a_cache_is_not_taken_for_a_ram_disk_of_an_agent() {
+    let Some(mounted) = Mounted::new() else { return };
+    let source = mounted.scene.dir("source");
+    fs::write(source.join("file"), "data").unwrap();
+    // Of an agent's RAM disk the agent would be asked whether it is whole, and none runs here.
+    let copied = mounted.scene.ondeck(&["stage", "source", "fast/copy"]).output().unwrap();
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    assert_eq!(mounted.run("cat copy/file"), "data");
+}
+
+#[test]
 fn git_and_make_find_what_they_left_before_and_after_a_flush() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.run(

@@ -224,7 +224,7 @@ fn mount_store(instance: &Instance, at: &Path, plan: &Plan) -> io::Result<()> {
     let mut last = Errno::INVAL;
     for options in [format!("{options},noswap"), options] {
         let options = std::ffi::CString::new(options)?;
-        match rustix::mount::mount(instance.store_source(), at, "tmpfs", flags, &*options) {
+        match rustix::mount::mount(instance.source(), at, "tmpfs", flags, &*options) {
             Ok(()) => return Ok(()),
             Err(error) => last = error,
         }
@@ -281,7 +281,7 @@ fn assemble(
     let backing = mounts::open_plainly(&instance.backing()).map_err(open())?;
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from).map_err(open())?.f_flag;
     let options = MountOptions {
-        source: format!("ondeck:{}", instance.id()),
+        source: instance.source(),
         uid: plan.user.as_ref().map_or(0, |user| user.uid),
         gid: plan.user.as_ref().map_or(0, |user| user.gid),
         others: plan.others,
