@@ -24,6 +24,8 @@ pub enum Work {
     Create,
     /// Ask for the attributes of those, which the kernel has forgotten.
     Stat,
+    /// List them, and ask for the attributes of each, as `ls -l` does; the kernel has forgotten them.
+    Walk,
     /// Remove them.
     Unlink,
 }
@@ -45,7 +47,7 @@ pub struct Amount {
 pub const INPUT: &str = "input";
 
 impl Work {
-    pub const ALL: [Work; 10] = [
+    pub const ALL: [Work; 11] = [
         Work::Read,
         Work::RandomRead,
         Work::Write { writers: 1, kib: 1024 },
@@ -55,6 +57,7 @@ impl Work {
         Work::Files,
         Work::Create,
         Work::Stat,
+        Work::Walk,
         Work::Unlink,
     ];
 
@@ -67,6 +70,7 @@ impl Work {
             Work::Files => "new files of 1 MiB".into(),
             Work::Create => "create empty files".into(),
             Work::Stat => "stat, forgotten by the kernel".into(),
+            Work::Walk => "list with attributes, forgotten by the kernel".into(),
             Work::Unlink => "unlink".into(),
         }
     }
@@ -76,7 +80,7 @@ impl Work {
         match self {
             Work::Read | Work::Write { .. } | Work::Files => "MB/s",
             Work::RandomRead => "reads/s",
-            Work::Create | Work::Stat | Work::Unlink => "files/s",
+            Work::Create | Work::Stat | Work::Walk | Work::Unlink => "files/s",
         }
     }
 
@@ -101,9 +105,12 @@ impl Work {
                 each(&dir, amount.names, |path| File::create_new(path).map(drop))
             }
             Work::Stat => {
-                // Names and attributes, and no data.
-                fs::write("/proc/sys/vm/drop_caches", "2").context("cannot have the kernel forget names")?;
+                forget_names()?;
                 each(&dir.join("names"), amount.names, |path| fs::symlink_metadata(path).map(drop))
+            }
+            Work::Walk => {
+                forget_names()?;
+                walk(&dir.join("names"), amount.names)
             }
             Work::Unlink => {
                 let dir = dir.join("names");
@@ -209,6 +216,22 @@ fn each(dir: &Path, count: usize, act: impl Fn(PathBuf) -> std::io::Result<()>) 
     for path in paths {
         act(path).with_context(|| format!("in {}", dir.display()))?;
     }
+    Ok(count as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Has the kernel forget names and attributes, and no data.
+fn forget_names() -> Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "2").context("cannot have the kernel forget names")
+}
+
+fn walk(dir: &Path, count: usize) -> Result<f64> {
+    let began = Instant::now();
+    let mut found = 0;
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
+        entry?.metadata()?;
+        found += 1;
+    }
+    ensure!(found == count, "{} has {found} entries", dir.display());
     Ok(count as f64 / began.elapsed().as_secs_f64())
 }
 

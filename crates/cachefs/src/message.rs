@@ -224,6 +224,11 @@ pub enum Request<'a> {
     List {
         ino: Ino,
     },
+    /// What these names of a directory lead to: as many [lookups](Request::Lookup), answered by [`Reply::Entries`].
+    Entries {
+        ino: Ino,
+        names: Vec<OsString>,
+    },
     GetXattr {
         ino: Ino,
         name: OsString,
@@ -278,6 +283,7 @@ impl Request<'_> {
                 Request::CopyRange { from, from_offset, to, to_handle, to_offset, length }
             }
             Request::List { ino } => Request::List { ino },
+            Request::Entries { ino, names } => Request::Entries { ino, names },
             Request::GetXattr { ino, name } => Request::GetXattr { ino, name },
             Request::ListXattrs { ino } => Request::ListXattrs { ino },
             Request::SetXattr { ino, name, value, flags } => Request::SetXattr { ino, name, value, flags },
@@ -335,6 +341,8 @@ pub enum Reply {
     Written(u32),
     Offset(u64),
     Listed(Arc<Vec<Listed>>),
+    /// In the order of the names, each a reference; `None` for a name that is not there.
+    Entries(Vec<Option<Attributes>>),
     Space(Space),
 }
 
@@ -360,7 +368,7 @@ pub trait Service: Send + Sync {
     /// waits for the backing directory or for room.
     fn ask(&self, caller: Caller, request: Request<'_>, answer: Answer);
 
-    /// Gives references back that [`Reply::Entry`] and [`Reply::Created`] had counted.
+    /// Gives references back that [`Reply::Entry`], [`Reply::Entries`] and [`Reply::Created`] had counted.
     fn forget(&self, references: &[(Ino, u64)]);
 
     /// Reads into the caller's buffer what is all resident and returns how much it was; `None` if the request has to be

@@ -279,6 +279,7 @@ impl Core {
                 Ok(Reply::Done)
             }
             Request::List { ino } => Ok(Reply::Listed(Arc::new(state.list(*ino)?))),
+            Request::Entries { ino, names } => state.lookups(*ino, names).map(Reply::Entries),
             Request::GetXattr { ino, name } => {
                 if state.is_without(name) {
                     return Err(Errno::OPNOTSUPP.into());

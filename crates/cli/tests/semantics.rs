@@ -744,7 +744,9 @@ fn lists_while_changing(case: &Case) {
     let (mut first, mut second) = (BTreeSet::new(), BTreeSet::new());
     list(&mut first);
     list(&mut second);
-    assert_eq!(first, [".", "..", "a", "b"].map(String::from).into());
+    // It may be left out: it was removed before it was shown.
+    first.remove("a");
+    assert_eq!(first, [".", "..", "b"].map(String::from).into());
     assert_eq!(second, [".", "..", "b", "c"].map(String::from).into());
 }
 

@@ -11,7 +11,7 @@ use super::state::{LONGEST_LOG, State, Stop};
 use super::wait::Need;
 use crate::acl::{self, Acl};
 use crate::message::Xattrs;
-use crate::message::{Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
+use crate::message::{Attributes, Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
 use crate::store::Store;
 
 /// The longest name that the backing directories there are have room for.
@@ -73,6 +73,17 @@ impl State {
         let ino = self.existing(parent, name)?;
         self.inode_mut(ino)?.references += 1;
         Ok(ino)
+    }
+
+    /// Looks names up, and counts a reference for each that is there; for none if there is an error.
+    pub fn lookups(&mut self, parent: Ino, names: &[OsString]) -> Result<Vec<Option<Attributes>>, Stop> {
+        let found = names.iter().map(|name| self.entry(parent, name)).collect::<Result<Vec<_>, _>>()?;
+        let attributes = |ino: &Option<Ino>| ino.map(|ino| self.attributes(ino)).transpose();
+        let all = found.iter().map(attributes).collect::<Result<Vec<_>, _>>()?;
+        for ino in found.into_iter().flatten() {
+            self.inode_mut(ino)?.references += 1;
+        }
+        Ok(all)
     }
 
     /// All entries of a directory.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use rustix::io::Errno;
 
-use crate::message::{Attributes, SetTime, Time};
+use crate::message::{Attributes, Ino, SetTime, Time};
 
 /// The file kind in a mode.
 pub const KIND: u32 = libc::S_IFMT;
@@ -53,9 +53,18 @@ pub fn attributes(of: &Attributes) -> FileAttr {
 
 /// Attributes of no file, which tell the kernel that a name is not there.
 pub fn absent() -> FileAttr {
+    nothing(0, libc::S_IFREG)
+}
+
+/// A directory of which nothing is told but that it is one.
+pub fn directory(ino: Ino) -> FileAttr {
+    nothing(ino, libc::S_IFDIR)
+}
+
+fn nothing(ino: Ino, mode: u32) -> FileAttr {
     attributes(&Attributes {
-        ino: 0,
-        mode: libc::S_IFREG,
+        ino,
+        mode,
         nlink: 0,
         uid: 0,
         gid: 0,

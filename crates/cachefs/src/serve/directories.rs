@@ -3,23 +3,37 @@
 //! Each open directory keeps the list of entries that it had when its reading began, and is read from that: whatever changes
 //! meanwhile, no entry comes twice, and none that was there all the time is left out. Reading from the beginning again, as
 //! after rewinddir(3), lists anew. Opening alone lists nothing: many programs open directories only to reach what is in them.
+//!
+//! Whoever asks for the attributes of all entries, as `ls -l` and `find` do, has the kernel ask for entries with attributes: one
+//! request does for a hundred. Those are as they are in that moment, and a name that is gone by then is left out. The kernel
+//! changes no name of a directory while it waits for this.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use fuser::{FileType, INodeNo, ReplyDirectory};
+use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
-use super::convert;
-use crate::message::{Ino, Listed, ROOT};
+use super::filesystem::{ONLY, Shared};
+use super::{KEPT, convert};
+use crate::message::{Attributes, Ino, Listed, ROOT};
 
 /// The number of a directory's parent, which nobody has asked for: as libfuse tells it.
 const UNKNOWN: Ino = 0xffff_ffff;
+
+/// Entries with attributes that are asked for together, before it is known how many the kernel has room for.
+const AT_FIRST: usize = 32;
+
+/// And at most, so that nobody else waits long for the owner.
+const TOGETHER: usize = 1024;
 
 /// A directory that is being read.
 #[derive(Default)]
 pub struct Directory {
     listed: Mutex<Option<Arc<Vec<Listed>>>>,
+    /// Entries with attributes that the kernel had room for last.
+    room: AtomicUsize,
 }
 
 impl Directory {
@@ -31,6 +45,16 @@ impl Directory {
     /// What was listed last.
     pub fn kept(&self) -> Option<Arc<Vec<Listed>>> {
         lock(&self.listed).clone()
+    }
+
+    /// The names from `offset` on of which attributes are to be asked for, for one reply.
+    pub fn next_names(&self, listed: &[Listed], offset: u64) -> Vec<OsString> {
+        let count = match self.room.load(Ordering::Relaxed) {
+            0 => AT_FIRST,
+            room => (room + 1).min(TOGETHER),
+        };
+        let first = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(DOTS);
+        listed.iter().skip(first).take(count).map(|entry| entry.name.clone()).collect()
     }
 }
 
@@ -59,10 +83,16 @@ impl Directories {
     }
 }
 
+/// The entries before those that are listed: `.` and `..`.
+const DOTS: usize = 2;
+
+fn dots(ino: Ino) -> [(Ino, &'static str); DOTS] {
+    [(ino, "."), (if ino == ROOT { ROOT } else { UNKNOWN }, "..")]
+}
+
 /// Answers with the entries from `offset` on, as many as fit.
 pub fn fill(mut reply: ReplyDirectory, ino: Ino, listed: &[Listed], offset: u64) {
-    let parent = if ino == ROOT { ROOT } else { UNKNOWN };
-    let dots = [(ino, "."), (parent, "..")];
+    let dots = dots(ino);
     let mut at = usize::try_from(offset).unwrap_or(usize::MAX);
     while let Some((number, name)) = dots.get(at) {
         at += 1;
@@ -77,6 +107,41 @@ pub fn fill(mut reply: ReplyDirectory, ino: Ino, listed: &[Listed], offset: u64)
         }
     }
     reply.ok();
+}
+
+/// Answers with entries and their attributes, as many as fit: those of [`Directory::next_names`]. Returns the references that
+/// the kernel did not get.
+pub fn fill_with_attributes(
+    mut reply: ReplyDirectoryPlus,
+    shared: &Shared,
+    (directory, ino): (&Directory, Ino),
+    (names, found): (&[OsString], &[Option<Attributes>]),
+    offset: u64,
+) -> Vec<(Ino, u64)> {
+    let mut at = usize::try_from(offset).unwrap_or(usize::MAX);
+    let mut is_full = false;
+    for (number, name) in dots(ino).into_iter().skip(at) {
+        // The kernel takes nothing of these but number and name.
+        let attributes = convert::directory(number);
+        at += 1;
+        is_full |= reply.add(INodeNo(number), at as u64, name, &KEPT, &attributes, ONLY);
+    }
+    let mut given = 0;
+    for (name, entry) in names.iter().zip(found) {
+        if is_full {
+            break;
+        }
+        at += 1;
+        if let Some(entry) = entry {
+            let (attributes, kept) = shared.attributes(entry);
+            // One time for both: it is the entry's, too, which is only asked for again then.
+            is_full = reply.add(INodeNo(entry.ino), at as u64, name, &kept, &attributes, ONLY);
+        }
+        given += usize::from(!is_full);
+    }
+    directory.room.store(given.max(1), Ordering::Relaxed);
+    reply.ok();
+    found.iter().skip(given).flatten().map(|entry| (entry.ino, 1)).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

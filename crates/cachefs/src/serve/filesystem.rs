@@ -13,17 +13,17 @@ use std::time::{Duration, SystemTime};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FopenFlags, Generation, INodeNo,
     InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, PollEvents, PollFlags,
-    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, TimeOrNow,
-    WriteFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs,
+    ReplyWrite, ReplyXattr, TimeOrNow, WriteFlags,
 };
 use rustix::io::Errno;
 
-use super::directories::{Directories, fill};
+use super::directories::{Directories, Directory, fill, fill_with_attributes};
 use super::passthrough::PassthroughFiles;
 use super::{KEPT, LARGEST, convert};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Ino, New, OpenMode, Opened, Replace, Reply, Request, Service,
+    Answer, Attributes, Caller, Change, Ino, Listed, New, OpenMode, Opened, Replace, Reply, Request, Service,
 };
 
 /// The kernel may wait for so many replies to what it does in the background: write dirty pages of maps, release files. Its
@@ -31,7 +31,7 @@ use crate::message::{
 const MOST_IN_BACKGROUND: u16 = 256;
 
 /// Inode numbers are not given twice while the kernel knows them.
-const ONLY: Generation = Generation(0);
+pub const ONLY: Generation = Generation(0);
 
 /// What the kernel can do, as far as it makes a difference here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +84,7 @@ impl Shared {
     }
 
     /// Attributes for the kernel, and how long it may keep them.
-    fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
+    pub fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
         self.set_id.note(of);
         let kept = if self.passthrough.is_writable(of.ino) { Duration::ZERO } else { KEPT };
         (convert::attributes(of), kept)
@@ -261,6 +261,9 @@ impl fuser::Filesystem for Filesystem {
             // The owner takes set-uid and set-gid bits away at write, truncate and chown.
             InitFlags::FUSE_HANDLE_KILLPRIV,
             InitFlags::FUSE_PARALLEL_DIROPS,
+            // For who wants them: the kernel finds out.
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_ASYNC_DIO,
             // Nobody else changes the data: the kernel need not guess from times whether its pages are still right.
@@ -598,6 +601,31 @@ impl fuser::Filesystem for Filesystem {
         });
     }
 
+    fn readdirplus(
+        &self,
+        from: &fuser::Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        let Some(directory) = self.0.directories.get(handle.0) else {
+            return reply.error(fuser::Errno::EBADF);
+        };
+        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
+        if let Some(listed) = directory.kept().filter(|_| offset > 0) {
+                return with_attributes(&self.0, caller, (directory, ino.0), &listed, offset, reply);
+        }
+        let shared = Arc::clone(&self.0);
+        self.ask_for(caller, Request::List { ino: ino.0 }, move |_, result| match result {
+            Ok(Reply::Listed(listed)) => {
+                directory.keep(Arc::clone(&listed));
+                with_attributes(&shared, caller, (directory, ino.0), &listed, offset, reply);
+            }
+            other => reply.error(failed(other)),
+        });
+    }
+
     fn releasedir(
         &self,
         _: &fuser::Request,
@@ -770,6 +798,29 @@ impl fuser::Filesystem for Filesystem {
             written(reply, result);
         });
     }
+}
+
+/// Answers with entries of a directory that was listed, and their attributes.
+fn with_attributes(
+    shared: &Arc<Shared>,
+    caller: Caller,
+    (directory, ino): (Arc<Directory>, Ino),
+    listed: &[Listed],
+    offset: u64,
+    reply: ReplyDirectoryPlus,
+) {
+    let Some(service) = shared.service.get() else { return reply.error(fuser::Errno::EIO) };
+    let names = directory.next_names(listed, offset);
+    let request = Request::Entries { ino, names: names.clone() };
+    let shared = Arc::clone(shared);
+    let answer = move |result| match (result, shared.service.get()) {
+        (Ok(Reply::Entries(found)), Some(service)) => {
+            let surplus = fill_with_attributes(reply, &shared, (&directory, ino), (&names, &found), offset);
+            service.forget(&surplus);
+        }
+        (other, _) => reply.error(failed(other)),
+    };
+    service.ask(caller, request, Box::new(answer));
 }
 
 fn attr(shared: &Shared, reply: ReplyAttr, result: Result<Reply, Errno>) {
