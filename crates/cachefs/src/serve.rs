@@ -24,6 +24,7 @@
 //! - `filesystem`: from requests to replies
 //! - `passthrough`: files that the kernel reads by itself
 //! - `directories`: directories that are being read
+//! - `processor`: where requests are served
 //! - `convert`: the kernel's words for ours
 
 mod connection;
@@ -31,6 +32,7 @@ mod convert;
 mod directories;
 mod filesystem;
 mod passthrough;
+mod processor;
 
 use std::fs::File;
 use std::io;
@@ -111,6 +113,7 @@ impl Server {
     pub fn serve(self, service: Arc<dyn Service>) -> io::Result<JoinHandle<io::Result<()>>> {
         let Server { session, shared, mount } = self;
         shared.begin(service, session.notifier());
+        shared.processors.follow()?;
         // A descriptor of the mount would keep it busy.
         drop(mount);
         std::thread::Builder::new().name("serve".to_owned()).spawn(move || session.run())

@@ -8,6 +8,7 @@ mod scene;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use cached::{Mounted, sh};
 use scene::wait_until;
@@ -63,6 +64,20 @@ fn a_cache_is_not_taken_for_a_ram_disk_of_an_agent() {
     let copied = mounted.scene.ondeck(&["stage", "source", "fast/copy"]).output().unwrap();
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
     assert_eq!(mounted.run("cat copy/file"), "data");
+}
+
+#[test]
+fn files_that_are_closed_by_execve_are_closed() {
+    let Some(mounted) = Mounted::new() else { return };
+    // It is closed in each program that is started, while the kernel tells nobody of that one.
+    let open = fs::File::create(mounted.fast.join("open")).unwrap();
+    let (ended, all_ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let started = (0..500).all(|_| Command::new("true").status().unwrap().success());
+        ended.send(started).unwrap();
+    });
+    assert_eq!(all_ended.recv_timeout(Duration::from_secs(120)), Ok(true));
+    drop(open);
 }
 
 #[test]

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 
 use super::directories::{Directories, Directory, fill, fill_with_attributes};
 use super::passthrough::PassthroughFiles;
+use super::processor::Processors;
 use super::{KEPT, LARGEST, convert};
 use crate::message::{
     Answer, Attributes, Caller, Change, Ino, Listed, New, OpenMode, Opened, Replace, Reply, Request, Service,
@@ -51,6 +52,7 @@ pub struct Shared {
     directories: Directories,
     passthrough: PassthroughFiles,
     set_id: SetIdFiles,
+    pub processors: Arc<Processors>,
 }
 
 impl Shared {
@@ -187,6 +189,7 @@ impl Filesystem {
         request: Request<'_>,
         answer: impl FnOnce(&Shared, Result<Reply, Errno>) + Send + 'static,
     ) {
+        self.0.processors.note(caller.thread);
         let shared = Arc::clone(&self.0);
         let answer: Answer = Box::new(move |result| answer(&shared, result));
         match self.0.service.get() {
@@ -490,6 +493,7 @@ impl fuser::Filesystem for Filesystem {
             }
             match resident(&mut buffer[..size]) {
                 Some(length) => {
+                    self.0.processors.note(from.pid());
                     reply.data(&buffer[..length]);
                     None
                 }
@@ -614,7 +618,8 @@ impl fuser::Filesystem for Filesystem {
         };
         let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
         if let Some(listed) = directory.kept().filter(|_| offset > 0) {
-                return with_attributes(&self.0, caller, (directory, ino.0), &listed, offset, reply);
+            self.0.processors.note(caller.thread);
+            return with_attributes(&self.0, caller, (directory, ino.0), &listed, offset, reply);
         }
         let shared = Arc::clone(&self.0);
         self.ask_for(caller, Request::List { ino: ino.0 }, move |_, result| match result {
