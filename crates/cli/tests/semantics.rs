@@ -918,6 +918,10 @@ fn extended_attributes(dir: &Path) -> String {
         set("trusted.one", XattrFlags::empty()),
         set("security.one", XattrFlags::empty()),
         set("other.one", XattrFlags::empty()),
+        // More than a block, and than is left of it.
+        told(rustix::fs::setxattr(&path, "user.large", &[7; 60_000], XattrFlags::empty())),
+        told(rustix::fs::setxattr(&path, "user.rest", &[7; 4000], XattrFlags::empty())),
+        told(rustix::fs::setxattr(&path, "user.half", &[7; 2000], XattrFlags::empty())),
         told(rustix::fs::removexattr(&path, "user.none")),
     ];
     let mut names = vec![0; 1000];

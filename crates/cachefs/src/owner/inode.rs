@@ -210,6 +210,30 @@ impl Operation {
         }
     }
 
+    /// The inodes that it is about.
+    pub fn subjects(&self) -> Vec<Ino> {
+        match self {
+            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Unlink { ino, .. } => {
+                vec![*ino]
+            }
+            Operation::Rename { ino, over, .. } => std::iter::once(*ino).chain(*over).collect(),
+            Operation::Exchange { ino, other, .. } => vec![*ino, *other],
+        }
+    }
+
+    /// The names that it changes, with their directories.
+    pub fn names(&self) -> Vec<(Ino, &OsString)> {
+        match self {
+            Operation::Make { dir, name, .. }
+            | Operation::Link { dir, name, .. }
+            | Operation::Unlink { dir, name, .. } => vec![(*dir, name)],
+            Operation::Rename { dir, name, to_dir, to_name, .. }
+            | Operation::Exchange { dir, name, to_dir, to_name, .. } => {
+                vec![(*dir, name), (*to_dir, to_name)]
+            }
+        }
+    }
+
     /// The directories whose entries it changes, each once.
     pub fn directories(&self) -> Vec<Ino> {
         match self {

@@ -77,7 +77,7 @@ pub enum Record {
     Operation { number: u64, operation: Operation, at: Time, change_names: bool, cancelled: bool },
     /// What an operation made was removed, before it was on the backing directory.
     Cancelled { number: u64, unlink: Operation, at: Time },
-    /// The first operation of the log is done; if under another name than it says, under which.
+    /// An operation of the log is done; if under another name than it says, under which.
     Applied { number: u64, beside: Option<OsString> },
     /// Something was made under the name of what is not complete yet.
     Prepared { ino: Ino, home: Home, seen: Seen },
@@ -95,6 +95,8 @@ pub enum Record {
     Forgotten(Ino),
     /// It is about to be changed on the backing directory.
     Writing(Ino),
+    /// The operation of this number is about to be carried out, before others that are stuck.
+    Begun(u64),
 }
 
 /// The journal of a cache.

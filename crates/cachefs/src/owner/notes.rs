@@ -72,7 +72,17 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that the first operation of the log is done.
+    /// Notes that an operation is about to be carried out, if that is not clear without.
+    pub fn journal_begun(&mut self, number: u64) {
+        let clear = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
+        if number != clear {
+            self.doubtful = number;
+            self.journal.add(&Record::Begun(number));
+            self.end_record();
+        }
+    }
+
+    /// Notes that an operation of the log is done.
     pub fn journal_applied(&mut self, number: u64, beside: Option<OsString>) {
         self.journal.add(&Record::Applied { number, beside });
         self.end_record();
@@ -218,6 +228,9 @@ impl State {
             .collect();
         for record in operations {
             self.journal.add(&record);
+        }
+        if self.doubtful != 0 {
+            self.journal.add(&Record::Begun(self.doubtful));
         }
         let content = std::mem::take(&mut self.journal.buffer);
         match new_file(&self.journal.root, &content) {

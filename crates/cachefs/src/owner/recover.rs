@@ -15,7 +15,8 @@ use super::inode::{FileData, Inode, Kind, Operation, Seen, blocks_before, dirty}
 use super::journal::{Image, Journal, Record};
 use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
-use crate::backing::Stat;
+use super::xattrs::Accepted;
+use crate::backing::{Keeps, Stat};
 use crate::message::{Ino, ROOT};
 use crate::settings::{EXTENT, Settings};
 use crate::store::{self, Store};
@@ -27,7 +28,7 @@ use crate::store::{self, Store};
 pub fn state(
     store: &Store,
     root: &Stat,
-    keeps: (bool, bool),
+    keeps: Keeps,
     settings: Settings,
     records: Vec<Record>,
 ) -> Result<State, OpenError> {
@@ -56,11 +57,7 @@ pub fn state(
     }
 }
 
-fn empty(
-    store: &Store,
-    settings: Settings,
-    (keeps_xattrs, keeps_acls): (bool, bool),
-) -> Result<State, OpenError> {
+fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenError> {
     Ok(State {
         settings,
         inodes: HashMap::new(),
@@ -87,11 +84,15 @@ fn empty(
         failing: BTreeMap::new(),
         progress: Instant::now(),
         conflicts: Vec::new(),
-        keeps_xattrs,
-        keeps_acls,
+        keeps_xattrs: keeps.xattrs,
+        keeps_acls: keeps.acls,
+        longest_name: keeps.name_length,
+        accepted: Accepted::new(keeps),
         jobs: VecDeque::new(),
         space: None,
         batch_end: 0,
+        stuck: BTreeMap::new(),
+        doubtful: 0,
         moving: None,
         is_recovering: false,
         draining: false,
@@ -117,6 +118,7 @@ fn about(record: &Record) -> Option<Ino> {
         | Record::Operation { .. }
         | Record::Cancelled { .. }
         | Record::Applied { .. }
+        | Record::Begun(_)
         | Record::Forgotten(_) => None,
     }
 }
@@ -182,7 +184,8 @@ impl State {
                 }
                 self.remove_if_unused(unlink.inodes()[0], store);
             }
-            Record::Applied { beside, .. } => self.applied(store, beside.as_deref()),
+            Record::Applied { number, beside } => self.applied(store, *number, beside.as_deref()),
+            Record::Begun(number) => self.doubtful = *number,
             Record::Prepared { ino, home, seen } => {
                 let inode = self.inode_mut(*ino)?;
                 inode.homes = vec![home.clone()];
@@ -299,8 +302,8 @@ impl State {
     }
 
     fn settle_after_recovery(&mut self, store: &Store, root: &Stat) -> std::io::Result<()> {
-        // The first operation may have been done, and not noted.
-        for ino in self.log.front().map(|pending| pending.operation.inodes()).unwrap_or_default() {
+        // One operation may have been done, and not noted.
+        for ino in self.doubtful().map(|(_, pending)| pending.operation.inodes()).unwrap_or_default() {
             if let Some(seen) = self.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
                 seen.ctime = Seen::UNKNOWN;
             }

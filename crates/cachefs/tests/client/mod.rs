@@ -35,6 +35,42 @@ pub struct Open {
     pub handle: Handle,
 }
 
+/// A tmpfs with limits of its own.
+pub struct Small(tempfile::TempDir);
+
+impl Small {
+    /// `None` where there can't be one.
+    pub fn new(options: &str) -> Option<Small> {
+        if !rustix::process::geteuid().is_root() {
+            ondeck_skip::skipped("it needs root, to mount a small filesystem");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        let options = std::ffi::CString::new(options).unwrap();
+        rustix::mount::mount("ondeck-test", dir.path(), "tmpfs", flags, &*options).unwrap();
+        Some(Small(dir))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Changes the limits.
+    pub fn change(&self, options: &str) {
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount_remount(self.path(), flags, &*options).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // A test that has failed says more than this would.
+        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
 /// Nothing takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -266,6 +302,19 @@ impl Cache {
     pub fn set_xattr(&self, path: &str, name: &str, value: &[u8]) -> Result<()> {
         let ino = self.attributes(path)?.ino;
         self.ask(Request::SetXattr { ino, name: name.into(), value: value.to_vec(), flags: 0 }).map(drop)
+    }
+
+    pub fn xattr(&self, path: &str, name: &str) -> Result<Vec<u8>> {
+        let ino = self.attributes(path)?.ino;
+        match self.ask(Request::GetXattr { ino, name: name.into() })? {
+            Reply::Data(value) => Ok(value),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn sync(&self, path: &str) -> Result<()> {
+        let ino = self.attributes(path)?.ino;
+        self.ask(Request::Sync { ino, data_only: false }).map(drop)
     }
 
     pub fn punch(&self, path: &str, offset: u64, length: u64) -> Result<()> {
