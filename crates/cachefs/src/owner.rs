@@ -6,6 +6,7 @@
 //!
 //! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
 //! - `names`, `data`: what requests do with it; `xattrs`: which extended attributes are accepted
+//! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
 //! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
@@ -31,6 +32,7 @@ mod names;
 mod notes;
 mod recover;
 mod state;
+mod unasked;
 mod wait;
 mod write_back;
 mod xattrs;
@@ -214,21 +216,28 @@ impl Core {
         }
         let entry = |state: &mut State, ino: Ino| -> Result<Reply, Stop> {
             state.inode_mut(ino)?.references += 1;
+            state.look(store, ino);
             Ok(Reply::Entry(state.attributes(ino)?))
         };
         match request {
             Request::Lookup { parent, name } => {
                 let ino = state.lookup(*parent, name)?;
+                state.look(store, ino);
                 Ok(Reply::Entry(state.attributes(ino)?))
             }
-            Request::Attributes { ino } => Ok(Reply::Attributes(state.attributes(*ino)?)),
+            Request::Attributes { ino } => {
+                state.look(store, *ino);
+                Ok(Reply::Attributes(state.attributes(*ino)?))
+            }
             Request::Change { ino, change } => {
                 if let Some(size) = change.size {
                     state.truncate(store, caller, *ino, size)?;
                 }
                 let rest = crate::message::Change { size: None, ..*change };
                 if rest != crate::message::Change::default() {
+                    state.look(store, *ino);
                     state.change(caller, *ino, &rest)?;
+                    state.tell_time(store, *ino);
                 }
                 Ok(Reply::Attributes(state.attributes(*ino)?))
             }
@@ -397,6 +406,9 @@ impl Core {
                 if state.resident + state.names_and_operations() > high {
                     let low = low.saturating_sub(state.names_and_operations());
                     state.evict_to(&self.store, low);
+                }
+                for ino in state.unasked.clone() {
+                    state.look(&self.store, ino);
                 }
                 state.waits.threads()
             };

@@ -145,6 +145,8 @@ pub struct FileData {
     pub passthrough: u32,
     /// Those of them that are writable: maps of theirs change the store unseen.
     pub shared_writers: u32,
+    /// Handles by which the kernel also writes to it, without asking.
+    pub unasked: u32,
     /// Handles whose reads and writes all come here.
     pub direct: u32,
     /// Bytes that count as pinned.

@@ -4,7 +4,7 @@
 //! *names* are those that programs see. A [`Home`] is where the backing directory has an inode *now*: the two differ by
 //! exactly the operations in the log, which are carried out there one after the other.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::time::Instant;
 
@@ -52,6 +52,8 @@ pub struct OpenFile {
     pub ino: Ino,
     pub write: bool,
     pub passthrough: bool,
+    /// The kernel writes by it without asking.
+    pub unasked: bool,
 }
 
 /// Figures that only grow.
@@ -114,6 +116,8 @@ pub struct State {
     /// Inodes that are in a pass of write-back.
     pub passes: HashSet<Ino>,
     pub handles: HashMap<Handle, OpenFile>,
+    /// Files that the kernel writes to without asking.
+    pub unasked: BTreeSet<Ino>,
     pub next_handle: Handle,
     pub waits: Waits,
     pub journal: Journal,

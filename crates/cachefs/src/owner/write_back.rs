@@ -104,16 +104,19 @@ impl State {
             }
         };
         let mut found = self.urgent.iter().find(|ino| is_ready(ino, false)).copied();
+        // What the kernel writes to without asking would be dirty again.
+        let is_quiet = |ino: &Ino| !self.unasked.contains(ino);
         if found.is_none() && !self.settings.idle {
-            found = self.failing.keys().find(|ino| is_ready(ino, false)).copied();
+            found = self.failing.keys().find(|ino| is_quiet(ino) && is_ready(ino, false)).copied();
         }
         if found.is_none() && !self.settings.idle {
             let age = self.settings.age;
             let mut old = self.dirty_by_age.iter().take_while(|(_, dirty)| dirty.since.elapsed() >= age);
-            found = old.find(|(ino, _)| is_ready(ino, false)).map(|(ino, _)| *ino);
+            found = old.find(|(ino, _)| is_quiet(ino) && is_ready(ino, false)).map(|(ino, _)| *ino);
         }
         if found.is_none() && self.draining {
-            found = self.dirty_by_use.iter().find(|(ino, ())| is_ready(ino, true)).map(|(ino, ())| *ino);
+            let mut all = self.dirty_by_use.keys();
+            found = all.find(|ino| is_quiet(ino) && is_ready(ino, true)).copied();
         }
         self.wanted = wanted;
         found
@@ -145,9 +148,14 @@ impl State {
     }
 
     /// Begins a pass of `most` extents; `None` if there is nothing to write, or another one is under way.
-    pub fn begin_pass(&mut self, ino: Ino, most: usize) -> Option<Pass> {
+    pub fn begin_pass(&mut self, ino: Ino, mut most: usize, store: &store::Store) -> Option<Pass> {
         if self.passes.contains(&ino) {
             return None;
+        }
+        if self.unasked.contains(&ino) {
+            self.absorb(store, ino);
+            // All of it is dirty again afterwards: parts would never come to an end.
+            most = usize::MAX;
         }
         self.generation += 1;
         let generation = self.generation;
@@ -233,7 +241,15 @@ impl State {
                 data.error = None;
             }
         }
+        let is_unasked = self.unasked.contains(&ino);
+        if is_unasked && let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.dirty |= dirty::TIMES;
+        }
         self.settle(pass, |extent, blocks| {
+            if is_unasked {
+                // Nobody has told whether it was written to meanwhile.
+                extent.dirty.add(&extent.flight.within(blocks));
+            }
             extent.flight.take(blocks);
         });
         self.counters.written_back_bytes += pass.written;
@@ -312,6 +328,7 @@ impl State {
         self.refused(ino, error);
         let makes_room = |ino: &Ino| {
             !self.failing.contains_key(ino)
+                && !self.unasked.contains(ino)
                 && self.inodes.get(ino).is_some_and(|inode| {
                     let is_reachable = !inode.homes.is_empty() || inode.is_orphan() || self.stuck.is_empty();
                     is_reachable && inode.data().is_some_and(|data| data.dirty_bytes() > 0)
@@ -377,7 +394,7 @@ impl Core {
     /// # Errors
     /// The kernel's; it is noted, and dirty as before.
     pub fn write_back(&self, ino: Ino) -> Result<(), Errno> {
-        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS) else { return Ok(()) };
+        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS, &self.store) else { return Ok(()) };
         let done = self.carry(&mut pass).and_then(|()| sync(&pass));
         self.end_of(pass, done)
     }
@@ -451,7 +468,7 @@ impl Core {
         while state.passes.contains(&ino) && !state.stopped {
             state = self.wait(state);
         }
-        state.begin_pass(ino, usize::MAX)
+        state.begin_pass(ino, usize::MAX, &self.store)
     }
 
     /// Has everything of the backing directory's filesystem reach the disk.
