@@ -27,6 +27,23 @@ const OPEN_FILES: usize = 256;
 /// The largest value of an extended attribute that Linux has.
 const LARGEST_XATTR: usize = 64 << 10;
 
+/// The longest name that Linux has.
+pub const LONGEST_NAME: usize = 255;
+
+/// No filesystem whose names are shorter is a backing directory: the cache's own would not fit.
+const LEAST_NAME: usize = 64;
+
+/// What of a file a backing directory keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeps {
+    /// Extended attributes of users.
+    pub xattrs: bool,
+    /// ACLs.
+    pub acls: bool,
+    /// Bytes of a name.
+    pub name_length: usize,
+}
+
 /// The backing directory of a cache.
 pub struct Backing {
     root: OwnedFd,
@@ -160,18 +177,23 @@ impl Backing {
         })
     }
 
-    /// Whether the directory keeps extended attributes of users, and ACLs.
+    /// What of a file the directory keeps.
     ///
     /// # Errors
     /// The kernel's, other than that it does not.
-    pub fn keeps(&self) -> Result<(bool, bool), Errno> {
+    pub fn keeps(&self) -> Result<Keeps, Errno> {
         let path = by_descriptor(self.root.as_fd());
         let keeps = |name: &str| match rustix::fs::getxattr(path.as_str(), name, &mut [0_u8; 0][..]) {
             Ok(_) | Err(Errno::NODATA | Errno::RANGE) => Ok(true),
             Err(Errno::OPNOTSUPP) => Ok(false),
             Err(error) => Err(error),
         };
-        Ok((keeps("user.ondeck")?, keeps(acl::ACCESS)?))
+        let name_length = match self.space()?.name_length as usize {
+            // Some tell nothing.
+            length @ LEAST_NAME..=LONGEST_NAME => length,
+            _ => LONGEST_NAME,
+        };
+        Ok(Keeps { xattrs: keeps("user.ondeck")?, acls: keeps(acl::ACCESS)?, name_length })
     }
 }
 
@@ -266,23 +288,62 @@ pub fn xattrs(open: BorrowedFd<'_>) -> Result<Xattrs, Errno> {
     Ok(found)
 }
 
-/// Gives what is open exactly these extended attributes.
+/// Gives what is open exactly these extended attributes, and returns which of them it does not take: one does not keep the others.
 ///
 /// # Errors
-/// The kernel's.
-pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<(), Errno> {
+/// The kernel's, if it can't be seen which it has.
+pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<Vec<(OsString, Errno)>, Errno> {
     let path = by_descriptor(open);
     let there = xattrs(open)?;
+    let mut refused = Vec::new();
     for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
         match rustix::fs::removexattr(path.as_str(), name.as_os_str()) {
             Ok(()) | Err(Errno::NODATA) => {}
-            Err(error) => return Err(error),
+            Err(error) => refused.push((name.clone(), error)),
         }
     }
     for (name, value) in wanted.iter().filter(|(name, value)| there.get(*name) != Some(value)) {
-        rustix::fs::setxattr(path.as_str(), name.as_os_str(), value, XattrFlags::empty())?;
+        if let Err(error) = rustix::fs::setxattr(path.as_str(), name.as_os_str(), value, XattrFlags::empty())
+        {
+            refused.push((name.clone(), error));
+        }
     }
-    Ok(())
+    Ok(refused)
+}
+
+/// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
+/// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
+///
+/// # Errors
+/// Why it does not.
+pub fn try_xattrs(uid: u32, directory: BorrowedFd<'_>, name: &OsStr, wanted: &Xattrs) -> Result<(), Errno> {
+    let private = Mode::RUSR | Mode::WUSR;
+    let make = |path: &OsStr, more: OFlags| {
+        within(uid, directory, || {
+            rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
+        })
+    };
+    let remove = || {
+        // Whether it is there does not matter.
+        let _ = within(uid, directory, || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
+    };
+    let hold = |file: &OwnedFd| match set_xattrs(file.as_fd(), wanted)?.first() {
+        Some((_, error)) => Err(*error),
+        None => Ok(()),
+    };
+    if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
+        return hold(&file);
+    }
+    // Of a process that was killed in between.
+    remove();
+    match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
+        Ok(file) => {
+            let held = hold(&file);
+            remove();
+            held
+        }
+        Err(_) => Ok(()),
+    }
 }
 
 /// Does something in a directory of the user's own whose mode keeps even its owner out: the mode is given back afterwards.

@@ -299,6 +299,8 @@ impl Request<'_> {
 pub struct OpenMode {
     pub write: bool,
     pub truncate: bool,
+    /// Whether writes need not be asked for, each of them: not with `O_SYNC`.
+    pub unasked: bool,
 }
 
 /// An open file.
@@ -310,8 +312,11 @@ pub struct Opened {
     /// the kernel read, and map, that one.
     ///
     /// If there is one, the client has to take it: the kernel refuses opens of one file that differ in this. With
-    /// [`writable`](Opened::writable), reads and writes go to the owner all the same, and only maps go to the store.
+    /// [`writable`](Opened::writable), reads and writes go to the owner all the same, and only maps go to the store, unless
+    /// [`unasked`](Opened::unasked) says otherwise.
     pub passthrough: Option<Arc<File>>,
+    /// Reads and writes go to the file of the store, too.
+    pub unasked: bool,
     /// Whether writes are to be expected.
     pub writable: bool,
 }

@@ -5,7 +5,8 @@
 //! # Layout
 //!
 //! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
-//! - `names`, `data`: what requests do with it
+//! - `names`, `data`: what requests do with it; `xattrs`: which extended attributes are accepted
+//! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
 //! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
@@ -31,8 +32,10 @@ mod names;
 mod notes;
 mod recover;
 mod state;
+mod unasked;
 mod wait;
 mod write_back;
+mod xattrs;
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -213,21 +216,28 @@ impl Core {
         }
         let entry = |state: &mut State, ino: Ino| -> Result<Reply, Stop> {
             state.inode_mut(ino)?.references += 1;
+            state.look(store, ino);
             Ok(Reply::Entry(state.attributes(ino)?))
         };
         match request {
             Request::Lookup { parent, name } => {
                 let ino = state.lookup(*parent, name)?;
+                state.look(store, ino);
                 Ok(Reply::Entry(state.attributes(ino)?))
             }
-            Request::Attributes { ino } => Ok(Reply::Attributes(state.attributes(*ino)?)),
+            Request::Attributes { ino } => {
+                state.look(store, *ino);
+                Ok(Reply::Attributes(state.attributes(*ino)?))
+            }
             Request::Change { ino, change } => {
                 if let Some(size) = change.size {
                     state.truncate(store, caller, *ino, size)?;
                 }
                 let rest = crate::message::Change { size: None, ..*change };
                 if rest != crate::message::Change::default() {
+                    state.look(store, *ino);
                     state.change(caller, *ino, &rest)?;
+                    state.tell_time(store, *ino);
                 }
                 Ok(Reply::Attributes(state.attributes(*ino)?))
             }
@@ -359,7 +369,8 @@ impl Core {
                     if state.stopped {
                         return;
                     }
-                    if state.due() < state.first_pending {
+                    // What is stuck is due, and its time comes.
+                    if state.due() < state.first_pending || !state.stuck.is_empty() {
                         drop(self.wait(state));
                     }
                 }
@@ -397,6 +408,9 @@ impl Core {
                     let low = low.saturating_sub(state.names_and_operations());
                     state.evict_to(&self.store, low);
                 }
+                for ino in state.unasked.clone() {
+                    state.look(&self.store, ino);
+                }
                 state.waits.threads()
             };
             let doomed: HashSet<u32> = wait::doomed(&threads);
@@ -428,6 +442,19 @@ impl State {
         }
     }
 
+    /// Has what is stuck be tried again at once: somebody wants to know.
+    fn try_stuck(&mut self) {
+        let now = Instant::now();
+        self.stuck.values_mut().for_each(|(_, until)| *until = now);
+    }
+
+    /// Whether an operation about an inode is in the log, up to this one. As long as nothing is stuck, the one behind it ends last.
+    fn is_pending(&self, ino: Ino, until: u64) -> bool {
+        let mut log = (self.first_pending..=until).zip(&self.log);
+        self.stuck.is_empty()
+            || log.any(|(_, pending)| !pending.cancelled && pending.operation.inodes().contains(&ino))
+    }
+
     /// Whether all that there was of an inode when this was first asked is on the backing directory.
     fn synced(&mut self, ino: Ino, target: &mut Option<(u64, u64)>) -> Result<(), Stop> {
         let inode = self.inode(ino)?;
@@ -435,11 +462,14 @@ impl State {
             return Ok(());
         }
         let (is_dir, pending) = (inode.is_dir(), inode.pending);
+        if target.is_none() && pending > 0 {
+            self.try_stuck();
+        }
         let (generation, operation) = *target.get_or_insert_with(|| {
             let operation = if pending > 0 { self.first_pending + self.log.len() as u64 - 1 } else { 0 };
             (self.generation, operation)
         });
-        if self.first_pending <= operation {
+        if pending > 0 && self.first_pending <= operation && self.is_pending(ino, operation) {
             self.wanted = self.wanted.max(operation);
             return Err(Stop::Wait(Need::Synced(ino)));
         }
@@ -632,14 +662,13 @@ impl Owner {
         let last = {
             let mut state = self.core.lock();
             state.wanted = state.last_pending();
+            state.try_stuck();
             state.wanted
         };
-        self.flush_until(progress, begun, |state| {
-            // What is failing is tried again at once, and not only when its time has come.
-            state.first_pending > last
-        })?;
+        let names = self.flush_until(progress, begun, |state| state.first_pending > last);
+        // Names that can't be changed there hold up no data of others.
         let generation = self.core.lock().generation;
-        self.flush_until(progress, begun, |state| {
+        let data = self.flush_until(progress, begun, |state| {
             let left: Vec<Ino> = (state.dirty_by_age.iter())
                 .filter(|(_, dirty)| dirty.generation <= generation)
                 .map(|(ino, _)| *ino)
@@ -647,9 +676,11 @@ impl Owner {
                 .collect();
             state.urgent.extend(&left);
             left.is_empty() && state.passes.is_empty()
-        })?;
-        self.as_the_user(|core| core.sync_all())
-            .map_err(|error| format!("can't sync the backing directory: {error}"))
+        });
+        let synced = self
+            .as_the_user(|core| core.sync_all())
+            .map_err(|error| format!("can't sync the backing directory: {error}"));
+        names.and(data).and(synced)
     }
 
     fn flush_until(
@@ -673,7 +704,7 @@ impl Owner {
             if let Some((ino, (error, _))) = failing
                 && since.elapsed() > RETRY
                 && state.passes.is_empty()
-                && state.urgent.iter().all(|ino| state.failing.contains_key(ino))
+                && state.urgent.iter().all(|ino| state.is_held_up(*ino))
             {
                 return Err(format!("{}: {}", state.shown(*ino), io::Error::from(*error)));
             }

@@ -11,7 +11,7 @@
 //! set-uid or set-gid bits that somebody writes to, those.
 //!
 //! Data is not kept by the kernel, but lies in the store alone: every file is opened with `FOPEN_DIRECT_IO`, or by
-//! passthrough, where the kernel reads from the store itself. Which of the two is the owner's choice, since all open handles
+//! passthrough, where the kernel reads from the store itself, and writes to it if the owner says so. Which of the two is the owner's choice, since all open handles
 //! of a file must agree: [`Opened::passthrough`](crate::message::Opened::passthrough). Maps of the former go through the kernel's page cache, which writes through
 //! to here.
 //!
@@ -44,6 +44,7 @@ use std::time::Duration;
 use fuser::{BackingId, Config, Session, SessionACL};
 
 use crate::message::Service;
+use crate::settings::Writes;
 pub use connection::{MountOptions, SUBTYPE};
 pub use filesystem::Kernel;
 use filesystem::{Filesystem, Shared};
@@ -66,9 +67,9 @@ impl Server {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn connect(options: &MountOptions, threads: usize) -> io::Result<Server> {
+    pub fn connect(options: &MountOptions, threads: usize, writes: Writes) -> io::Result<Server> {
         let (device, mount) = connection::make(options)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(writes));
         let mut config = Config::default();
         config.n_threads = Some(threads);
         // Each thread reads requests from a queue of its own.
@@ -141,7 +142,7 @@ pub fn probe() -> io::Result<Abilities> {
         others: false,
         like: rustix::fs::StatVfsMountFlags::empty(),
     };
-    let server = Server::connect(&options, 1)?;
+    let server = Server::connect(&options, 1, Writes::Server)?;
     // As the files of a store, it is in RAM.
     let file = rustix::fs::memfd_create("ondeck-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
     Ok(Abilities { kernel: server.kernel(), passthrough: server.try_passthrough(&File::from(file)) })

@@ -25,6 +25,17 @@ pub enum SyncWhen {
     Fsync,
 }
 
+/// Who carries out the writes of programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Writes {
+    /// The server, which finds room for them first.
+    #[default]
+    Server,
+    /// The kernel, which writes to the store without asking.
+    Passthrough,
+}
+
 /// Parts of the capacity, in percent. Above the high one the work begins, until the low one is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watermarks {
@@ -53,6 +64,9 @@ pub struct Settings {
     pub read_ahead: Bytes,
     /// Whether the kernel may read resident files by itself, where it can.
     pub passthrough: bool,
+    /// Who writes to files, where the kernel may read them by itself.
+    #[serde(default)]
+    pub writes: Writes,
     /// Threads that read from and write to the backing directory.
     pub threads: usize,
     /// Whether changes of the backing directory are left to [`flush`](crate::Owner::flush) and a full cache: for tests.
@@ -71,6 +85,7 @@ impl Settings {
             largest_file: None,
             read_ahead: Bytes(8 * EXTENT),
             passthrough: true,
+            writes: Writes::Server,
             threads: 4,
             idle: false,
         }

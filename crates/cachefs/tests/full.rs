@@ -8,49 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use client::Cache;
+use client::{Cache, Small};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
 use ondeck_core::Bytes;
-
-/// A tmpfs of a size of its own.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    fn new(size: &str) -> Option<Small> {
-        if !rustix::process::geteuid().is_root() {
-            ondeck_skip::skipped("it needs root, to mount a small filesystem");
-            return None;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
-        rustix::mount::mount(
-            "ondeck-test",
-            dir.path(),
-            "tmpfs",
-            rustix::mount::MountFlags::empty(),
-            &*options,
-        )
-        .unwrap();
-        Some(Small(dir))
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn resize(&self, size: &str) {
-        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount_remount(self.path(), flags, &*options).unwrap();
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // A test that has failed says more than this would.
-        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
 
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> =
@@ -61,7 +21,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn what_has_no_room_on_disk_stays_and_comes_home_when_there_is_room() {
-    let Some(small) = Small::new("4m") else { return };
+    let Some(small) = Small::new("size=4m") else { return };
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
     let settings = Settings { idle: true, ..Settings::new(Bytes(2 * LEAST_CAPACITY.0)) };
     let mut cache = Cache::at(settings, small.path(), store.path());
@@ -81,7 +41,7 @@ fn what_has_no_room_on_disk_stays_and_comes_home_when_there_is_room() {
         // Whoever goes on after a kill has it, too.
         cache.replace();
     }
-    small.resize("64m");
+    small.change("size=64m");
     cache.flush();
     assert_eq!(names(small.path()), ["large", "little"], "and nothing beside them");
     assert_eq!(fs::read(small.path().join("large")).unwrap(), data);
@@ -90,7 +50,7 @@ fn what_has_no_room_on_disk_stays_and_comes_home_when_there_is_room() {
 
 #[test]
 fn a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept() {
-    let Some(small) = Small::new("4m") else { return };
+    let Some(small) = Small::new("size=4m") else { return };
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
     let cache = Cache::at(Settings::new(LEAST_CAPACITY), small.path(), store.path());
     cache.create("large", 0o644).unwrap();

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symli
 use std::path::Path;
 
 use client::{Cache, same_trees};
-use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, Writes};
 use proptest::prelude::*;
 
 /// One step of a program, or of the cache.
@@ -270,7 +270,8 @@ impl Both {
             }
             Step::Evict => cache.evict(),
             Step::Replace => {
-                self.close_kept();
+                // Whoever has it open has lost it, and nobody closes it.
+                self.kept = None;
                 self.cache.replace();
             }
         }
@@ -330,9 +331,11 @@ proptest! {
         before in proptest::collection::vec(step(), 0..12),
         steps in proptest::collection::vec(step(), 1..60),
         passthrough in any::<bool>(),
+        unasked in any::<bool>(),
     ) {
         let plain = tempfile::tempdir_in("/dev/shm").unwrap();
-        let settings = Settings { passthrough, ..settings() };
+        let writes = if unasked { Writes::Passthrough } else { Writes::Server };
+        let settings = Settings { passthrough, writes, ..settings() };
         let mut both = Both { plain, cache: Cache::new(settings), kept: None, seed: 0 };
         // What is there before the cache is.
         for step in &before {

@@ -149,7 +149,8 @@ fn a_file_that_is_cut_and_then_renamed_over_another_is_the_new_one() {
     cache.write("data", 0, b"changed, and not on disk yet").unwrap();
     cache.create("data.new", 0o644).unwrap();
     cache.write("data.new", 0, b"a first version of it").unwrap();
-    let open = cache.open_as("data.new", OpenMode { write: true, truncate: true }).unwrap();
+    let open =
+        cache.open_as("data.new", OpenMode { write: true, truncate: true, ..OpenMode::default() }).unwrap();
     cache.write_open(&open, 0, b"new").unwrap();
     cache.close(open);
     cache.rename("data.new", "data", 0).unwrap();

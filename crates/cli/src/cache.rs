@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use ondeck_cachefs::instance::control::{Answer, Order, Report, ask};
 use ondeck_cachefs::instance::{self, CacheUser, Caches, Instance, Plan, Record, StartError};
-use ondeck_cachefs::settings::{Settings, SyncWhen};
+use ondeck_cachefs::settings::{Settings, SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
 use ondeck_core::{Bytes, duration, exit};
 use ondeck_transfer::credentials::User;
@@ -98,6 +98,12 @@ struct MountArgs {
     /// Refuse to let a file grow beyond this (EFBIG)
     #[arg(long, value_name = "SIZE")]
     max_file_size: Option<Bytes>,
+
+    /// Who carries out writes: `server`: the server, which finds room for them first; `passthrough`: the kernel, straight to
+    /// the cache's RAM, at its speed. Then nobody is asked for room: programs that write more than there is get ENOSPC, or
+    /// SIGBUS through maps, and what they write counts as their memory, so limits of memory groups end them
+    #[arg(long, value_name = "WHO", value_parser = parse_writes, default_value = "server")]
+    writes: Writes,
 
     /// Write back when so much of the capacity is dirty, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = percent())]
@@ -199,6 +205,14 @@ fn parse_sync(text: &str) -> Result<Sync, String> {
     }
 }
 
+fn parse_writes(text: &str) -> Result<Writes, String> {
+    match text {
+        "server" => Ok(Writes::Server),
+        "passthrough" => Ok(Writes::Passthrough),
+        _ => Err("write server or passthrough".to_owned()),
+    }
+}
+
 impl CacheArgs {
     /// Whether it ends when it has told what it was asked for.
     pub fn only_shows(&self) -> bool {
@@ -264,6 +278,7 @@ fn mount(args: &MountArgs) -> Result<u8> {
     (settings.full.high, settings.full.low) = (args.full_high, args.full_low);
     (settings.dirty.high, settings.dirty.low) = (args.dirty_high, args.dirty_low);
     settings.largest_file = args.max_file_size;
+    settings.writes = args.writes;
     match args.sync {
         Some(Sync::When(when)) => settings.sync = when,
         Some(Sync::Interval(_)) if args.age.is_some() => {

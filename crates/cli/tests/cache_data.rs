@@ -65,9 +65,8 @@ fn assert_same(found: &[u8], expected: &[u8], what: &str) {
     assert_eq!(differs, None, "the first byte of {what} that differs");
 }
 
-/// As fsx does: random operations on one file, each compared with what the file has to have. The capacity is a third of it.
-fn exercise(mounted: &Mounted, seed: u64, operations: usize) {
-    const LARGEST: usize = LARGE;
+/// As fsx does: random operations on one file, each compared with what the file has to have.
+fn exercise(mounted: &Mounted, seed: u64, operations: usize, largest: usize) {
     let mut random = Random(seed);
     let path = mounted.fast.join("exercised");
     let mut file = create(&path);
@@ -75,9 +74,9 @@ fn exercise(mounted: &Mounted, seed: u64, operations: usize) {
     for number in 0..operations {
         let what = format!("operation {number} of seed {seed}");
         // Some at the begin, where everything happens often.
-        let span = if random.below(2) == 0 { LARGEST } else { 1 << 20 };
+        let span = if random.below(2) == 0 { largest } else { 1 << 20 };
         let at = random.below(span);
-        let length = 1 + random.below(200_000).min(LARGEST - at - 1);
+        let length = 1 + random.below(200_000).min(largest - at - 1);
         let part = |expected: &[u8]| {
             let begin = at.min(expected.len());
             begin..(at + length).min(expected.len())
@@ -163,7 +162,19 @@ fn random_operations_on_a_file_larger_than_the_cache_give_what_they_should() {
         // Eviction and write-back go on all the time.
         let marks = ["--dirty-high", "30", "--dirty-low", "10", "--full-high", "60", "--full-low", "40"];
         let Some(mounted) = Mounted::with(&[options, &marks].concat(), |_| ()) else { return };
-        exercise(&mounted, seed, operations);
+        exercise(&mounted, seed, operations, LARGE);
+    }
+}
+
+#[test]
+fn random_operations_on_a_file_that_the_kernel_writes_to_give_what_they_should() {
+    let operations = wanted("ONDECK_OPERATIONS", 1_000);
+    // One that can always be written to so, and one of more than may be pinned, which often can't.
+    for (seed, sync, largest) in [(0x0bad_cafe, "interval=1s", 12 << 20), (0x5eed_5eed, "fsync", 40 << 20)] {
+        let options = ["--writes", "passthrough", "--sync", sync];
+        let Some(mounted) = Mounted::with(&options, |_| ()) else { return };
+        exercise(&mounted, seed, operations, largest);
+        scene::wait_until("nothing is pinned", || mounted.status()["status"]["pinned"] == 0);
     }
 }
 

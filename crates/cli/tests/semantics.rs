@@ -24,6 +24,9 @@ use rustix::mm::MapFlags;
 use cached::{Map, Mounted, sh};
 use scene::wait_until;
 
+/// Where the kernel writes by itself.
+const WRITES: &str = "cli/tests/cache_writes.rs";
+
 /// Who is not root and nobody else here.
 const SOMEBODY: u32 = 20_001;
 
@@ -122,6 +125,34 @@ const CHECKS: &[(&str, Check)] = &[
     ("a map of a file that is unlinked", Same(unlinked_map)),
     ("a file that is open for writing beside a passthrough reader", Cache(writer_beside_reader)),
     ("more than half of the capacity open by passthrough", Cache(half_is_open)),
+    (
+        "a write, and `stat`, reads and maps by anybody",
+        Test(WRITES, "what_the_kernel_writes_is_seen_at_once_and_comes_to_the_backing_directory"),
+    ),
+    (
+        "a write when the store is full",
+        Test(WRITES, "a_full_store_is_told_to_who_filled_it_and_the_cache_goes_on"),
+    ),
+    (
+        "a write beyond the capacity",
+        Test(WRITES, "what_was_written_beyond_the_capacity_is_counted_and_others_wait_for_it"),
+    ),
+    (
+        "readers, writers, `O_SYNC`, truncation, `unlink` and `rename` of a file that is open",
+        Test(WRITES, "opens_of_one_file_agree_however_they_are_mixed"),
+    ),
+    (
+        "a write to a file with set-uid or set-gid bits",
+        Test(WRITES, "a_write_takes_set_id_bits_away_and_times_that_are_set_stay"),
+    ),
+    (
+        "a kill of the server while a file is open",
+        Test(WRITES, "a_file_that_is_open_when_the_server_is_killed_has_all_that_was_written"),
+    ),
+    (
+        "`fsync` with `--sync fsync`, and `flush`, of an open file",
+        Test(WRITES, "fsync_brings_an_open_file_to_the_backing_directory_and_so_does_a_flush"),
+    ),
     ("`fallocate`, mode 0", Cache(allocates)),
     ("`FALLOC_FL_KEEP_SIZE`", Cache(allocates_behind_the_end)),
     ("`FALLOC_FL_PUNCH_HOLE`, `FALLOC_FL_ZERO_RANGE`", Same(punches)),
@@ -268,6 +299,32 @@ fn the_page_is_true() {
         }));
         if checked.is_err() {
             wrong.push(&row.call);
+        }
+    }
+    mounted.ondeck(&["unmount", "fast"]);
+    assert!(wrong.is_empty(), "not so: {wrong:#?}");
+}
+
+#[test]
+fn the_page_is_true_where_the_kernel_writes() {
+    let mut disk = None;
+    let options = ["--writes", "passthrough"];
+    let Some(mounted) = Mounted::with(&options, |backing| disk = Some(Disk::new(backing))) else { return };
+    let disk = disk.unwrap();
+    let mut wrong = Vec::new();
+    for (number, (call, check)) in CHECKS.iter().enumerate() {
+        let Same(act) = check else { continue };
+        let dir = |below: &Path| {
+            let dir = below.join(format!("row-{number}"));
+            fs::create_dir(&dir).unwrap();
+            dir
+        };
+        let checked = catch_unwind(AssertUnwindSafe(|| {
+            let on_disk = act(&dir(&disk.at.join("plain")));
+            assert_eq!(act(&dir(&mounted.fast)), on_disk, "the cache is on the left");
+        }));
+        if checked.is_err() {
+            wrong.push(call);
         }
     }
     mounted.ondeck(&["unmount", "fast"]);
@@ -920,6 +977,10 @@ fn extended_attributes(dir: &Path) -> String {
         set("trusted.one", XattrFlags::empty()),
         set("security.one", XattrFlags::empty()),
         set("other.one", XattrFlags::empty()),
+        // More than a block, and than is left of it.
+        told(rustix::fs::setxattr(&path, "user.large", &[7; 60_000], XattrFlags::empty())),
+        told(rustix::fs::setxattr(&path, "user.rest", &[7; 4000], XattrFlags::empty())),
+        told(rustix::fs::setxattr(&path, "user.half", &[7; 2000], XattrFlags::empty())),
         told(rustix::fs::removexattr(&path, "user.none")),
     ];
     let mut names = vec![0; 1000];

@@ -287,7 +287,7 @@ fn assemble(
         others: plan.others,
         like,
     };
-    let server = Server::connect(&options, threads()).map_err(|error| {
+    let server = Server::connect(&options, threads(), plan.settings.writes).map_err(|error| {
         let remedy = if error.kind() == io::ErrorKind::NotFound { ": load the module fuse" } else { "" };
         StartError::Failed(format!("can't make a FUSE mount: {error}{remedy}"))
     })?;

@@ -5,14 +5,20 @@
 //! operations together: their files are written back by several threads, the filesystem is synced once, and then the names are
 //! changed in their order.
 //!
-//! A process that was killed may have done the first operation of the log without having noted it. So each one recognizes that it
-//! is done already, by the inode numbers that were noted before.
+//! One that fails for a reason of its own (its name is too long there, it may not be written to) holds up those that depend on it.
+//! Others overtake it. If the backing directory itself can't be reached or written to, all wait in their order.
+//!
+//! A process that was killed may have done an operation without having noted it: the first of the log, or the one that was noted as
+//! [begun](super::journal::Record::Begun). So each one recognizes that it is done already, by the inode numbers that were noted
+//! before.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
@@ -20,7 +26,7 @@ use rustix::io::Errno;
 use super::Core;
 use super::inode::{Home, Kind, Operation, Seen, dirty};
 use super::names::UNFINISHED;
-use super::state::State;
+use super::state::{Pending, State};
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT};
@@ -30,8 +36,8 @@ use crate::store::Store;
 /// Operations that are prepared together at most.
 const BATCH: u64 = 256;
 
-/// The longest name that there is room for.
-const LONGEST_NAME: usize = 255;
+/// When so many operations are stuck or depend on such, the rest waits in its order: each is looked at every second.
+const MOST_HELD: u64 = 1024;
 
 /// Conflicts that are remembered for people.
 const CONFLICTS: usize = 1000;
@@ -39,15 +45,6 @@ const CONFLICTS: usize = 1000;
 /// The name of what is not complete yet, in the cache with this store.
 pub fn unfinished(store: &Store, ino: Ino) -> OsString {
     format!("{UNFINISHED}{}-{ino:x}", store.id()).into()
-}
-
-/// The name for ours where somebody else has taken the one it should have.
-pub fn beside(store: &Store, name: &OsStr, ino: Ino) -> OsString {
-    let suffix = format!(".ondeck-{}-{ino:x}", store.id());
-    let mut bytes = name.as_bytes().to_vec();
-    bytes.truncate(LONGEST_NAME - suffix.len());
-    bytes.extend(suffix.bytes());
-    OsString::from_vec(bytes)
 }
 
 /// What became of an operation.
@@ -59,14 +56,149 @@ struct Done {
     kept: bool,
 }
 
+/// What becomes of an operation in a round.
+enum Turn {
+    Try(Operation),
+    /// It is stuck, or depends on one that is.
+    Hold(Operation, Errno),
+    /// Nothing is to be done.
+    Pass(Operation),
+}
+
+impl Turn {
+    /// The operation, if it is to be carried out.
+    fn operation(&self) -> Option<&Operation> {
+        match self {
+            Turn::Try(operation) => Some(operation),
+            Turn::Hold(..) | Turn::Pass(_) => None,
+        }
+    }
+}
+
+/// What operations that can't be carried out now are about. Later ones about something else go on: they change neither the same
+/// files nor the same names, and no directory that the others make, move or remove.
+#[derive(Default)]
+struct Held {
+    inodes: HashMap<Ino, Errno>,
+    names: HashMap<(Ino, OsString), Errno>,
+    directories: HashMap<Ino, Errno>,
+}
+
+impl Held {
+    fn add(&mut self, operation: &Operation, error: Errno) {
+        self.inodes.extend(operation.subjects().into_iter().map(|ino| (ino, error)));
+        self.names.extend(operation.names().into_iter().map(|(dir, name)| ((dir, name.clone()), error)));
+        self.directories.extend(operation.directories().into_iter().map(|dir| (dir, error)));
+    }
+
+    /// Why an operation has to wait for others, if it has to.
+    fn holds(&self, operation: &Operation) -> Option<Errno> {
+        if self.inodes.is_empty() {
+            return None;
+        }
+        let subjects = operation.subjects();
+        let of_inodes =
+            subjects.iter().find_map(|ino| self.inodes.get(ino).or_else(|| self.directories.get(ino)));
+        let directories = operation.directories();
+        let of_directories = || directories.iter().find_map(|dir| self.inodes.get(dir));
+        let of_names = || {
+            let mut names = operation.names().into_iter();
+            names.find_map(|(dir, name)| self.names.get(&(dir, name.clone())))
+        };
+        of_inodes.or_else(of_directories).or_else(of_names).copied()
+    }
+}
+
+/// Whether an error is about the file or the name; otherwise the backing directory itself can't be reached or written to, and
+/// everything waits in its order.
+fn is_its_own(error: Errno) -> bool {
+    !matches!(
+        error,
+        Errno::AGAIN
+            | Errno::INTR
+            | Errno::IO
+            | Errno::NOMEM
+            | Errno::NODEV
+            | Errno::NXIO
+            | Errno::ROFS
+            | Errno::NOTCONN
+            | Errno::SHUTDOWN
+            | Errno::TIMEDOUT
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::CONNREFUSED
+    )
+}
+
 impl State {
-    /// Changes the homes as the first operation of the log says, which is done. Recovery does the same again.
-    pub fn applied(&mut self, store: &Store, other_name: Option<&OsStr>) {
-        let Some(pending) = self.log.pop_front() else { return };
-        self.first_pending += 1;
-        self.progress = std::time::Instant::now();
-        let operation = pending.operation;
-        if pending.cancelled {
+    /// The operations that are looked at next, by number: those to be carried out, and those before them that can't be now.
+    fn next_round(&mut self) -> Vec<(u64, Turn)> {
+        let until = self.due();
+        let now = Instant::now();
+        let (mut round, mut held) = (Vec::new(), Held::default());
+        let (mut tried, mut waiting) = (0, 0);
+        let mut told = Vec::new();
+        for (number, pending) in (self.first_pending..=until).zip(&self.log) {
+            let operation = &pending.operation;
+            let is_stuck = self.stuck.get(&number).filter(|(_, until)| *until > now);
+            let turn = if pending.cancelled {
+                Turn::Pass(operation.clone())
+            } else if let Some((error, _)) = is_stuck {
+                Turn::Hold(operation.clone(), *error)
+            } else if let Some(error) = held.holds(operation) {
+                told.push((operation.subjects()[0], error));
+                Turn::Hold(operation.clone(), error)
+            } else {
+                Turn::Try(operation.clone())
+            };
+            match &turn {
+                Turn::Hold(operation, error) => {
+                    held.add(operation, *error);
+                    waiting += 1;
+                }
+                // It goes from the log when what is stuck before it does.
+                Turn::Pass(_) if waiting > 0 => continue,
+                Turn::Try(_) | Turn::Pass(_) => tried += 1,
+            }
+            round.push((number, turn));
+            if tried == BATCH || waiting == MOST_HELD {
+                break;
+            }
+        }
+        for (ino, error) in told {
+            self.waits.fail(&Need::Synced(ino), error);
+        }
+        if tried == 0 {
+            round.clear();
+        }
+        round
+    }
+
+    /// The operation that may have been done and not noted.
+    pub fn doubtful(&self) -> Option<(u64, Pending)> {
+        let number = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
+        let index = number.checked_sub(self.first_pending)? as usize;
+        self.log.get(index).map(|pending| (number, pending.clone()))
+    }
+
+    /// Changes the homes as an operation of the log says, which is done. Recovery does the same again.
+    pub fn applied(&mut self, store: &Store, number: u64, other_name: Option<&OsStr>) {
+        let index = number.checked_sub(self.first_pending).map(|index| index as usize);
+        let Some(pending) = index.and_then(|index| self.log.get_mut(index)) else { return };
+        let was_cancelled = std::mem::replace(&mut pending.cancelled, true);
+        let operation = pending.operation.clone();
+        self.doubtful = 0;
+        self.stuck.remove(&number);
+        while self.log.front().is_some_and(|pending| pending.cancelled) {
+            self.log.pop_front();
+            self.stuck.remove(&self.first_pending);
+            self.first_pending += 1;
+        }
+        self.progress = Instant::now();
+        self.waits.wake(&Need::Log);
+        if was_cancelled {
             return;
         }
         let named = |name: &OsString| other_name.map_or_else(|| name.clone(), OsStr::to_owned);
@@ -130,7 +262,6 @@ impl State {
         for ino in operation.inodes() {
             self.remove_if_unused(ino, store);
         }
-        self.waits.wake(&Need::Log);
         if self.names_and_operations() > 0 {
             self.waits.wake(&Need::Space);
         }
@@ -186,76 +317,110 @@ impl State {
 }
 
 impl Core {
-    /// Carries out operations until none has to be any more; returns when the first one fails, with the error.
+    /// The name for ours where somebody else has taken the one it should have.
+    pub fn beside(&self, name: &OsStr, ino: Ino) -> OsString {
+        let suffix = format!(".ondeck-{}-{ino:x}", self.store.id());
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.truncate(self.lock().longest_name - suffix.len());
+        bytes.extend(suffix.bytes());
+        OsString::from_vec(bytes)
+    }
+
+    /// Carries out some operations that have to be, and returns whether there were any. One that fails for a reason of its own holds
+    /// up those that depend on it, and is tried again later.
+    ///
+    /// # Errors
+    /// The backing directory can't be reached or written to: nothing was done.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (batch, shown) = {
+        let (round, shown) = {
             let mut state = self.lock();
-            let until = state.due();
-            if state.first_pending > until || state.stopped {
-                return Ok(false);
-            }
-            let last = until.min(state.first_pending + BATCH - 1).min(state.last_pending());
-            let count = (last + 1 - state.first_pending) as usize;
-            state.batch_end = last;
-            let batch: Vec<_> = state.log.iter().take(count).cloned().collect();
-            let mut shown: Vec<Ino> = (batch.iter().filter(|pending| !pending.cancelled))
-                .filter_map(|pending| state.shown_by(&pending.operation))
+            let round = if state.stopped { Vec::new() } else { state.next_round() };
+            let Some((last, _)) = round.last() else { return Ok(false) };
+            state.batch_end = *last;
+            let mut shown: Vec<Ino> = (round.iter().filter_map(|(_, turn)| turn.operation()))
+                .filter_map(|operation| state.shown_by(operation))
                 .collect();
             shown.sort_unstable();
             shown.dedup();
-            (batch, shown)
+            (round, shown)
         };
         // Whether what is made has a directory to be made in does not matter here: the nearest one that is there takes it.
-        let mut failed = self.prepare_all(&batch);
+        let mut failed = self.prepare_all(&round);
+        // What could not be made has no place for its data.
+        let shown: Vec<Ino> =
+            shown.into_iter().filter(|ino| failed.iter().all(|(failed, _)| failed != ino)).collect();
         failed.extend(self.write_back_all(&shown));
-        // What comes before the first that failed is carried out all the same: a removal may make room for it.
-        let first = batch.iter().position(|pending| {
-            !pending.cancelled && failed.iter().any(|(ino, _)| pending.operation.inodes()[0] == *ino)
-        });
-        let ready = first.unwrap_or(batch.len());
-        let result = match failed.first() {
-            Some(error) if ready == 0 => Err(*error),
-            _ => Ok(()),
-        };
-        let result = result.and_then(|()| {
-            for pending in &batch[..ready] {
-                let number = self.lock().first_pending;
-                let mut done = Done::default();
-                // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
-                let held = self.hold_still(&pending.operation);
-                let mut failed = None;
-                if !pending.cancelled {
-                    match self.apply(&pending.operation) {
-                        Ok(what) => done = what,
-                        Err(error) => failed = Some((pending.operation.inodes()[0], error)),
-                    }
-                }
-                if failed.is_none() {
-                    self.end(number, &pending.operation, &done);
-                }
-                self.let_go(&held);
-                if let Some(failed) = failed {
-                    return Err(failed);
-                }
-            }
-            Ok(())
-        });
+        let done = self.apply_round(&round, &failed);
         self.lock().batch_end = 0;
-        result.map(|()| true)
+        done
     }
 
-    /// Looks whether the first operation of a log that was recovered is done already, and notes it then. Until that is known,
-    /// nothing else may look at its files: they may not be where the journal says.
+    fn apply_round(&self, round: &[(u64, Turn)], failed: &[(Ino, Errno)]) -> Result<bool, (Ino, Errno)> {
+        let mut held = Held::default();
+        let mut any = false;
+        for (number, turn) in round {
+            let operation = match turn {
+                Turn::Try(operation) => operation,
+                Turn::Hold(operation, error) => {
+                    held.add(operation, *error);
+                    continue;
+                }
+                Turn::Pass(operation) => {
+                    // With those before it, unless they are stuck.
+                    if self.lock().first_pending == *number {
+                        self.end(*number, operation, &Done::default());
+                        any = true;
+                    }
+                    continue;
+                }
+            };
+            if let Some(error) = held.holds(operation) {
+                held.add(operation, error);
+                continue;
+            }
+            let ino = operation.inodes()[0];
+            let done = match failed.iter().find(|(failed, _)| *failed == ino) {
+                Some((_, error)) => Err(*error),
+                None => self.apply_one(*number, operation),
+            };
+            match done {
+                Ok(()) => any = true,
+                Err(error) if is_its_own(error) => {
+                    held.add(operation, error);
+                    let mut state = self.lock();
+                    state.stuck.insert(*number, (error, Instant::now() + super::RETRY));
+                    state.failed_alone(ino, error);
+                    drop(state);
+                    self.wake_all();
+                    any = true;
+                }
+                // What comes before it is carried out all the same.
+                Err(_) if any => break,
+                Err(error) => return Err((ino, error)),
+            }
+        }
+        Ok(any)
+    }
+
+    fn apply_one(&self, number: u64, operation: &Operation) -> Result<(), Errno> {
+        // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
+        let still = self.hold_still(operation);
+        self.lock().journal_begun(number);
+        let applied = self.apply(operation);
+        let done = applied.map(|done| self.end(number, operation, &done));
+        self.let_go(&still);
+        done
+    }
+
+    /// Looks whether the operation of a recovered log that was carried out last is done already, and notes it then. Until that is
+    /// known, nothing else may look at its files: they may not be where the journal says.
     ///
     /// # Errors
     /// The kernel's, if that can't be seen.
     pub fn settle_doubt(&self) -> Result<(), Errno> {
-        let (number, pending) = {
-            let state = self.lock();
-            (state.first_pending, state.log.front().cloned())
-        };
-        match pending {
-            Some(pending) if !pending.cancelled => {
+        let doubtful = self.lock().doubtful();
+        match doubtful {
+            Some((number, pending)) if !pending.cancelled => {
                 if let Some(done) = self.is_done(&pending.operation)? {
                     self.end(number, &pending.operation, &done);
                 }
@@ -283,7 +448,7 @@ impl Core {
             if is_at(ino, dir, name)? {
                 return Ok(done(true, None));
             }
-            let other = beside(&self.store, name, ino);
+            let other = self.beside(name, ino);
             Ok(if is_at(ino, dir, &other)? { done(false, Some(other)) } else { None })
         };
         let vanished = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
@@ -360,8 +525,10 @@ impl Core {
             state.note_conflict(dir, name, done.beside.as_deref());
         }
         state.journal_applied(number, done.beside.clone());
-        state.failing.remove(&operation.inodes()[0]);
-        state.applied(&self.store, done.beside.as_deref());
+        if state.stuck.contains_key(&number) {
+            state.failing.remove(&operation.inodes()[0]);
+        }
+        state.applied(&self.store, number, done.beside.as_deref());
         drop(state);
         if let Operation::Unlink { ino, .. } = operation {
             self.backing.close(*ino);
@@ -412,11 +579,11 @@ impl Core {
         found
     }
 
-    /// Makes what a batch makes, under the names of what is unfinished; returns what could not be made.
-    fn prepare_all(&self, batch: &[super::state::Pending]) -> Vec<(Ino, Errno)> {
+    /// Makes what a round makes, under the names of what is unfinished; returns what could not be made.
+    fn prepare_all(&self, round: &[(u64, Turn)]) -> Vec<(Ino, Errno)> {
         let mut failed = Vec::new();
-        for pending in batch.iter().filter(|pending| !pending.cancelled) {
-            if let Operation::Make { ino, dir, .. } = &pending.operation
+        for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
+            if let Operation::Make { ino, dir, .. } = operation
                 && let Err(error) = self.prepare(*ino, *dir)
             {
                 failed.push((*ino, error));
@@ -479,6 +646,7 @@ impl Core {
                 let home = self.lock().inodes.get(ino).and_then(|inode| inode.homes.first().cloned());
                 match home {
                     None => Ok(Done::default()),
+                    Some(home) if self.is_lost(*ino) => self.unmake(*ino, &home),
                     Some(home) => self.show(*ino, (home.dir, &home.name), (*dir, name), None),
                 }
             }
@@ -521,6 +689,30 @@ impl Core {
         }
     }
 
+    /// Whether a file that was made has lost all of its names again.
+    fn is_lost(&self, ino: Ino) -> bool {
+        self.lock().inodes.get(&ino).is_some_and(|inode| inode.is_orphan() && !inode.is_dir())
+    }
+
+    /// Removes what was made under the name of what is unfinished, and never gets another: that name might be refused for ever.
+    fn unmake(&self, ino: Ino, home: &Home) -> Result<Done, Errno> {
+        self.keep_open(ino)?;
+        let directory = self.backing_directory(home.dir)?;
+        let gone = backing::within(self.backing.uid(), directory.as_fd(), || {
+            rustix::fs::unlinkat(&directory, home.name.as_os_str(), AtFlags::empty())
+        });
+        match gone {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+        let mut state = self.lock();
+        if let Some(inode) = state.inodes.get_mut(&ino) {
+            inode.homes.clear();
+        }
+        state.journal_inode(ino);
+        Ok(Done::default())
+    }
+
     fn in_both<T>(
         &self,
         a: BorrowedFd<'_>,
@@ -555,7 +747,7 @@ impl Core {
                 return Ok(Done::default());
             }
             // Ours may be beside, from before a crash.
-            let other = beside(&self.store, to_name, ino);
+            let other = self.beside(to_name, ino);
             if self.look(to, &other)?.as_ref().is_some_and(is_ours) {
                 return Ok(Done { beside: Some(other), kept: false });
             }
@@ -577,7 +769,7 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
-        let other = beside(&self.store, to_name, ino);
+        let other = self.beside(to_name, ino);
         self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
         Ok(Done { beside: Some(other), kept: false })
     }
@@ -612,7 +804,7 @@ impl Core {
         if self.look(to.as_fd(), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
-        let other = beside(&self.store, name, ino);
+        let other = self.beside(name, ino);
         match link(&other) {
             Ok(()) => {}
             Err(Errno::EXIST) if self.look(to.as_fd(), &other)?.is_some_and(is_ours) => {}

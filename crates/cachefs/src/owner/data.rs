@@ -49,7 +49,7 @@ impl State {
     }
 
     /// Bytes that data may take beside the names.
-    fn room(&self) -> u64 {
+    pub fn room(&self) -> u64 {
         let capacity = self.settings.capacity.0;
         // Names never take so much that no data could pass.
         capacity.saturating_sub(self.names_and_operations()).max(capacity / 2)
@@ -62,7 +62,9 @@ impl State {
             return true;
         }
         self.evict_to(store, room.saturating_sub(bytes));
-        let fits = self.resident + bytes <= room;
+        // What programs have taken without asking must not keep all others waiting until they close it.
+        let asked = self.resident - self.unasked_bytes().min(self.resident);
+        let fits = self.resident + bytes <= room || asked + bytes <= self.settings.capacity.0 / 16;
         if !fits {
             self.draining = true;
         }
@@ -177,7 +179,7 @@ impl State {
     }
 
     /// Sees to it that these blocks of an extent can be read from the store, or are zeros.
-    fn need_blocks(&mut self, store: &Store, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
+    pub fn need_blocks(&mut self, store: &Store, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
         let data = self.inode_mut(ino)?.data_or_new().ok_or(Errno::ISDIR)?;
         if data.extents.get(&number).is_some_and(|extent| extent.fetching) {
             return Err(Stop::Wait(Need::Extent(ino, number)));
@@ -268,6 +270,7 @@ impl State {
 
     /// Checks that a read can be answered from the store, and pins what it reads; returns its end.
     fn begin_read(&mut self, store: &Store, ino: Ino, offset: u64, size: u64) -> Result<u64, Stop> {
+        self.look(store, ino);
         let inode = self.inode(ino)?;
         if !matches!(inode.kind, Kind::File(_)) {
             return Err(Errno::ISDIR.into());
@@ -311,6 +314,7 @@ impl State {
         if !matches!(self.inode(ino)?.kind, Kind::File(_)) {
             return Err(Errno::ISDIR.into());
         }
+        self.look(store, ino);
         // First: what makes room for one part must not evict another.
         self.pin(ino, offset, end);
         let ready = self.prepare_write(store, ino, offset, end);
@@ -395,6 +399,7 @@ impl State {
 
     /// Changes the size of a file.
     pub fn truncate(&mut self, store: &Store, caller: Caller, ino: Ino, size: u64) -> Result<(), Stop> {
+        self.look(store, ino);
         let largest = self.largest_file();
         let inode = self.inode(ino)?;
         if !matches!(inode.kind, Kind::File(_)) {
@@ -419,6 +424,7 @@ impl State {
         self.set_size(store, ino, size)?;
         let inode = self.inode_mut(ino)?;
         (inode.mode, inode.mtime, inode.ctime) = (mode, at, at);
+        self.tell_time(store, ino);
         self.mark_dirty(ino, bits);
         Ok(())
     }
@@ -478,22 +484,28 @@ impl State {
         if mode.truncate && self.inode(ino)?.size > 0 {
             self.truncate(store, caller, ino, 0)?;
         }
-        let passthrough = self.passthrough(store, ino, mode.write)?;
+        let unasked = mode.write && mode.unasked && self.can_be_unasked(store, ino)?;
+        let passthrough = match unasked {
+            true => Some(self.begin_unasked(store, ino)?),
+            false => self.passthrough(store, ino, mode.write)?,
+        };
         let inode = self.inode_mut(ino)?;
         inode.handles += 1;
         if let Some(data) = inode.data_or_new() {
             match &passthrough {
                 Some(_) => {
                     data.passthrough += 1;
-                    data.shared_writers += u32::from(mode.write);
+                    data.unasked += u32::from(unasked);
+                    data.shared_writers += u32::from(mode.write && !unasked);
                 }
                 None => data.direct += 1,
             }
         }
         self.next_handle += 1;
         let handle = self.next_handle;
-        self.handles.insert(handle, OpenFile { ino, write: mode.write, passthrough: passthrough.is_some() });
-        Ok(Opened { handle, passthrough, writable: mode.write })
+        let open = OpenFile { ino, write: mode.write, passthrough: passthrough.is_some(), unasked };
+        self.handles.insert(handle, open);
+        Ok(Opened { handle, passthrough, unasked, writable: mode.write })
     }
 
     /// The store's file, if the kernel may, or has to, use it by itself.
@@ -501,10 +513,12 @@ impl State {
         if !self.settings.passthrough {
             return Ok(None);
         }
+        self.look(store, ino);
         let half = self.settings.capacity.0 / 2;
         let inode = self.inode(ino)?;
         let size = inode.size;
         let Some(data) = inode.data() else { return Ok(None) };
+        let is_unasked = data.unasked > 0;
         if data.passthrough == 0 {
             let pins = size.next_multiple_of(BLOCK);
             let can = !write
@@ -528,7 +542,8 @@ impl State {
             rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, size)?;
         }
         let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
-        if file.metadata().map_err(|error| store_error(ino, &error))?.len() != size {
+        // Programs that write to it without asking make it longer meanwhile.
+        if !is_unasked && file.metadata().map_err(|error| store_error(ino, &error))?.len() != size {
             file.set_len(size).map_err(|error| store_error(ino, &error))?;
         }
         Ok(Some(file))
@@ -536,7 +551,12 @@ impl State {
 
     /// The last use of a handle is over.
     pub fn release(&mut self, store: &Store, handle: Handle) {
-        let Some(OpenFile { ino, write, passthrough }) = self.handles.remove(&handle) else { return };
+        let Some(OpenFile { ino, write, passthrough, unasked }) = self.handles.remove(&handle) else {
+            return;
+        };
+        if unasked {
+            self.end_unasked(store, ino);
+        }
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.handles -= 1;
         let size = inode.size;
@@ -545,7 +565,7 @@ impl State {
         if let Some(data) = inode.data_mut() {
             if passthrough {
                 data.passthrough -= 1;
-                if write {
+                if write && !unasked {
                     data.shared_writers -= 1;
                     mapped = true;
                 }
@@ -660,7 +680,7 @@ enum Evicted {
 /// The attribute with a program's capabilities, which a change of the program takes from it.
 const CAPABILITY: &str = "security.capability";
 
-fn store_error(ino: Ino, error: &io::Error) -> Stop {
+pub fn store_error(ino: Ino, error: &io::Error) -> Stop {
     tracing::error!(ino, %error, "the store fails");
     Stop::Error(Errno::IO)
 }
@@ -718,9 +738,15 @@ impl Core {
         let mut state = self.lock();
         if let Err(error) = done {
             state.unpin(&self.store, ino, offset, end);
+            if error.raw_os_error() == Some(libc::ENOSPC) && !state.unasked.is_empty() {
+                // Programs have filled the store without asking.
+                state.draining = true;
+                return Err(Stop::Wait(Need::Space));
+            }
             return Err(store_error(ino, &error));
         }
         state.end_write(&self.store, caller, ino, offset, end);
+        state.tell_time(&self.store, ino);
         Ok(Reply::Written(data.len() as u32))
     }
 
@@ -745,6 +771,7 @@ impl Core {
             _ => return Err(Errno::OPNOTSUPP.into()),
         }
         let mut state = self.lock();
+        state.look(&self.store, ino);
         if !keep_size && state.inode(ino)?.size < end {
             state.truncate(&self.store, caller, ino, end)?;
         }
@@ -753,7 +780,11 @@ impl Core {
 
     /// Has a part of a file read as zeros; the size stays.
     fn zero(&self, caller: Caller, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
-        let size = self.lock().inode(ino)?.size;
+        let size = {
+            let mut state = self.lock();
+            state.look(&self.store, ino);
+            state.inode(ino)?.size
+        };
         let end = end.min(size);
         if begin >= end {
             return Ok(());
@@ -787,6 +818,7 @@ impl Core {
     /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. The store knows, once what it asks for is resident.
     pub fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<Reply, Stop> {
         let mut state = self.lock();
+        state.look(&self.store, ino);
         let size = state.inode(ino)?.size;
         if offset >= size {
             return Err(Errno::NXIO.into());

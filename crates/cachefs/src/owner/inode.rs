@@ -145,6 +145,8 @@ pub struct FileData {
     pub passthrough: u32,
     /// Those of them that are writable: maps of theirs change the store unseen.
     pub shared_writers: u32,
+    /// Handles by which the kernel also writes to it, without asking.
+    pub unasked: u32,
     /// Handles whose reads and writes all come here.
     pub direct: u32,
     /// Bytes that count as pinned.
@@ -207,6 +209,30 @@ impl Operation {
                 all
             }
             Operation::Exchange { ino, dir, other, to_dir, .. } => vec![*ino, *dir, *other, *to_dir],
+        }
+    }
+
+    /// The inodes that it is about.
+    pub fn subjects(&self) -> Vec<Ino> {
+        match self {
+            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Unlink { ino, .. } => {
+                vec![*ino]
+            }
+            Operation::Rename { ino, over, .. } => std::iter::once(*ino).chain(*over).collect(),
+            Operation::Exchange { ino, other, .. } => vec![*ino, *other],
+        }
+    }
+
+    /// The names that it changes, with their directories.
+    pub fn names(&self) -> Vec<(Ino, &OsString)> {
+        match self {
+            Operation::Make { dir, name, .. }
+            | Operation::Link { dir, name, .. }
+            | Operation::Unlink { dir, name, .. } => vec![(*dir, name)],
+            Operation::Rename { dir, name, to_dir, to_name, .. }
+            | Operation::Exchange { dir, name, to_dir, to_name, .. } => {
+                vec![(*dir, name), (*to_dir, to_name)]
+            }
         }
     }
 

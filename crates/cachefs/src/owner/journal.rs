@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
@@ -30,6 +30,9 @@ pub(super) const HEADER: &[u8; 24] = b"ondeck cache journal 1\n\0";
 
 /// A journal is replaced when it is longer than this, and four times as long as after the last time.
 pub(super) const SHORT: u64 = 8 << 20;
+
+/// So much room is set aside for what is to come, where programs can fill the store by themselves.
+pub(super) const RUNWAY: u64 = 16 << 20;
 
 /// No record is longer: an extended attribute has 64 KiB at most, a name 255 bytes.
 const LONGEST_RECORD: usize = 64 << 20;
@@ -77,7 +80,7 @@ pub enum Record {
     Operation { number: u64, operation: Operation, at: Time, change_names: bool, cancelled: bool },
     /// What an operation made was removed, before it was on the backing directory.
     Cancelled { number: u64, unlink: Operation, at: Time },
-    /// The first operation of the log is done; if under another name than it says, under which.
+    /// An operation of the log is done; if under another name than it says, under which.
     Applied { number: u64, beside: Option<OsString> },
     /// Something was made under the name of what is not complete yet.
     Prepared { ino: Ino, home: Home, seen: Seen },
@@ -95,6 +98,10 @@ pub enum Record {
     Forgotten(Ino),
     /// It is about to be changed on the backing directory.
     Writing(Ino),
+    /// The operation of this number is about to be carried out, before others that are stuck.
+    Begun(u64),
+    /// The kernel writes to a file without asking, from now on or no longer: all of it is dirty, and its size is the store's.
+    Unasked(Ino, bool),
 }
 
 /// The journal of a cache.
@@ -103,6 +110,9 @@ pub struct Journal {
     pub(super) file: File,
     pub(super) length: u64,
     pub(super) length_at_first: u64,
+    /// Room that is set aside behind its end; 0: none.
+    pub(super) runway: u64,
+    pub(super) set_aside: u64,
     /// Inodes of which the journal says what they are.
     pub(super) known: HashSet<Ino>,
     /// Written together at the end of a request.
@@ -150,6 +160,8 @@ impl Journal {
             file,
             length: 0,
             length_at_first: u64::MAX / 8,
+            runway: 0,
+            set_aside: 0,
             known: HashSet::new(),
             buffer: Vec::new(),
             failed: None,
@@ -206,7 +218,10 @@ impl Journal {
     pub(super) fn write(&mut self) {
         if self.failed.is_none() {
             match self.file.write_all(&self.buffer) {
-                Ok(()) => self.length += self.buffer.len() as u64,
+                Ok(()) => {
+                    self.length += self.buffer.len() as u64;
+                    self.set_room_aside();
+                }
                 Err(error) => {
                     tracing::error!(%error, "can't write the cache's journal; changes are refused from now on");
                     self.failed = Some(error.to_string());
@@ -215,16 +230,33 @@ impl Journal {
         }
         self.buffer.clear();
     }
+
+    /// Sees to it that there is room for what is to come, if that is wanted.
+    pub(super) fn set_room_aside(&mut self) {
+        if self.length + self.runway / 2 < self.set_aside || self.runway == 0 {
+            return;
+        }
+        let end = self.length + self.runway;
+        // If there is none now, there is half of it left, and it is tried again.
+        if rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, end).is_ok() {
+            self.set_aside = end;
+        }
+    }
 }
 
 pub(super) fn new_file(root: &OwnedFd, content: &[u8]) -> io::Result<File> {
     let flags =
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::APPEND;
     let mut file = File::from(rustix::fs::openat(root, NEW_NAME, flags, Mode::RUSR | Mode::WUSR)?);
-    file.write_all(HEADER)?;
-    file.write_all(content)?;
-    rustix::fs::renameat(root, NEW_NAME, root, NAME)?;
-    Ok(file)
+    let done = file
+        .write_all(HEADER)
+        .and_then(|()| file.write_all(content))
+        .and_then(|()| Ok(rustix::fs::renameat(root, NEW_NAME, root, NAME)?));
+    if done.is_err() {
+        // It takes room that there is none of, maybe.
+        let _ = rustix::fs::unlinkat(root, NEW_NAME, AtFlags::empty());
+    }
+    done.map(|()| file)
 }
 
 impl Image {

@@ -271,6 +271,7 @@ impl Core {
                     Err(error) => state.waits.fail(need, error),
                 }
             }
+            Need::Holds(dir, wanted) => self.try_xattrs(need, *dir, wanted),
             Need::Quiet(_) | Need::Space | Need::Log | Need::Synced(_) => {}
         }
     }

@@ -14,9 +14,6 @@ use crate::message::Xattrs;
 use crate::message::{Attributes, Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
 use crate::store::Store;
 
-/// The longest name that the backing directories there are have room for.
-const LONGEST_NAME: usize = 255;
-
 /// Names of what is not complete yet on the backing directory begin so. Programs don't see them.
 pub const UNFINISHED: &str = ".ondeck-cache-";
 
@@ -35,7 +32,7 @@ impl State {
     /// # Errors
     /// The name has to be looked up on the backing directory first; what [`directory`](State::directory) says.
     pub fn entry(&self, dir: Ino, name: &OsStr) -> Result<Option<Ino>, Stop> {
-        if name.len() > LONGEST_NAME {
+        if name.len() > self.longest_name {
             return Err(Errno::NAMETOOLONG.into());
         }
         let directory = self.directory(dir)?;
@@ -249,26 +246,46 @@ impl State {
         let made_by = inode.made_by;
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
-        if made_by > self.batch_end && inode.pending == 1 && last_name && inode.homes.is_empty() {
+        let is_only_made =
+            made_by > self.batch_end && inode.pending == 1 && last_name && inode.homes.is_empty();
+        let unneeded = if is_only_made { Some(made_by) } else { self.stuck_link(ino, parent, name) };
+        if let Some(number) = unneeded {
             let at = Time::now();
             self.perform(&operation, at)?;
-            let index = (made_by - self.first_pending) as usize;
+            let index = (number - self.first_pending) as usize;
             if let Some(pending) = self.log.get_mut(index) {
                 pending.cancelled = true;
             }
             let inode = self.inode_mut(ino)?;
-            (inode.pending, inode.made_by) = (0, 0);
+            inode.pending -= 1;
+            if is_only_made {
+                inode.made_by = 0;
+            }
             if let Ok(parent) = self.inode_mut(parent) {
                 parent.pending -= 1;
             }
             self.mark_dirty(parent, dirty::TIMES);
-            self.journal_cancelled(made_by, operation, at);
+            self.failing.remove(&ino);
+            self.journal_cancelled(number, operation, at);
         } else {
             self.room_in_log()?;
             self.carry_out(operation)?;
         }
         self.remove_if_unused(ino, store);
         Ok(())
+    }
+
+    /// A further name that can't be made on the backing directory, as the operation that is to make it.
+    fn stuck_link(&self, ino: Ino, dir: Ino, name: &OsStr) -> Option<u64> {
+        let is_it = |number: &u64| {
+            let pending =
+                number.checked_sub(self.first_pending).and_then(|index| self.log.get(index as usize));
+            pending.is_some_and(|pending| {
+                let link = Operation::Link { ino, dir, name: name.to_owned() };
+                !pending.cancelled && pending.operation == link
+            })
+        };
+        self.stuck.keys().copied().filter(|number| *number > self.batch_end).find(is_it)
     }
 
     /// Renames.
@@ -488,6 +505,11 @@ impl State {
                 mode = Some(acl.mode());
                 keeps = !acl.is_a_mode();
             }
+        }
+        if keeps {
+            let mut wanted = self.xattrs(ino)?.clone();
+            wanted.insert(name.to_owned(), value.to_owned());
+            self.check_xattrs(ino, wanted)?;
         }
         let inode = self.inode_mut(ino)?;
         inode.ctime = Time::now();

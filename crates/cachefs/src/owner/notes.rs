@@ -72,7 +72,17 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that the first operation of the log is done.
+    /// Notes that an operation is about to be carried out, if that is not clear without.
+    pub fn journal_begun(&mut self, number: u64) {
+        let clear = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
+        if number != clear {
+            self.doubtful = number;
+            self.journal.add(&Record::Begun(number));
+            self.end_record();
+        }
+    }
+
+    /// Notes that an operation of the log is done.
     pub fn journal_applied(&mut self, number: u64, beside: Option<OsString>) {
         self.journal.add(&Record::Applied { number, beside });
         self.end_record();
@@ -146,6 +156,13 @@ impl State {
         self.end_record();
     }
 
+    /// Notes that the kernel writes to a file without asking, or no longer.
+    pub fn journal_unasked(&mut self, ino: Ino, is_unasked: bool) {
+        self.anchor(ino);
+        self.journal.add(&Record::Unasked(ino, is_unasked));
+        self.end_record();
+    }
+
     /// Notes that a number is free.
     pub fn journal_forgotten(&mut self, ino: Ino) {
         if self.journal.known.remove(&ino) {
@@ -166,10 +183,11 @@ impl State {
 
     /// Replaces the journal by one that has only what still counts.
     pub fn checkpoint(&mut self) {
-        self.journal.known.clear();
+        let known = std::mem::take(&mut self.journal.known);
         self.journal.buffer.clear();
         self.journal.add(&Record::Begins(self.first_pending));
         let mut relevant: BTreeSet<Ino> = self.dirty_by_age.keys().copied().collect();
+        relevant.extend(&self.unasked);
         let mut names = Vec::new();
         // What was cancelled has no names, and may be of what is not there any more.
         for pending in self.log.iter().filter(|pending| !pending.cancelled) {
@@ -198,6 +216,9 @@ impl State {
             if self.passes.contains(&ino) {
                 self.journal.add(&Record::Writing(ino));
             }
+            if self.unasked.contains(&ino) {
+                self.journal.add(&Record::Unasked(ino, true));
+            }
         }
         for (dir, name) in names {
             let now = self.directory(dir).ok().and_then(|dir| dir.entries.get(name.as_os_str()).copied());
@@ -219,12 +240,23 @@ impl State {
         for record in operations {
             self.journal.add(&record);
         }
+        if self.doubtful != 0 {
+            self.journal.add(&Record::Begun(self.doubtful));
+        }
         let content = std::mem::take(&mut self.journal.buffer);
         match new_file(&self.journal.root, &content) {
             Ok(file) => {
                 self.journal.file = file;
                 self.journal.length = (HEADER.len() + content.len()) as u64;
                 self.journal.length_at_first = self.journal.length;
+                self.journal.set_aside = 0;
+                self.journal.set_room_aside();
+            }
+            Err(error) if self.journal.runway > 0 && error.raw_os_error() == Some(libc::ENOSPC) => {
+                // Programs have filled the store. The long one goes on in the room that is set aside for it.
+                tracing::warn!("no room for a shorter journal; it is made later");
+                self.journal.known = known;
+                self.journal.length_at_first = self.journal.length / 2;
             }
             Err(error) => {
                 tracing::error!(%error, "can't replace the cache's journal; changes are refused from now on");

@@ -3,7 +3,7 @@
 //! What the journal says is done again, in memory alone: the data in the store is that of the last record already, but for what the
 //! last record itself announces.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use hashlink::LinkedHashMap;
@@ -12,12 +12,13 @@ use super::OpenError;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
 use super::inode::{FileData, Inode, Kind, Operation, Seen, blocks_before, dirty};
-use super::journal::{Image, Journal, Record};
+use super::journal::{Image, Journal, RUNWAY, Record};
 use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
-use crate::backing::Stat;
+use super::xattrs::Accepted;
+use crate::backing::{Keeps, Stat};
 use crate::message::{Ino, ROOT};
-use crate::settings::{EXTENT, Settings};
+use crate::settings::{EXTENT, Settings, Writes};
 use crate::store::{self, Store};
 
 /// The state of a cache whose store has this journal.
@@ -27,12 +28,14 @@ use crate::store::{self, Store};
 pub fn state(
     store: &Store,
     root: &Stat,
-    keeps: (bool, bool),
+    keeps: Keeps,
     settings: Settings,
     records: Vec<Record>,
 ) -> Result<State, OpenError> {
     // Only now the former journal may go.
+    let runway = if settings.writes == Writes::Passthrough { RUNWAY } else { 0 };
     let mut state = empty(store, settings, keeps)?;
+    state.journal.runway = runway;
     state.is_recovering = true;
     let mut inode = Inode::new(root.mode, root.dev);
     inode.take_over(root);
@@ -56,11 +59,7 @@ pub fn state(
     }
 }
 
-fn empty(
-    store: &Store,
-    settings: Settings,
-    (keeps_xattrs, keeps_acls): (bool, bool),
-) -> Result<State, OpenError> {
+fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenError> {
     Ok(State {
         settings,
         inodes: HashMap::new(),
@@ -80,6 +79,7 @@ fn empty(
         urgent: HashSet::new(),
         passes: HashSet::new(),
         handles: HashMap::new(),
+        unasked: BTreeSet::new(),
         next_handle: 0,
         waits: Waits::default(),
         journal: Journal::unwritten(store).map_err(OpenError::Store)?,
@@ -87,11 +87,15 @@ fn empty(
         failing: BTreeMap::new(),
         progress: Instant::now(),
         conflicts: Vec::new(),
-        keeps_xattrs,
-        keeps_acls,
+        keeps_xattrs: keeps.xattrs,
+        keeps_acls: keeps.acls,
+        longest_name: keeps.name_length,
+        accepted: Accepted::new(keeps),
         jobs: VecDeque::new(),
         space: None,
         batch_end: 0,
+        stuck: BTreeMap::new(),
+        doubtful: 0,
         moving: None,
         is_recovering: false,
         draining: false,
@@ -109,6 +113,7 @@ fn about(record: &Record) -> Option<Ino> {
         | Record::Zero { ino, .. }
         | Record::Clean { ino, .. }
         | Record::Writing(ino)
+        | Record::Unasked(ino, _)
         | Record::Seen(ino, _) => Some(*ino),
         Record::Inode(..)
         | Record::Entry(..)
@@ -117,6 +122,7 @@ fn about(record: &Record) -> Option<Ino> {
         | Record::Operation { .. }
         | Record::Cancelled { .. }
         | Record::Applied { .. }
+        | Record::Begun(_)
         | Record::Forgotten(_) => None,
     }
 }
@@ -182,7 +188,10 @@ impl State {
                 }
                 self.remove_if_unused(unlink.inodes()[0], store);
             }
-            Record::Applied { beside, .. } => self.applied(store, beside.as_deref()),
+            Record::Applied { number, beside } => self.applied(store, *number, beside.as_deref()),
+            Record::Begun(number) => self.doubtful = *number,
+            Record::Unasked(ino, true) => drop(self.unasked.insert(*ino)),
+            Record::Unasked(ino, false) => drop(self.unasked.remove(ino)),
             Record::Prepared { ino, home, seen } => {
                 let inode = self.inode_mut(*ino)?;
                 inode.homes = vec![home.clone()];
@@ -247,9 +256,11 @@ impl State {
     fn forget_recovered(&mut self, store: &Store, ino: Ino) {
         self.remove_if_unused(ino, store);
         self.inodes.remove(&ino);
+        self.unasked.remove(&ino);
     }
 
-    fn hold_recovered(&mut self, ino: Ino, number: u32, blocks: &Blocks) {
+    /// Counts memory that blocks have already.
+    pub fn hold_recovered(&mut self, ino: Ino, number: u32, blocks: &Blocks) {
         let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) else { return };
         let extent = data.extents.entry(number).or_default();
         let more = blocks.without(&extent.held);
@@ -299,11 +310,16 @@ impl State {
     }
 
     fn settle_after_recovery(&mut self, store: &Store, root: &Stat) -> std::io::Result<()> {
-        // The first operation may have been done, and not noted.
-        for ino in self.log.front().map(|pending| pending.operation.inodes()).unwrap_or_default() {
+        // One operation may have been done, and not noted.
+        for ino in self.doubtful().map(|(_, pending)| pending.operation.inodes()).unwrap_or_default() {
             if let Some(seen) = self.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
                 seen.ctime = Seen::UNKNOWN;
             }
+        }
+        for ino in self.unasked.clone() {
+            self.absorb(store, ino);
+            self.mark_dirty(ino, dirty::TIMES);
+            self.unasked.remove(&ino);
         }
         let all: Vec<Ino> = self.inodes.keys().copied().collect();
         for ino in &all {

@@ -4,7 +4,7 @@
 //! *names* are those that programs see. A [`Home`] is where the backing directory has an inode *now*: the two differ by
 //! exactly the operations in the log, which are carried out there one after the other.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use super::blocks::BLOCK;
 use super::inode::{Directory, Home, Inode, Kind, Operation};
 use super::journal::Journal;
 use super::wait::{Need, Waits};
+use super::xattrs::Accepted;
 use crate::message::{Attributes, Handle, Ino, ROOT, Space};
 use crate::settings::Settings;
 use crate::status::Conflict;
@@ -32,7 +33,7 @@ const OPERATION_BYTES: u64 = 256;
 #[derive(Clone, Debug)]
 pub struct Pending {
     pub operation: Operation,
-    /// What it made was removed before it was there: nothing is to be done.
+    /// Nothing is to be done: what it made was removed before it was there, or it was done before others that were stuck.
     pub cancelled: bool,
     pub since: Instant,
 }
@@ -51,6 +52,8 @@ pub struct OpenFile {
     pub ino: Ino,
     pub write: bool,
     pub passthrough: bool,
+    /// The kernel writes by it without asking.
+    pub unasked: bool,
 }
 
 /// Figures that only grow.
@@ -113,6 +116,8 @@ pub struct State {
     /// Inodes that are in a pass of write-back.
     pub passes: HashSet<Ino>,
     pub handles: HashMap<Handle, OpenFile>,
+    /// Files that the kernel writes to without asking.
+    pub unasked: BTreeSet<Ino>,
     pub next_handle: Handle,
     pub waits: Waits,
     pub journal: Journal,
@@ -125,12 +130,20 @@ pub struct State {
     /// Whether the backing directory keeps xattrs, and ACLs.
     pub keeps_xattrs: bool,
     pub keeps_acls: bool,
+    /// No name on the backing directory is longer.
+    pub longest_name: usize,
+    /// Sets of extended attributes that the backing directory holds.
+    pub accepted: Accepted,
     /// What loader threads are to read, oldest first.
     pub jobs: VecDeque<Need>,
     /// The space of the backing directory, and when it was asked for.
     pub space: Option<(Space, Instant)>,
     /// The last operation that is just being carried out.
     pub batch_end: u64,
+    /// Operations that fail for a reason of their own, by number: why, and when they are tried again.
+    pub stuck: BTreeMap<u64, (Errno, Instant)>,
+    /// The operation that the journal says may have been done and not noted; 0: the first one.
+    pub doubtful: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
     pub moving: Option<std::thread::ThreadId>,
     /// The journal is being read: no name is there but by what it says.

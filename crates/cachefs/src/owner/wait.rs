@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::message::{Answer, Caller, Ino, Request};
+use crate::message::{Answer, Caller, Ino, Request, Xattrs};
 
 /// What a request waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,8 @@ pub enum Need {
     Synced(Ino),
     /// The space of the backing directory is asked for.
     Statistics,
+    /// It is tried whether the backing directory, here this directory of it, holds these extended attributes.
+    Holds(Ino, Arc<Xattrs>),
 }
 
 impl Need {
@@ -52,6 +55,7 @@ impl Need {
             Need::Log => 7,
             Need::Synced(_) => 8,
             Need::Statistics => 9,
+            Need::Holds(..) => 10,
         }
     }
 
@@ -59,7 +63,12 @@ impl Need {
     pub fn is_loaded(&self) -> bool {
         matches!(
             self,
-            Need::Name(..) | Need::Listing(_) | Need::Xattrs(_) | Need::Target(_) | Need::Statistics
+            Need::Name(..)
+                | Need::Listing(_)
+                | Need::Xattrs(_)
+                | Need::Target(_)
+                | Need::Statistics
+                | Need::Holds(..)
         )
     }
 }
@@ -91,7 +100,7 @@ pub struct Waits {
 }
 
 /// Counts by kind of need.
-pub type Wakes = [u64; 10];
+pub type Wakes = [u64; 11];
 
 impl Waits {
     /// Puts a request aside.

@@ -19,7 +19,7 @@ use super::Core;
 use super::apply::unfinished;
 use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Seen, dirty};
-use super::state::State;
+use super::state::{DirtySince, State};
 use super::wait::Need;
 use crate::backing;
 use crate::message::Xattrs;
@@ -65,6 +65,10 @@ pub struct Pass {
     file: Option<Arc<File>>,
     seen: Option<Seen>,
     written: u64,
+    /// Since when it was dirty.
+    since: Option<DirtySince>,
+    /// Attributes that the backing directory does not take now, and why.
+    refused: Option<(u8, Errno)>,
 }
 
 impl State {
@@ -100,13 +104,19 @@ impl State {
             }
         };
         let mut found = self.urgent.iter().find(|ino| is_ready(ino, false)).copied();
+        // What the kernel writes to without asking would be dirty again.
+        let is_quiet = |ino: &Ino| !self.unasked.contains(ino);
+        if found.is_none() && !self.settings.idle {
+            found = self.failing.keys().find(|ino| is_quiet(ino) && is_ready(ino, false)).copied();
+        }
         if found.is_none() && !self.settings.idle {
             let age = self.settings.age;
             let mut old = self.dirty_by_age.iter().take_while(|(_, dirty)| dirty.since.elapsed() >= age);
-            found = old.find(|(ino, _)| is_ready(ino, false)).map(|(ino, _)| *ino);
+            found = old.find(|(ino, _)| is_quiet(ino) && is_ready(ino, false)).map(|(ino, _)| *ino);
         }
         if found.is_none() && self.draining {
-            found = self.dirty_by_use.iter().find(|(ino, ())| is_ready(ino, true)).map(|(ino, ())| *ino);
+            let mut all = self.dirty_by_use.keys();
+            found = all.find(|ino| is_quiet(ino) && is_ready(ino, true)).copied();
         }
         self.wanted = wanted;
         found
@@ -132,10 +142,20 @@ impl State {
         turn(!inode.is_dir() || inode.pending == 0)
     }
 
+    /// Whether an inode can't be written back now: it fails, or an operation has to be done before.
+    pub fn is_held_up(&self, ino: Ino) -> bool {
+        self.failing.contains_key(&ino) || !matches!(self.can_pass(ino, Instant::now(), false), Turn::Now)
+    }
+
     /// Begins a pass of `most` extents; `None` if there is nothing to write, or another one is under way.
-    pub fn begin_pass(&mut self, ino: Ino, most: usize) -> Option<Pass> {
+    pub fn begin_pass(&mut self, ino: Ino, mut most: usize, store: &store::Store) -> Option<Pass> {
         if self.passes.contains(&ino) {
             return None;
+        }
+        if self.unasked.contains(&ino) {
+            self.absorb(store, ino);
+            // All of it is dirty again afterwards: parts would never come to an end.
+            most = usize::MAX;
         }
         self.generation += 1;
         let generation = self.generation;
@@ -176,12 +196,14 @@ impl State {
             file: orphan,
             seen: inode.seen,
             written: 0,
+            since: self.dirty_by_age.get(&ino).copied(),
+            refused: None,
         };
         let takes_all = !self.inodes.get(&ino).is_some_and(|inode| {
             inode.data().is_some_and(|data| data.extents.values().any(|extent| !extent.dirty.is_empty()))
         });
         if takes_all && let Some(entry) = self.dirty_by_age.get_mut(&ino) {
-            *entry = super::state::DirtySince { since: Instant::now(), generation };
+            *entry = DirtySince { since: Instant::now(), generation };
         }
         self.passes.insert(ino);
         if !pass.orphan {
@@ -191,7 +213,7 @@ impl State {
         Some(pass)
     }
 
-    /// Ends a pass that has brought everything to the disk.
+    /// Ends a pass that has brought everything to the disk, or all but attributes that were refused.
     fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
         let ino = pass.ino;
         if self.inodes.get(&ino).and_then(|inode| inode.data()).is_some_and(|data| data.cuts != pass.cuts) {
@@ -202,8 +224,10 @@ impl State {
             return self.fail_pass(pass, Errno::AGAIN, store);
         }
         self.passes.remove(&ino);
+        let refused = pass.refused.map_or(0, |(bits, _)| bits);
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.writing = 0;
+            inode.dirty |= refused;
             if !pass.orphan {
                 inode.seen = pass.seen;
             }
@@ -217,12 +241,30 @@ impl State {
                 data.error = None;
             }
         }
+        let is_unasked = self.unasked.contains(&ino);
+        if is_unasked && let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.dirty |= dirty::TIMES;
+        }
         self.settle(pass, |extent, blocks| {
+            if is_unasked {
+                // Nobody has told whether it was written to meanwhile.
+                extent.dirty.add(&extent.flight.within(blocks));
+            }
             extent.flight.take(blocks);
         });
         self.counters.written_back_bytes += pass.written;
         self.failing.remove(&ino);
-        self.progress = Instant::now();
+        if pass.cut || !pass.extents.is_empty() || pass.bits & !refused != 0 {
+            self.progress = Instant::now();
+        }
+        if let Some((_, error)) = pass.refused {
+            // The names that wait for its data need not wait for this.
+            if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
+                data.error = Some(error.raw_os_error());
+            }
+            self.refused(ino, error);
+            self.dirty_as_before(pass);
+        }
         // What was written to meanwhile is dirty again, and the journal has said so before this.
         let (mut clean, mut bits) = (pass.extents.clone(), pass.bits);
         if let Some(inode) = self.inodes.get(&ino) {
@@ -262,26 +304,58 @@ impl State {
             extent.flight.take(&back);
             extent.dirty.add(&back);
         });
+        self.dirty_as_before(pass);
         if error != Errno::AGAIN {
-            self.failed(ino, error);
+            self.failed_alone(ino, error);
         }
         self.end_pass(ino, store);
     }
 
-    /// Notes that something can't be brought to the backing directory now.
+    /// Notes that something can't be brought to the backing directory now, and neither what comes after it.
     pub fn failed(&mut self, ino: Ino, error: Errno) {
-        self.counters.failures += 1;
-        if self.failing.get(&ino).is_none_or(|(former, _)| *former != error) {
-            tracing::warn!(path = self.shown(ino), %error, "can't write to the backing directory; it is tried again, and nothing is lost");
-        }
-        self.failing.insert(ino, (error, Instant::now() + RETRY));
-        self.waits.fail(&Need::Synced(ino), error);
+        self.refused(ino, error);
         // Nobody waits for room that does not come.
         if self.draining && self.clean.is_empty() {
             self.waits.fail(&Need::Space, error);
         }
         if self.log.len() >= super::state::LONGEST_LOG {
             self.waits.fail(&Need::Log, error);
+        }
+    }
+
+    /// The same of one file or name, for a reason of its own: others may make room.
+    pub fn failed_alone(&mut self, ino: Ino, error: Errno) {
+        self.refused(ino, error);
+        let makes_room = |ino: &Ino| {
+            !self.failing.contains_key(ino)
+                && !self.unasked.contains(ino)
+                && self.inodes.get(ino).is_some_and(|inode| {
+                    let is_reachable = !inode.homes.is_empty() || inode.is_orphan() || self.stuck.is_empty();
+                    is_reachable && inode.data().is_some_and(|data| data.dirty_bytes() > 0)
+                })
+        };
+        if self.draining && self.clean.is_empty() && !self.dirty_by_use.keys().any(makes_room) {
+            self.waits.fail(&Need::Space, error);
+        }
+        if self.log.len() >= super::state::LONGEST_LOG {
+            self.waits.fail(&Need::Log, error);
+        }
+    }
+
+    /// Notes that something is not taken by the backing directory now.
+    fn refused(&mut self, ino: Ino, error: Errno) {
+        self.counters.failures += 1;
+        if self.failing.get(&ino).is_none_or(|(former, _)| *former != error) {
+            tracing::warn!(path = self.shown(ino), %error, "can't write to the backing directory; it is tried again, and nothing is lost");
+        }
+        self.failing.insert(ino, (error, Instant::now() + RETRY));
+        self.waits.fail(&Need::Synced(ino), error);
+    }
+
+    /// Whoever waits for what a pass should have brought still waits, though it was begun.
+    fn dirty_as_before(&mut self, pass: &Pass) {
+        if let (Some(entry), Some(before)) = (self.dirty_by_age.get_mut(&pass.ino), pass.since) {
+            *entry = before;
         }
     }
 
@@ -320,7 +394,7 @@ impl Core {
     /// # Errors
     /// The kernel's; it is noted, and dirty as before.
     pub fn write_back(&self, ino: Ino) -> Result<(), Errno> {
-        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS) else { return Ok(()) };
+        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS, &self.store) else { return Ok(()) };
         let done = self.carry(&mut pass).and_then(|()| sync(&pass));
         self.end_of(pass, done)
     }
@@ -394,7 +468,7 @@ impl Core {
         while state.passes.contains(&ino) && !state.stopped {
             state = self.wait(state);
         }
-        state.begin_pass(ino, usize::MAX)
+        state.begin_pass(ino, usize::MAX, &self.store)
     }
 
     /// Has everything of the backing directory's filesystem reach the disk.
@@ -542,7 +616,7 @@ impl Core {
             return Ok(());
         }
         let name = match &theirs {
-            Some(_) => super::apply::beside(&self.store, &home.name, pass.ino),
+            Some(_) => self.beside(&home.name, pass.ino),
             None => home.name.clone(),
         };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -631,25 +705,47 @@ fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
     }
 }
 
-/// Gives an entry the attributes that it lacks.
-fn carry_attributes(pass: &Pass, entry: &OwnedFd) -> Result<(), Errno> {
+/// Gives an entry the attributes that it lacks. One that is refused does not keep the others.
+fn carry_attributes(pass: &mut Pass, entry: &OwnedFd) -> Result<(), Errno> {
     let path = backing::by_descriptor(entry.as_fd());
     let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
     let is_symlink = FileType::from_raw_mode(pass.mode) == FileType::Symlink;
+    // Not the right users could use a mode that others were meant to have.
+    let mut is_private = false;
     if pass.bits & dirty::OWNER != 0 && (found.uid, found.gid) != (pass.uid, pass.gid) {
         let uid = (found.uid != pass.uid).then(|| Uid::from_raw(pass.uid));
         let gid = (found.gid != pass.gid).then(|| Gid::from_raw(pass.gid));
-        rustix::fs::chownat(entry, "", uid, gid, AtFlags::EMPTY_PATH)?;
+        if let Err(error) = rustix::fs::chownat(entry, "", uid, gid, AtFlags::EMPTY_PATH) {
+            pass.refuse(dirty::OWNER, error);
+            is_private = true;
+        }
     }
     if let Some(xattrs) = &pass.xattrs {
-        backing::set_xattrs(entry.as_fd(), xattrs)?;
+        for (name, error) in backing::set_xattrs(entry.as_fd(), xattrs)? {
+            pass.refuse(dirty::XATTRS, error);
+            is_private |= name == crate::acl::ACCESS;
+        }
     }
     // Every other change may have taken set-id bits away, or the group's bits for an ACL's.
     let changes_mode = pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0;
     if !is_symlink && changes_mode {
-        rustix::fs::chmod(path.as_str(), Mode::from_raw_mode(pass.mode & 0o7777))?;
+        if is_private {
+            pass.refused = pass.refused.map(|(bits, error)| (bits | dirty::MODE, error));
+        } else if let Err(error) = rustix::fs::chmod(path.as_str(), Mode::from_raw_mode(pass.mode & 0o7777)) {
+            pass.refuse(dirty::MODE, error);
+        }
     }
     let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
     let times = Timestamps { last_access: timespec(pass.atime), last_modification: timespec(pass.mtime) };
-    rustix::fs::utimensat(rustix::fs::CWD, path.as_str(), &times, AtFlags::empty())
+    if let Err(error) = rustix::fs::utimensat(rustix::fs::CWD, path.as_str(), &times, AtFlags::empty()) {
+        pass.refuse(dirty::TIMES, error);
+    }
+    Ok(())
+}
+
+impl Pass {
+    fn refuse(&mut self, bits: u8, error: Errno) {
+        let (before, first) = self.refused.unwrap_or((0, error));
+        self.refused = Some((before | bits, first));
+    }
 }

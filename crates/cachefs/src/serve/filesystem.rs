@@ -26,6 +26,7 @@ use super::{KEPT, LARGEST, convert};
 use crate::message::{
     Answer, Attributes, Caller, Change, Ino, Listed, New, OpenMode, Opened, Replace, Reply, Request, Service,
 };
+use crate::settings::Writes;
 
 /// The kernel may wait for so many replies to what it does in the background: write dirty pages of maps, release files. Its
 /// own default of 16 lets a few delayed writes hold up all releases.
@@ -53,9 +54,14 @@ pub struct Shared {
     passthrough: PassthroughFiles,
     set_id: SetIdFiles,
     pub processors: Arc<Processors>,
+    writes: Writes,
 }
 
 impl Shared {
+    pub fn new(writes: Writes) -> Shared {
+        Shared { writes, ..Shared::default() }
+    }
+
     /// What the kernel can do; nothing before it has told.
     pub fn kernel(&self) -> Kernel {
         self.kernel.get().copied().unwrap_or_default()
@@ -119,7 +125,7 @@ impl Shared {
         let Some(file) = &opened.passthrough else { return (self.direct() | unreported, None) };
         match self.passthrough.open(ino, opened.handle, opened.writable, || register(file)) {
             // Writes come here, and only maps go to the store.
-            Ok(id) if opened.writable => (FopenFlags::FOPEN_DIRECT_IO, Some(id)),
+            Ok(id) if opened.writable && !opened.unasked => (FopenFlags::FOPEN_DIRECT_IO, Some(id)),
             Ok(id) => (unreported, Some(id)),
             Err(error) => {
                 // The kernel accepts this beside handles with passthrough as long as it is not mapped.
@@ -245,6 +251,8 @@ fn open_mode(flags: i32) -> OpenMode {
     OpenMode {
         write: OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY,
         truncate: flags & libc::O_TRUNC != 0,
+        // O_SYNC has this bit, too.
+        unasked: flags & libc::O_DSYNC == 0,
     }
 }
 
@@ -262,7 +270,11 @@ impl fuser::Filesystem for Filesystem {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_POSIX_ACL,
             // The owner takes set-uid and set-gid bits away at write, truncate and chown.
-            InitFlags::FUSE_HANDLE_KILLPRIV,
+            match self.0.writes {
+                Writes::Server => InitFlags::FUSE_HANDLE_KILLPRIV,
+                // The kernel remembers that a file has no capabilities, and does not ask for them before each write.
+                Writes::Passthrough => InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            },
             InitFlags::FUSE_PARALLEL_DIROPS,
             // For who wants them: the kernel finds out.
             InitFlags::FUSE_DO_READDIRPLUS,

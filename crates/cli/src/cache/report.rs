@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use ondeck_cachefs::instance::control::Report;
-use ondeck_cachefs::settings::SyncWhen;
+use ondeck_cachefs::settings::{SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration};
@@ -62,6 +62,8 @@ pub fn text(report: &Report) -> String {
         SyncWhen::Fsync => format!("at fsync, else after {}", duration::limit(settings.age)),
     };
     let passthrough = if settings.passthrough { "by the kernel" } else { "by the server" };
+    let is_unasked = settings.passthrough && settings.writes == Writes::Passthrough;
+    let passthrough = if is_unasked { "and written by the kernel" } else { passthrough };
     line("settings", format!("written back {sync}; resident files are read {passthrough}"));
     for failing in &status.failing {
         line("FAILING", format!("{}: {}", plain(&failing.path, usize::MAX), failing.error));
