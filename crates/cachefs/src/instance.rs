@@ -35,6 +35,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use ondeck_core::Bytes;
 use ondeck_ramdisk::mounts::{self, Mount};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -42,7 +43,7 @@ use rustix::io::Errno;
 use crate::serve::SUBTYPE;
 pub use record::{CacheUser, Record};
 pub use server::serve;
-pub use start::{Plan, Ready, StartError, start};
+pub use start::{Attach, Plan, Ready, StartError, check, promise, start};
 
 /// Where the caches of a machine are, unless an administrator or a test says otherwise.
 pub const USUAL_BASE: &str = "/run/ondeck/cache";
@@ -92,6 +93,25 @@ impl Caches {
         Ok(found)
     }
 
+    /// RAM that the caches, but for one, were promised and have not taken yet.
+    ///
+    /// # Errors
+    /// If the directory or the table of mounts can't be read.
+    pub fn promised(&self, but_for: Option<&Instance>) -> io::Result<Bytes> {
+        let mut promised = 0_u64;
+        for instance in self.all()? {
+            if but_for.is_some_and(|one| one.id == instance.id) || !instance.has_store()? {
+                continue;
+            }
+            // One that can't be read is another release's.
+            let Ok(Some(record)) = instance.record() else { continue };
+            let store = rustix::fs::statvfs(instance.store())?;
+            let taken = store.f_blocks.saturating_sub(store.f_bfree).saturating_mul(store.f_frsize);
+            promised = promised.saturating_add(promise(record.settings.capacity).0.saturating_sub(taken));
+        }
+        Ok(Bytes(promised))
+    }
+
     /// The caches that are mounted, as the table of mounts has them: their mount points, in the order of mounting.
     ///
     /// # Errors
@@ -138,6 +158,11 @@ impl Instance {
     /// Its number.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Where the caches are that it is one of.
+    pub fn base(&self) -> &Path {
+        self.dir.parent().unwrap_or(Path::new("/"))
     }
 
     /// Where its server is asked.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use ondeck_cachefs::instance::control::{Answer, Order, Report, ask};
-use ondeck_cachefs::instance::{self, CacheUser, Caches, Instance, Plan, Record, StartError};
+use ondeck_cachefs::instance::{self, Attach, CacheUser, Caches, Instance, Plan, Record, StartError};
 use ondeck_cachefs::settings::{Settings, SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
 use ondeck_core::{Bytes, duration, exit};
@@ -303,7 +303,8 @@ fn mount(args: &MountArgs) -> Result<u8> {
         user,
         others: args.allow_other,
         settings,
-        attach: true,
+        run: None,
+        attach: Attach::Here,
     };
     for note in start(&plan)? {
         eprintln!("ondeck cache: {note}");
@@ -311,7 +312,8 @@ fn mount(args: &MountArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn start(plan: &Plan) -> Result<Vec<String>, StartError> {
+/// Starts the server of a cache. Returns what its user should know.
+pub fn start(plan: &Plan) -> Result<Vec<String>, StartError> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ondeck").arg("cache-server");
     instance::start(command, plan)
@@ -439,7 +441,7 @@ fn unmount(args: &UnmountArgs) -> Result<u8> {
 }
 
 /// Whether a cache is there that nobody serves.
-fn is_dead(instance: &Instance) -> Result<bool> {
+pub fn is_dead(instance: &Instance) -> Result<bool> {
     let refused = match std::os::unix::net::UnixStream::connect(instance.socket()) {
         Ok(_) => false,
         Err(error) => matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
@@ -448,18 +450,19 @@ fn is_dead(instance: &Instance) -> Result<bool> {
 }
 
 /// Starts a server that only writes back what a dead one has left.
-fn revive(instance: &Instance) -> Result<()> {
+pub fn revive(instance: &Instance) -> Result<()> {
     let record: Record = instance
         .record()?
         .context("the record of the cache is missing: nobody can say what its data belongs to")?;
     let plan = Plan {
-        base: caches()?.base().to_owned(),
+        base: instance.base().to_owned(),
         mount_point: record.mount_point,
         backing: record.backing,
         user: record.user,
         others: record.others,
         settings: record.settings,
-        attach: false,
+        run: record.run,
+        attach: Attach::Nowhere,
     };
     start(&plan)?;
     Ok(())

@@ -13,14 +13,16 @@
 //! - `shared`: what the phases of that life need; `outputs`: the directories in RAM that the program writes to; `mounting`:
 //!   showing them; `copy_out`: their results to disk, by [`ondeck_staging::merge_back`]; `findings`: single entries;
 //!   `places`: what files are called
+//! - `caches`: directories that the program sees through a cache of `ondeck cache`
 //! - `target`: if the directory of results is not where it was; `switch`: from input to output after a delay
 //! - `heir`: who takes the place of a keeper that is killed; what it must know is in
 //!   [`ondeck_staging::merge_back::journal`]
 //! - `launch`: starting one; `front`: what the user sees and sends; `watchers` and `message`: how the keeper and its fronts
 //!   talk
 //! - `slurm` and `deadline`: what changes inside a batch job; `report`: the record of a run
-//! - `held`: listing runs, giving up what one holds; `claim`: whether a run lives
+//! - `held`: listing runs, giving up what one holds; `claim`: whether a run lives; `left`: what is left of one that does not
 
+mod caches;
 mod claim;
 mod copy_out;
 mod deadline;
@@ -30,6 +32,7 @@ mod heir;
 mod held;
 mod keeper;
 mod launch;
+mod left;
 mod message;
 mod mounting;
 mod outputs;
@@ -78,6 +81,15 @@ pub struct RunArgs {
     /// --data-in). What it holds stays visible and is not destroyed
     #[arg(long, value_name = "DIR")]
     data_out: Vec<PathBuf>,
+
+    /// Show this directory through a write-back cache of the program's own; nothing is staged before (root; may be repeated)
+    #[arg(long, value_name = "DIR")]
+    cache: Vec<PathBuf>,
+
+    /// RAM for the data and names of each cache, like 8GiB [default: half of what the RAM disk leaves free, in equal parts,
+    /// at most 64GiB]
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<Bytes>,
 
     /// The size of the RAM disk, like 4GiB [default: half of the free RAM]
     #[arg(long, value_name = "SIZE")]
@@ -176,6 +188,7 @@ const EXAMPLES: &str = "Examples:
   ondeck run --data-in ~/case/input --data-out ~/case/results --size 4GiB -- ./solver --steps 100
   ondeck run job.sh                          a batch script with #RSA_ lines
   ondeck run --data-out results --copy-out-interval 5m --report run.json -- ./solver
+  ondeck run --cache /shared/project -- make  a directory through a cache (root)
   ondeck run --list                          runs of yours on this machine
   ondeck run --resume ID                     stage out what a run still holds in RAM
 

@@ -293,11 +293,16 @@ fn receive(socket: &OwnedFd, root: bool) -> Result<Namespaces, (usize, io::Error
     Ok(Namespaces { user, mount, ram_disk, features })
 }
 
-/// Descriptor numbers, for messages that tell a person where to look: `/proc/PID/fd/N`.
+/// Descriptor numbers, for those who are told where to look: `/proc/PID/fd/N`.
 impl Namespaces {
     /// The number of the RAM disk's descriptor in this process.
     pub fn ram_disk_number(&self) -> i32 {
         self.ram_disk.as_raw_fd()
+    }
+
+    /// The number of the mount namespace's descriptor in this process, by which another one of root's can join it.
+    pub fn mount_number(&self) -> i32 {
+        self.mount.as_raw_fd()
     }
 }
 

@@ -78,6 +78,9 @@ pub struct Report {
     pub user: String,
     /// Whether all users may use it.
     pub others: bool,
+    /// The run that alone sees it, if it is one's.
+    #[serde(default)]
+    pub run: Option<String>,
     /// The process that serves it.
     pub server: u32,
     /// Whether it is mounted; if not, only what the backing directory lacks is left of it.

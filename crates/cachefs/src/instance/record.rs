@@ -62,6 +62,9 @@ pub struct Record {
     pub server: u32,
     /// Bytes and changes that the backing directory lacked a moment ago.
     pub unwritten: u64,
+    /// The run of `ondeck run` that alone sees it, if it is one's.
+    #[serde(default)]
+    pub run: Option<String>,
 }
 
 impl Record {
@@ -73,6 +76,7 @@ impl Record {
         user: Option<CacheUser>,
         others: bool,
         settings: Settings,
+        run: Option<String>,
     ) -> io::Result<Record> {
         Ok(Record {
             version: VERSION,
@@ -85,6 +89,7 @@ impl Record {
             boot: boot()?,
             server: std::process::id(),
             unwritten: 0,
+            run,
         })
     }
 }
@@ -164,7 +169,9 @@ mod tests {
         assert_eq!(read(&path).unwrap(), None);
         let odd = Path::new(std::ffi::OsStr::from_bytes(b"/shared/\xff"));
         let settings = Settings::new(Bytes(1 << 30));
-        let record = Record::new(Path::new("/mnt/fast"), odd, (1, 2), None, false, settings).unwrap();
+        let record =
+            Record::new(Path::new("/mnt/fast"), odd, (1, 2), None, false, settings, Some("0badcafe".into()));
+        let record = record.unwrap();
         write(&path, &record).unwrap();
         assert_eq!(read(&path).unwrap(), Some(record));
         let text = fs::read_to_string(&path).unwrap().replace("\"version\": 1", "\"version\": 9");

@@ -25,13 +25,14 @@ use ondeck_ramdisk::holders::holders;
 use ondeck_ramdisk::mounts::{self, Mount, TakenAway, Tree};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::control::{Answer, Order, Report, read_line, write_line};
 use super::harden::{EndSignals, harden};
 use super::record::boot;
 use super::start::{
-    Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing, open_mount_point, say,
-    store_size,
+    Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
+    open_mount_point, say, store_size, there_is_one,
 };
 use super::{Caches, Claim, Instance, Record, is_cache, make_private};
 use crate::message::Service;
@@ -114,9 +115,8 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
     let at = plan.mount_point.display();
     let claim = instance.claim().map_err(StartError::io("make a directory in", &plan.base))?;
     let Some(claim) = claim else {
-        return Err(StartError::Refused(format!(
-            "there is a cache at {at} already; `ondeck cache status {at}` shows it"
-        )));
+        let record = instance.record().ok().flatten();
+        return Err(StartError::Refused(there_is_one(&plan.mount_point, record.as_ref())));
     };
     let mut notes = Vec::new();
     match find(&instance, plan)? {
@@ -178,9 +178,9 @@ fn prepare(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<Record, 
     drop(open_mount_point(&plan.mount_point)?);
     let backing = open_backing(plan)?;
     let id = check_backing(plan, backing.as_fd(), caches, instance)?;
-    check_ram(plan.settings.capacity)?;
-    let (user, settings) = (plan.user.clone(), plan.settings.clone());
-    let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings);
+    check_ram(plan.settings.capacity, caches, instance)?;
+    let (user, settings, run) = (plan.user.clone(), plan.settings.clone(), plan.run.clone());
+    let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings, run);
     let keep = || StartError::io("write the record of the cache at", &plan.mount_point);
     let record = record.map_err(keep())?;
     show_backing(&backing, &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
@@ -242,6 +242,14 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
             holds()
         )))
     };
+    if record.run != plan.run {
+        return Err(StartError::Refused(match &record.run {
+            Some(run) => {
+                format!("{}. It is run {run}'s: write it back by `ondeck run --resume {run}`", holds())
+            }
+            None => format!("{}. Write it back by `ondeck cache unmount {at}`", holds()),
+        }));
+    }
     if record.backing != plan.backing {
         return differs("is a cache of", record.backing.display().to_string());
     }
@@ -306,7 +314,11 @@ fn assemble(
         StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
     })?;
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
-    let mount = if plan.attach { Some(attach(plan, &server)?) } else { None };
+    let mount = match &plan.attach {
+        Attach::Nowhere => None,
+        Attach::Here => Some(attach(plan, &server)?),
+        Attach::Inside(namespace) => Some(attach_inside(namespace, plan, &server)?),
+    };
     record.settings = settings.clone();
     record.others = plan.others;
     record.server = std::process::id();
@@ -362,6 +374,28 @@ fn attach(plan: &Plan, server: &Server) -> Result<Mount, StartError> {
     let mounted = mounts::mounted().map_err(failed())?;
     let mount = mounted.into_iter().find(|mount| mount.id == id);
     mount.ok_or_else(|| StartError::Failed(format!("{} was unmounted at once", plan.mount_point.display())))
+}
+
+/// Shows the mount to those who are in a mount namespace.
+fn attach_inside(namespace: &Path, plan: &Plan, server: &Server) -> Result<Mount, StartError> {
+    let at = &plan.mount_point;
+    let failed = || StartError::io("mount for a run at", at);
+    let work = || -> io::Result<Option<Mount>> {
+        let namespace = File::open(namespace)?;
+        // SAFETY: this thread alone gets a root and a working directory of its own, which it needs to join, and it uses
+        // neither of the former ones any more.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        let place = mounts::open_plainly(at)?;
+        let id = server.attach(place.as_fd())?;
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        Ok(mounts::mounted_of(thread)?.into_iter().find(|mount| mount.id == id))
+    };
+    // A thread for that alone, because the others stay where they are. It keeps nothing of the namespace, which goes with its
+    // last process.
+    let mount = std::thread::scope(|scope| scope.spawn(work).join());
+    let mount = mount.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))).map_err(failed())?;
+    mount.ok_or_else(|| StartError::Failed(format!("{} was unmounted at once", at.display())))
 }
 
 /// Where its life is.
@@ -596,6 +630,7 @@ impl Cache {
             backing: self.plan.backing.clone(),
             user: self.plan.user.as_ref().map_or_else(|| "root".to_owned(), |user| user.name.clone()),
             others: self.plan.others,
+            run: self.plan.run.clone(),
             server: std::process::id(),
             mounted: self.phase() == Phase::Mounted,
             settings: self.settings.clone(),
@@ -610,7 +645,12 @@ impl Cache {
             if let Err(message) = self.owner.flush(tell) {
                 return Answer::Failed { message, unwritten: true };
             }
-            match mounts::take_away(mount, false) {
+            let taken_away = match self.plan.attach {
+                // That is for those to do who see it.
+                Attach::Inside(_) => Ok(TakenAway::Yes),
+                Attach::Nowhere | Attach::Here => mounts::take_away(mount, false),
+            };
+            match taken_away {
                 Ok(TakenAway::Yes) => {}
                 Ok(TakenAway::Busy) => return self.busy(mount),
                 Ok(TakenAway::Elsewhere) => {

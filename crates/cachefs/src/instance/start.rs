@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::control::{read_line, write_line};
 use super::record::path;
-use super::{CacheUser, Caches, Instance, is_cache};
+use super::{CacheUser, Caches, Instance, Record, is_cache};
 use crate::settings::{LEAST_CAPACITY, Settings};
 
 /// RAM that the journal may take, beside the data.
@@ -39,8 +39,23 @@ pub struct Plan {
     pub others: bool,
     /// How it works.
     pub settings: Settings,
-    /// Whether it is to be seen. If not, what a dead server left is only written back.
-    pub attach: bool,
+    /// The run of `ondeck run` whose cache it is, if it is one's.
+    pub run: Option<String>,
+    /// Who is to see it.
+    pub attach: Attach,
+}
+
+/// Who sees a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attach {
+    /// Nobody: what a dead server left is only written back.
+    Nowhere,
+    /// Whoever sees the mounts of the server.
+    Here,
+    /// Whoever is in this mount namespace. The cache ends when the last of its mounts has gone, with the namespace at the
+    /// latest; an order to unmount it waits for that.
+    Inside(#[serde(with = "path")] PathBuf),
 }
 
 /// What a server says, as a line of JSON on its standard output, once it is clear whether it serves.
@@ -80,6 +95,35 @@ impl StartError {
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
         let path = path.to_owned();
         move |error| StartError::Failed(format!("can't {what} {}: {error}", path.display()))
+    }
+}
+
+/// Looks whether a new cache by this plan would be refused, and makes nothing for it.
+///
+/// # Errors
+/// Why it would be.
+pub fn check(plan: &Plan) -> Result<(), StartError> {
+    let caches = Caches::new(&plan.base);
+    let own = caches.at(&plan.mount_point);
+    let look = || StartError::io("look for an earlier cache at", &plan.mount_point);
+    check_settings(&plan.settings)?;
+    if own.has_store().map_err(look())? {
+        let record = own.record().map_err(look())?;
+        return Err(StartError::Refused(there_is_one(&plan.mount_point, record.as_ref())));
+    }
+    let backing = open_backing(plan)?;
+    check_backing(plan, backing.as_fd(), &caches, &own)?;
+    check_ram(plan.settings.capacity, &caches, &own)
+}
+
+/// That a cache is there already, and what to do.
+pub(super) fn there_is_one(at: &Path, record: Option<&Record>) -> String {
+    let at = at.display();
+    match record.and_then(|record| record.run.as_ref()) {
+        Some(run) => format!(
+            "{at} is shown through a cache to another run, {run}, already: wait for its end, or see `ondeck run --list`"
+        ),
+        None => format!("there is a cache at {at} already; `ondeck cache status {at}` shows it"),
     }
 }
 
@@ -155,21 +199,32 @@ pub(super) fn store_size(capacity: Bytes) -> Bytes {
     Bytes(capacity.0.saturating_add(capacity.0 / 8).saturating_add(JOURNAL))
 }
 
-/// Whether there is RAM for it.
-pub(super) fn check_ram(capacity: Bytes) -> Result<(), StartError> {
-    let free = memory::free_ram()
-        .map_err(|error| StartError::Failed(format!("can't tell how much RAM is free: {error}")))?;
-    let wanted = Bytes(capacity.0.saturating_add(JOURNAL));
-    if free.usable() >= wanted {
+/// RAM that a cache may come to take: what it is promised.
+pub fn promise(capacity: Bytes) -> Bytes {
+    Bytes(capacity.0.saturating_add(JOURNAL))
+}
+
+/// Whether there is RAM for it that no other cache was promised.
+pub(super) fn check_ram(capacity: Bytes, caches: &Caches, own: &Instance) -> Result<(), StartError> {
+    let failed = |error| StartError::Failed(format!("can't tell how much RAM is free: {error}"));
+    let free = memory::free_ram().map_err(failed)?;
+    let promised = caches.promised(Some(own)).map_err(failed)?;
+    let wanted = promise(capacity);
+    let usable = free.usable().saturating_sub(promised);
+    if usable >= wanted {
         return Ok(());
     }
+    let others = if promised == Bytes::ZERO {
+        String::new()
+    } else {
+        format!(" beside the {promised} that other caches may still take")
+    };
     let limit =
         free.cgroup.as_ref().filter(|(left, _)| *left < free.machine).map_or(String::new(), |(_, group)| {
             format!(", because of the memory cgroup {}", group.display())
         });
     Err(StartError::Refused(format!(
-        "a cache of {capacity} takes up to {wanted} of RAM, and {} are usable{limit}: choose a smaller --capacity",
-        free.usable()
+        "a cache of {capacity} takes up to {wanted} of RAM, and {usable} are usable{others}{limit}: choose a smaller one"
     )))
 }
 

@@ -20,7 +20,11 @@ pub fn text(report: &Report) -> String {
         let _ = writeln!(out, "  {what:<12} {text}");
     };
     let state = if report.mounted { "" } else { ", unmounted: what is left goes to disk" };
-    let whose = if report.others { "everybody's" } else { report.user.as_str() };
+    let whose = match &report.run {
+        Some(run) => format!("run {run} alone"),
+        None if report.others => "everybody's".to_owned(),
+        None => report.user.clone(),
+    };
     line("backing", display::name(report.backing.as_os_str()));
     line("user", format!("{whose}; server: process {}{state}", report.server));
     let full = percent(status.resident, status.capacity);
@@ -191,6 +195,7 @@ mod tests {
             backing: "/shared".into(),
             user: "alice".into(),
             others: false,
+            run: None,
             server: 42,
             mounted: true,
             settings: Settings::new(Bytes(8 << 30)),

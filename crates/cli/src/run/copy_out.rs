@@ -210,7 +210,7 @@ pub struct Ticker {
 
 impl Ticker {
     /// `false` once it was stopped.
-    fn wait(&self, interval: Duration) -> bool {
+    pub fn wait(&self, interval: Duration) -> bool {
         let until = Instant::now() + interval;
         let mut stopped = lock(&self.stopped);
         while !*stopped {

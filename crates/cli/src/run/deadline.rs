@@ -55,7 +55,8 @@ impl Deadline {
             return None;
         }
         let staged: u64 = shared.plan.directories.iter().filter(|d| d.input).map(|d| d.content.bytes).sum();
-        let bytes = Bytes(peak.saturating_sub(staged));
+        let cached: u64 = shared.plan.caches.iter().map(|cache| cache.dirty()).sum();
+        let bytes = Bytes(peak.saturating_sub(staged).saturating_add(cached));
         let rate = Rate(Bytes(MEASURED_RATE.load(Relaxed)));
         let margin = match self.margin {
             Some(margin) if !self.computed => margin,
@@ -78,12 +79,15 @@ impl Deadline {
 /// Bytes in a second that the target took in a trial; a cautious figure until it is measured.
 static MEASURED_RATE: AtomicU64 = AtomicU64::new(50 << 20);
 
-/// Writes a trial file, unnamed, to the first output's filesystem and waits until it is on disk.
+/// Writes a trial file, unnamed, to the filesystem of the first output or cache and waits until it is on disk.
 pub fn measure_rate(shared: &Shared) {
     const TRIAL: usize = 16 << 20;
-    let Some(directory) = shared.plan.directories.iter().find(|directory| directory.output) else { return };
+    let outputs = shared.plan.directories.iter().filter(|directory| directory.output);
+    let mut targets =
+        outputs.map(|output| &output.disk).chain(shared.plan.caches.iter().map(|cache| &cache.disk));
+    let Some(disk) = targets.next() else { return };
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::openat(&directory.disk, c".", flags, Mode::RUSR) else { return };
+    let Ok(file) = rustix::fs::openat(disk, c".", flags, Mode::RUSR) else { return };
     // Not zeros: some filesystems don't store those.
     let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let began = Instant::now();

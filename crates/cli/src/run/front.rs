@@ -16,6 +16,7 @@ use ondeck_core::exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::claim::is_claimed;
+use super::left;
 use super::message::{Line, Message, RunOrder};
 use super::slurm;
 use crate::display;
@@ -40,6 +41,7 @@ pub fn attach(id: &str, order: RunOrder, json: bool, quiet: bool) -> Result<u8> 
     let line = match connect(&socket, order) {
         // A new keeper is on its way.
         Err(_) if is_claimed(&dir).unwrap_or(false) => reconnect(&socket, order),
+        Err(_) if left::told_of_caches(&dir).is_some() => return left::end_caches(id, &dir, order),
         connected => connected,
     };
     let line = line.with_context(|| {
@@ -228,7 +230,7 @@ impl Front {
                 self.total = total_bytes;
                 self.stage = match name.as_str() {
                     "program" => Stage::Program,
-                    "stage_out" => Stage::After,
+                    "stage_out" | "write_back" => Stage::After,
                     _ => self.stage,
                 };
             }

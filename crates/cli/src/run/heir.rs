@@ -72,7 +72,7 @@ impl Heir {
                 Outcome::Finished(code)
             }));
         }
-        let spare = self.keeper.shared.spare.clone();
+        let spare = self.keeper.shared.spared();
         let running = match (front.code, front.stage) {
             (Some(_), _) => None,
             (None, Stage::Before) => return Ok(Some(self.not_started())),
@@ -104,7 +104,8 @@ impl Heir {
     }
 
     fn not_started(&mut self) -> Outcome {
-        program::end_left_behind(program::GRACE, &self.keeper.shared.spare);
+        program::end_left_behind(program::GRACE, &self.keeper.shared.spared());
+        self.keeper.discard_caches();
         self.keeper.clean_up();
         Outcome::NotStarted(
             exit::NOT_STARTED,

@@ -8,8 +8,9 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use ondeck_core::exit;
 
-use super::claim::{LOCK, is_claimed};
+use super::claim::is_claimed;
 use super::front;
+use super::left::{self, remove_dead};
 use super::message::RunOrder;
 use crate::state;
 
@@ -23,7 +24,8 @@ pub fn list() -> Result<u8> {
     for entry in entries {
         let entry = entry?;
         let id = entry.file_name().to_string_lossy().into_owned();
-        if !entry.path().is_dir() {
+        // The caches of the machine may be kept beside them.
+        if !entry.path().is_dir() || state::caches()? == entry.path() {
             continue;
         }
         any = true;
@@ -49,6 +51,12 @@ fn state_of(dir: &Path, last: &str) -> std::io::Result<String> {
     // The command that started it lives, and takes the keeper's place.
     if is_claimed(dir)? {
         return Ok("starting, ending, or getting a new keeper".to_owned());
+    }
+    if let Some((told, is_over)) = left::told_of_caches(dir) {
+        if is_over {
+            remove_dead(dir);
+        }
+        return Ok(told);
     }
     let ram_disk = dir.join("ramdisk");
     Ok(match who_sees(&ram_disk)? {
@@ -84,27 +92,6 @@ fn who_sees(ram_disk: &Path) -> std::io::Result<Option<u32>> {
         }
     }
     Ok(None)
-}
-
-/// What the files of a run that it keeps in its directory end in.
-const OURS: [&str; 4] = ["manifest", "baseline", "journal", "partial"];
-
-/// Removes the directory of a run whose keeper is gone (killed with the whole machine or cgroup).
-fn remove_dead(dir: &Path) {
-    // Only what a run makes there: never anything recursive in a directory that something could be mounted in.
-    for name in ["control", "state", "log", LOCK] {
-        let _ = std::fs::remove_file(dir.join(name));
-    }
-    if let Ok(entries) = std::fs::read_dir(dir) {
-        for entry in entries
-            .flatten()
-            .filter(|entry| entry.path().extension().is_some_and(|e| OURS.iter().any(|o| e == *o)))
-        {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-    let _ = std::fs::remove_dir(dir.join("ramdisk"));
-    let _ = std::fs::remove_dir(dir);
 }
 
 /// `ondeck run --abandon ID`.

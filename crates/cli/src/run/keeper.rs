@@ -7,10 +7,12 @@
 //! # Layout
 //!
 //! - this file: the life, from the start to the record, and taking over from a keeper that was killed
-//! - `stage_in`, `show`, `accompany`, `bring_home`, `hold`: its phases, in this order
+//! - `stage_in`, `show`, `accompany`, `bring_home`, `hold`: its phases, in this order; `cached`: what of them is different
+//!   for directories with a cache
 
 mod accompany;
 mod bring_home;
+mod cached;
 mod hold;
 mod show;
 mod stage_in;
@@ -31,7 +33,7 @@ use rustix::fs::Mode;
 use rustix::process::Pid;
 
 use super::message::{Line, Message, RunOrder};
-use super::places::{baseline_path, journal_path, manifest_path, staged_path};
+use super::places::{baseline_path, caches_path, journal_path, manifest_path, staged_path};
 use super::plan::{Job, Plan};
 use super::program::{self, Surroundings};
 use super::report::{self, Report};
@@ -50,6 +52,8 @@ pub struct Keeper {
     base: PathBuf,
     /// Outputs whose results a killed keeper has left where they can't be found, and why.
     out_of_reach: Vec<(usize, String)>,
+    /// Whether the report says what directories and what RAM disk there are.
+    described: bool,
     /// Whether a process waits to go on if this one is killed.
     guarded: bool,
     /// What says that the run's directory is in use.
@@ -115,6 +119,7 @@ impl Keeper {
             report_path,
             base,
             out_of_reach: Vec::new(),
+            described: false,
             guarded: false,
             claim: None,
         }
@@ -164,6 +169,7 @@ impl Keeper {
         self.stage_in(&namespaces)?;
         self.prepare_outputs(&namespaces).map_err(not_started)?;
         self.mount(&namespaces).map_err(not_started)?;
+        self.start_caches(&namespaces).map_err(not_started)?;
         self.report.waited_seconds = began.elapsed().as_secs_f64();
         for note in std::mem::take(&mut self.shared.plan.notes) {
             self.note(note);
@@ -186,6 +192,7 @@ impl Keeper {
                 Ending::Held(why) => match self.hold(namespaces, &why) {
                     RunOrder::Abandon => {
                         self.watchers.warning("the results were given up, as you said");
+                        self.give_up_caches();
                         self.finish(exit::ABANDONED);
                         return exit::ABANDONED;
                     }
@@ -233,14 +240,9 @@ impl Keeper {
                 }
             }
         }
-        if self.report.directories.is_empty() {
+        if !self.described {
             self.describe_directories();
-            self.report.ram_disk = Some(report::RamDiskReport {
-                size: self.shared.plan.size.0,
-                huge_pages: namespaces.features.huge_pages,
-                no_swap: namespaces.features.no_swap,
-                ..report::RamDiskReport::default()
-            });
+            self.describe_ram_disk(namespaces);
             self.report.notes.push("the keeper process was killed; another one took its place".to_owned());
         }
         if self.shared.plan.delay.take().is_some() && lock(&self.shared.outputs).is_empty() {
@@ -304,13 +306,18 @@ impl Keeper {
             };
             anyhow!("can't build the RAM disk: {error}; {hint}; --fallback disk would run without one")
         })?;
-        self.report.ram_disk = Some(report::RamDiskReport {
+        self.describe_ram_disk(&namespaces);
+        Ok(namespaces)
+    }
+
+    fn describe_ram_disk(&mut self, namespaces: &Namespaces) {
+        // Without a directory in it, it is none that anybody could see.
+        self.report.ram_disk = (!self.shared.plan.directories.is_empty()).then(|| report::RamDiskReport {
             size: self.shared.plan.size.0,
             huge_pages: namespaces.features.huge_pages,
             no_swap: namespaces.features.no_swap,
             ..report::RamDiskReport::default()
         });
-        Ok(namespaces)
     }
 
     /// Everything is on disk (or given up): the record.
@@ -367,6 +374,8 @@ impl Keeper {
         lock(&self.shared.outputs).clear();
         self.watchers.listener = None;
         let dir = &self.shared.dir;
+        let _ = fs::remove_file(caches_path(dir).with_extension("partial"));
+        let _ = fs::remove_file(caches_path(dir));
         for name in ["control", "state", "log", claim::LOCK] {
             let _ = fs::remove_file(dir.join(name));
         }

@@ -22,6 +22,11 @@ pub fn manifest_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("out{index}.manifest"))
 }
 
+/// Which caches a run has, for those who find it without a keeper.
+pub fn caches_path(dir: &Path) -> PathBuf {
+    dir.join("caches.record")
+}
+
 pub fn baseline_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("base{index}.baseline"))
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use ondeck_cachefs::instance::Caches;
 use ondeck_core::fit::{Sizes, ram_disk_size};
 use ondeck_core::{Bytes, EngineKind, PackFormat, Request, WaitPolicy};
 use ondeck_ramdisk::memory;
@@ -17,6 +18,7 @@ use ondeck_staging::merge_back::{Before, Mechanism, clock_of};
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Mode, OFlags};
 
+use super::caches::{self, RunCache};
 use super::{Existing, RunArgs, slurm};
 
 /// What is to be run, and what was asked for.
@@ -87,9 +89,9 @@ impl Job {
                 warnings.push(format!("#{directive} has no meaning on one machine and is passed over"));
             }
         }
-        if request.data_in.is_empty() && request.data_out.is_empty() {
+        if request.data_in.is_empty() && request.data_out.is_empty() && args.cache.is_empty() {
             bail!(
-                "no data directory was named; use --data-in DIR and --data-out DIR{}",
+                "no data directory was named; use --data-in DIR and --data-out DIR, or --cache DIR{}",
                 if is_script {
                     ", or #RSA_DATA_IN= and #RSA_DATA_OUT= lines at the head of the script"
                 } else {
@@ -174,6 +176,8 @@ pub struct RunDirectory {
 pub struct Plan {
     /// The directories, parents before what lies in them.
     pub directories: Vec<RunDirectory>,
+    /// Directories that are shown through a cache.
+    pub caches: Vec<RunCache>,
     /// The RAM disk's size.
     pub size: Bytes,
     /// RAM that was free.
@@ -201,13 +205,18 @@ impl Plan {
         let root = rustix::process::geteuid().is_root();
         let mut notes = Vec::new();
         if let Some(job) = slurm::job_id() {
+            let (what, how) = if request.data_in.is_empty() && request.data_out.is_empty() {
+                ("the server of the cache", "write back")
+            } else {
+                ("the RAM disk", "stage out")
+            };
             notes.push(if slurm::end_time().is_some() {
                 format!(
-                    "inside Slurm job {job}: the RAM disk dies with the job, so the program will be ended in time to stage out"
+                    "inside Slurm job {job}: {what} dies with the job, so the program will be ended in time to {how}"
                 )
             } else {
                 format!(
-                    "inside Slurm job {job}: the RAM disk dies with the job, and its time limit is not known \
+                    "inside Slurm job {job}: {what} dies with the job, and its time limit is not known \
                      (SLURM_JOB_END_TIME is not set); use --copy-out-interval to lose little if the job runs into it"
                 )
             });
@@ -220,7 +229,12 @@ impl Plan {
             ));
         }
         let mut directories = open_directories(request)?;
-        let free = memory::free_ram().context("can't read how much RAM is free")?.usable();
+        let mut free = memory::free_ram().context("can't read how much RAM is free")?.usable();
+        if root {
+            // Only root can have made some, and look into them.
+            let promised = Caches::new(crate::state::caches()?).promised(None);
+            free = free.saturating_sub(promised.context("can't tell what caches were promised")?);
+        }
         let script = |path: &Option<PathBuf>| -> Result<Option<PathBuf>> {
             path.as_deref().map(runnable_script).transpose()
         };
@@ -237,14 +251,26 @@ impl Plan {
         } else {
             directories.iter().filter(staged).map(|directory| directory.content.bytes).sum()
         };
-        let size = ram_disk_size(Sizes {
-            requested: request.capacity,
-            input: Bytes(input),
-            output: request.out_size.unwrap_or(Bytes::ZERO),
-            free,
-        })?;
+        let size = if directories.is_empty() {
+            if let Some(size) = request.capacity {
+                bail!(
+                    "a RAM disk of {size} is of no use without --data-in or --data-out; leave its size out"
+                );
+            }
+            NO_RAM_DISK
+        } else {
+            ram_disk_size(Sizes {
+                requested: request.capacity,
+                input: Bytes(input),
+                output: request.out_size.unwrap_or(Bytes::ZERO),
+                free,
+            })?
+        };
+        let cached = open_cached(args, &directories, root)?;
+        let caches = caches::plan(cached, args.cache_size, free.saturating_sub(size))?;
         Ok(Plan {
             directories,
+            caches,
             size,
             free,
             root,
@@ -262,6 +288,9 @@ impl Plan {
         self.delay.is_some() && self.directories.iter().any(|directory| directory.output && !directory.input)
     }
 }
+
+/// The size of a RAM disk that nothing is put into: a run has one in any case.
+const NO_RAM_DISK: Bytes = Bytes(1 << 20);
 
 /// The file that a command names, if it is set-uid.
 fn set_uid_program(name: &OsStr) -> Option<PathBuf> {
@@ -322,6 +351,69 @@ fn runnable_script(path: &Path) -> Result<PathBuf> {
     Ok(real)
 }
 
+/// Opens the directories that get a cache. None may be inside another one of the run's.
+fn open_cached(args: &RunArgs, others: &[RunDirectory], root: bool) -> Result<Vec<(PathBuf, OwnedFd)>> {
+    if args.cache.is_empty() {
+        if args.cache_size.is_some() {
+            bail!("--cache-size makes no sense without --cache");
+        }
+        return Ok(Vec::new());
+    }
+    if !root {
+        bail!(
+            "only root can show a directory through a cache for now; use --data-in and --data-out instead of --cache, or run \
+             with --fallback disk"
+        );
+    }
+    let mut opened: Vec<(PathBuf, OwnedFd)> = Vec::new();
+    for path in &args.cache {
+        let real = path
+            .canonicalize()
+            .with_context(|| format!("the directory {} can't be shown through a cache", path.display()))?;
+        if opened.iter().any(|(known, _)| *known == real) {
+            continue;
+        }
+        if !real.is_dir() {
+            bail!("{} is not a directory; name the directory that holds it", path.display());
+        }
+        check_place(&real)?;
+        let mut paths = opened.iter().map(|(path, _)| path).chain(others.iter().map(|other| &other.path));
+        if let Some(other) = paths.find(|other| real.starts_with(other) || other.starts_with(&real)) {
+            bail!(
+                "{} and {} are inside one another or the same: a directory with a cache must be apart from all others of \
+                 the run",
+                real.display(),
+                other.display()
+            );
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let disk = rustix::fs::open(&real, flags, Mode::empty())
+            .with_context(|| format!("the directory {} can't be read", path.display()))?;
+        opened.push((real, disk));
+    }
+    Ok(opened)
+}
+
+/// Refuses a directory, by its real path, that is no job's.
+fn check_place(real: &Path) -> Result<()> {
+    for kept in
+        ["/", "/proc", "/sys", "/dev", "/run", "/tmp", "/etc", "/usr", "/home", "/root", "/var", "/var/tmp"]
+    {
+        if real == Path::new(kept) || (matches!(kept, "/proc" | "/sys") && real.starts_with(kept)) {
+            bail!("{} belongs to the system; name a directory of the job's own", real.display());
+        }
+    }
+    // Covered, they would hide the runs' own state from everybody inside.
+    let state = crate::state::runs().and_then(|path| Ok(path.canonicalize()?)).ok();
+    if real == Path::new("/dev/shm") || state.is_some_and(|state| real.starts_with(state)) {
+        bail!(
+            "{} is where RAM disks and the state of runs are kept; name a directory of the job's own",
+            real.display()
+        );
+    }
+    Ok(())
+}
+
 /// Opens every named directory once, by its real path, parents before what lies in them.
 fn open_directories(request: &Request) -> Result<Vec<RunDirectory>> {
     let mut directories: Vec<RunDirectory> = Vec::new();
@@ -330,7 +422,6 @@ fn open_directories(request: &Request) -> Result<Vec<RunDirectory>> {
         .iter()
         .map(|path| (path, true))
         .chain(request.data_out.iter().map(|path| (path, false)));
-    let state = crate::state::runs().and_then(|path| Ok(path.canonicalize()?)).ok();
     for (path, input) in named {
         let what = if input { "input" } else { "output" };
         let real = path.canonicalize().map_err(|error| {
@@ -349,21 +440,7 @@ fn open_directories(request: &Request) -> Result<Vec<RunDirectory>> {
         if !real.is_dir() {
             bail!("the {what} {} is not a directory; name the directory that holds it", path.display());
         }
-        for kept in [
-            "/", "/proc", "/sys", "/dev", "/run", "/tmp", "/etc", "/usr", "/home", "/root", "/var",
-            "/var/tmp",
-        ] {
-            if real == Path::new(kept) || (matches!(kept, "/proc" | "/sys") && real.starts_with(kept)) {
-                bail!("{} belongs to the system; name a directory of the job's own", real.display());
-            }
-        }
-        // Covered, they would hide the runs' own state from everybody inside.
-        if real == Path::new("/dev/shm") || state.as_ref().is_some_and(|state| real.starts_with(state)) {
-            bail!(
-                "{} is where RAM disks and the state of runs are kept; name a directory of the job's own",
-                real.display()
-            );
-        }
+        check_place(&real)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let disk = rustix::fs::open(&real, flags, Mode::empty())
             .with_context(|| format!("the {what} directory {} can't be read", path.display()))?;

@@ -3,11 +3,14 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ondeck_core::{Bytes, duration};
 use serde::Serialize;
+
+use super::caches::RunCache;
 
 /// What `--report` writes.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -26,6 +29,8 @@ pub struct Report {
     pub ram_disk: Option<RamDiskReport>,
     /// The job's directories.
     pub directories: Vec<DirectoryReport>,
+    /// Directories that were shown through a cache.
+    pub caches: Vec<CacheReport>,
     /// Every phase in order.
     pub phases: Vec<Phase>,
     /// Whether all results are on disk: every checksum is in a manifest, sizes agree, the target is synced.
@@ -84,6 +89,56 @@ pub struct DirectoryReport {
     pub mechanism: &'static str,
 }
 
+/// A directory that was shown through a cache, and what that did.
+#[derive(Clone, Debug, Serialize)]
+pub struct CacheReport {
+    pub path: String,
+    /// Bytes of data and names that it might hold.
+    pub capacity: u64,
+    /// Bytes that were read from the directory.
+    pub fetched: u64,
+    /// Bytes that were written back to it.
+    pub written_back: u64,
+    /// Of the bytes that were read through the server, the part that was resident, from 0 to 1; `None` if nothing was read
+    /// so. What the kernel reads by itself is not counted.
+    pub hit_ratio: Option<f64>,
+    /// Pieces of 1 MiB that were evicted.
+    pub evictions: u64,
+    /// Whether everything is on disk.
+    pub on_disk: bool,
+}
+
+impl CacheReport {
+    /// As it is now.
+    pub fn of(cache: &RunCache) -> CacheReport {
+        let figures = cache.figures();
+        let read = figures.hits + figures.misses;
+        CacheReport {
+            path: cache.path.to_string_lossy().into_owned(),
+            capacity: cache.capacity.0,
+            fetched: figures.fetched,
+            written_back: figures.written_back,
+            hit_ratio: (read > 0).then(|| figures.hits as f64 / read as f64),
+            evictions: figures.evictions,
+            on_disk: cache.home.load(Relaxed),
+        }
+    }
+
+    /// For people.
+    fn text(&self) -> String {
+        // Rounded down, so that 100 % is all.
+        let hits =
+            self.hit_ratio.map_or(String::new(), |ratio| format!(", {} % hits", (ratio * 100.0) as u64));
+        format!(
+            "{} through a cache: {} read, {} written back{hits}, {}",
+            self.path,
+            Bytes(self.fetched),
+            Bytes(self.written_back),
+            crate::display::count(self.evictions, "eviction"),
+        )
+    }
+}
+
 /// A phase of the run, and what it moved.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Phase {
@@ -139,12 +194,20 @@ impl Report {
         let (_, read_bytes, read_files) = self.total("stage_in");
         let (_, written_bytes, written_files) = self.total("stage_out");
         let files = |number| crate::display::count(number, "file");
+        let staged = (!self.directories.is_empty()).then(|| {
+            format!(
+                "staged in {} ({}), staged out {} ({})",
+                Bytes(read_bytes),
+                files(read_files),
+                Bytes(written_bytes),
+                files(written_files),
+            )
+        });
+        let moved: Vec<String> =
+            staged.into_iter().chain(self.caches.iter().map(CacheReport::text)).collect();
         format!(
-            "staged in {} ({}), staged out {} ({}); the program ran {} and waited {} for staging",
-            Bytes(read_bytes),
-            files(read_files),
-            Bytes(written_bytes),
-            files(written_files),
+            "{}; the program ran {} and waited {} for staging",
+            moved.join("; "),
             duration::display(Duration::from_secs_f64(self.program.seconds)),
             duration::display(Duration::from_secs_f64(self.waited_seconds)),
         )

@@ -29,7 +29,7 @@ pub struct Shared {
     pub margin: Margin,
     /// What the user's processes must find.
     pub surroundings: Surroundings,
-    /// Children that are not the run's.
+    /// Children that are not the run's. The servers of its caches are to be spared, too: [`Shared::spared`].
     pub spare: Vec<Pid>,
     /// The run's name.
     pub id: String,
@@ -83,6 +83,13 @@ impl Shared {
             slurm::job_id().unwrap_or_else(|| self.id.clone()).into(),
         )
     }
+
+    /// Children that are neither the program nor left behind by it.
+    pub fn spared(&self) -> Vec<Pid> {
+        let servers = self.plan.caches.iter().filter_map(|cache| cache.server(&self.id));
+        self.spare.iter().copied().chain(servers).collect()
+    }
+
     /// Notes what happened to an entry of a directory.
     pub fn record(&self, directory: &RunDirectory, output: Option<&Output>, event: &Event<'_>) {
         lock(&self.findings).record(directory, output.map(|output| &output.merge_back), event);

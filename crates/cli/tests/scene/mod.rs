@@ -161,10 +161,12 @@ impl Scene {
         self.ondeck(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// The state directory's entries: runs that are not over, and reports of orphaned ones.
+    /// The state directory's entries: runs that are not over, and reports of orphaned ones; not the place of caches.
     pub fn state(&self) -> Vec<PathBuf> {
         fs::read_dir(self.path("state"))
-            .map(|dir| dir.map(|entry| entry.unwrap().path()).collect())
+            .map(|dir| {
+                dir.map(|entry| entry.unwrap().path()).filter(|path| !path.ends_with("cache")).collect()
+            })
             .unwrap_or_default()
     }
 

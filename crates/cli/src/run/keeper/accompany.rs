@@ -57,7 +57,10 @@ impl Keeper {
         self.report.program.exit_code = code;
         self.report.program.seconds = began.elapsed().as_secs_f64();
         self.report.phase("program", began.elapsed(), 0, 0);
-        let left = program::end_left_behind(GRACE, &self.shared.spare);
+        if let Err(error) = self.keep_code(Some(code)) {
+            self.watchers.warning(&format!("{error:#}"));
+        }
+        let left = program::end_left_behind(GRACE, &self.shared.spared());
         self.report.program.left_behind = left;
         if left > 0 {
             let processes = crate::display::count(left, "process").replace("processs", "processes");
@@ -84,8 +87,12 @@ impl Keeper {
         let mut interim_notes = Vec::new();
         let status = std::thread::scope(|scope| {
             if let Some(interval) = shared.plan.copy_out_interval {
-                let (ticker, interim) = (&ticker, &interim);
+                let (ticker, interim, tell) = (&ticker, &interim, tell.clone());
                 scope.spawn(move || shared.copy_out_regularly(interval, ticker, interim, &tell));
+            }
+            if !shared.plan.caches.is_empty() {
+                let ticker = &ticker;
+                scope.spawn(move || shared.watch_caches(ticker, &tell));
             }
             if deadline.is_set() {
                 scope.spawn(|| measure_rate(shared));

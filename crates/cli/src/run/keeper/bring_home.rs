@@ -22,7 +22,7 @@ use crate::run::report;
 use crate::run::shared::{Output, lock};
 
 /// Why a stage-out did not end well.
-enum Abort {
+pub(super) enum Abort {
     Failed(anyhow::Error),
     Abandoned,
 }
@@ -63,17 +63,27 @@ impl Keeper {
                     }
                     self.report.phase("stage_out", began.elapsed(), bytes, files);
                 }
-                Err(Abort::Abandoned) => return Ending::Done(exit::ABANDONED),
+                Err(Abort::Abandoned) => return self.given_up(),
                 Err(Abort::Failed(error)) => problems.push((output.directory, format!("{path}: {error:#}"))),
             }
+        }
+        let mut problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
+        match self.write_back(namespaces) {
+            Ok(more) => problems.extend(more),
+            Err(Abort::Abandoned) => return self.given_up(),
+            Err(Abort::Failed(error)) => problems.push(format!("{error:#}")),
         }
         self.take_findings();
         self.report.results_on_disk = problems.is_empty();
         if !problems.is_empty() {
-            let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
             return Ending::Held(problems.join("\n"));
         }
         Ending::Done(if self.report.moved.is_empty() { code } else { exit::RESULTS_ELSEWHERE })
+    }
+
+    fn given_up(&mut self) -> Ending {
+        self.give_up_caches();
+        Ending::Done(exit::ABANDONED)
     }
 
     /// Opens the directories that are gone anew, by their paths. Returns which can't be, and why.
@@ -94,7 +104,7 @@ impl Keeper {
     }
 
     /// Tells of a directory whose results are not under its path.
-    fn tell_moved(&mut self, path: &str, now: &Path) {
+    pub(super) fn tell_moved(&mut self, path: &str, now: &Path) {
         let now = now.display().to_string();
         self.watchers.warning(&format!(
             "{path}: the directory was renamed while the program ran; its results are in {now}"
@@ -185,7 +195,7 @@ impl Keeper {
             }
             RunOrder::Signal { .. } | RunOrder::Resume => {}
         });
-        program::end_left_behind(GRACE, &self.shared.spare);
+        program::end_left_behind(GRACE, &self.shared.spared());
         if abandoned {
             return Err(Abort::Abandoned);
         }

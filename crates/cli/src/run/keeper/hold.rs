@@ -24,10 +24,14 @@ impl Keeper {
             .filter(|output| !output.home.load(Relaxed))
             .map(|output| format!("/proc/{pid}/fd/{}/{}", namespaces.ram_disk_number(), output.slot))
             .collect();
+        let where_to = match reach.as_slice() {
+            // A cache goes on trying by itself.
+            [] => String::new(),
+            reach => format!(" and can be read at {}", reach.join(" and ")),
+        };
         let text = format!(
-            "THE RESULTS ARE NOT ALL ON DISK.\n{why}\nThey are held in RAM and can be read at {}. Make room or mend the \
-             target, then run:\n  ondeck run --resume {id}\nor give them up with: ondeck run --abandon {id}",
-            reach.join(" and ")
+            "THE RESULTS ARE NOT ALL ON DISK.\n{why}\nThey are held in RAM{where_to}. Make room or mend the target, then \
+             run:\n  ondeck run --resume {id}\nor give them up with: ondeck run --abandon {id}"
         );
         self.report.exit_code = exit::RESULTS_NOT_STAGED;
         self.report.results_on_disk = false;
@@ -78,7 +82,7 @@ impl Keeper {
                         unsafe { libc::_exit(code) }
                     }
                     // A script of the user's, of a stage-out that was tried again.
-                    program::end_left_behind(GRACE, &[]);
+                    program::end_left_behind(GRACE, &self.shared.spared());
                     self.inherit(namespaces);
                     again = true;
                 }

@@ -63,6 +63,7 @@ impl Keeper {
     }
 
     pub(super) fn describe_directories(&mut self) {
+        self.described = true;
         for directory in &self.shared.plan.directories {
             let mechanism = if directory.input && !directory.output {
                 "input"

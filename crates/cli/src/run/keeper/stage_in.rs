@@ -143,7 +143,7 @@ impl Keeper {
                 program::send_signal(pid, number);
             }
         });
-        program::end_left_behind(GRACE, &self.shared.spare);
+        program::end_left_behind(GRACE, &self.shared.spared());
         if !status.success() {
             anyhow::bail!(
                 "the stage-in script {} failed ({status}); the program was not started and nothing was changed",
