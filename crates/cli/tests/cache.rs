@@ -67,6 +67,34 @@ fn a_cache_is_not_taken_for_a_ram_disk_of_an_agent() {
 }
 
 #[test]
+fn a_list_goes_on_behind_many_names_that_were_removed_meanwhile() {
+    const FILES: usize = 2000;
+    let Some(mounted) = Mounted::with(&[], |backing| {
+        for number in 0..FILES {
+            fs::write(backing.join(format!("{number:04}")), "").unwrap();
+        }
+    }) else {
+        return;
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&mounted.fast).unwrap() {
+        let entry = entry.unwrap();
+        // So the kernel asks for attributes with the names.
+        entry.metadata().unwrap();
+        found.push(entry.file_name().into_string().unwrap().parse::<usize>().unwrap());
+        if found.len() == 1 {
+            for number in 1000..1900 {
+                fs::remove_file(mounted.fast.join(format!("{number:04}"))).unwrap();
+            }
+        }
+    }
+    found.retain(|number| !(1000..1900).contains(number));
+    let expected: Vec<usize> = (0..1000).chain(1900..FILES).collect();
+    assert_eq!(found, expected);
+    assert_eq!(fs::read_dir(&mounted.fast).unwrap().count(), FILES - 900);
+}
+
+#[test]
 fn files_that_are_closed_by_execve_are_closed() {
     let Some(mounted) = Mounted::new() else { return };
     // It is closed in each program that is started, while the kernel tells nobody of that one.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
+use fuser::{FileAttr, FileType, Generation, INodeNo, TimeOrNow};
 use rustix::io::Errno;
 
 use crate::message::{Attributes, Ino, SetTime, Time};
@@ -13,6 +13,9 @@ pub const KIND: u32 = libc::S_IFMT;
 /// Programs read and write in pieces of this size if they go by `st_blksize`, as C's standard streams do. From here on a
 /// piece costs little more than its bytes.
 const BLOCK: u32 = 128 << 10;
+
+/// Inode numbers are not given twice while the kernel knows them.
+pub const ONLY: Generation = Generation(0);
 
 pub fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())

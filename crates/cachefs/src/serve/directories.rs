@@ -12,11 +12,12 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
-use super::filesystem::{ONLY, Shared};
-use super::{KEPT, convert};
+use super::KEPT;
+use super::convert::{self, ONLY};
 use crate::message::{Attributes, Ino, Listed, ROOT};
 
 /// The number of a directory's parent, which nobody has asked for: as libfuse tells it.
@@ -24,9 +25,6 @@ const UNKNOWN: Ino = 0xffff_ffff;
 
 /// Entries with attributes that are asked for together, before it is known how many the kernel has room for.
 const AT_FIRST: usize = 32;
-
-/// And at most, so that nobody else waits long for the owner.
-const TOGETHER: usize = 1024;
 
 /// A directory that is being read.
 #[derive(Default)]
@@ -47,14 +45,12 @@ impl Directory {
         lock(&self.listed).clone()
     }
 
-    /// The names from `offset` on of which attributes are to be asked for, for one reply.
-    pub fn next_names(&self, listed: &[Listed], offset: u64) -> Vec<OsString> {
-        let count = match self.room.load(Ordering::Relaxed) {
+    /// How many entries are to be asked for together, for one reply.
+    pub fn room(&self) -> usize {
+        match self.room.load(Ordering::Relaxed) {
             0 => AT_FIRST,
-            room => (room + 1).min(TOGETHER),
-        };
-        let first = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(DOTS);
-        listed.iter().skip(first).take(count).map(|entry| entry.name.clone()).collect()
+            room => room + 1,
+        }
     }
 }
 
@@ -109,11 +105,22 @@ pub fn fill(mut reply: ReplyDirectory, ino: Ino, listed: &[Listed], offset: u64)
     reply.ok();
 }
 
-/// Answers with entries and their attributes, as many as fit: those of [`Directory::next_names`]. Returns the references that
-/// the kernel did not get.
+/// So many names of entries from `offset` on.
+pub fn names(listed: &[Listed], offset: u64, count: usize) -> Vec<OsString> {
+    let first = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(DOTS);
+    listed.iter().skip(first).take(count).map(|entry| entry.name.clone()).collect()
+}
+
+/// Whether there is nothing to answer with although the end is not reached: the kernel would take that for the end.
+pub fn says_nothing(found: &[Option<Attributes>], offset: u64) -> bool {
+    offset >= DOTS as u64 && !found.is_empty() && found.iter().all(Option::is_none)
+}
+
+/// Answers with entries and their attributes, as many as fit; `attributes` makes them the kernel's, and says how long it may keep
+/// them. Returns the references that the kernel did not get.
 pub fn fill_with_attributes(
     mut reply: ReplyDirectoryPlus,
-    shared: &Shared,
+    attributes: impl Fn(&Attributes) -> (FileAttr, Duration),
     (directory, ino): (&Directory, Ino),
     (names, found): (&[OsString], &[Option<Attributes>]),
     offset: u64,
@@ -121,25 +128,24 @@ pub fn fill_with_attributes(
     let mut at = usize::try_from(offset).unwrap_or(usize::MAX);
     let mut is_full = false;
     for (number, name) in dots(ino).into_iter().skip(at) {
-        // The kernel takes nothing of these but number and name.
-        let attributes = convert::directory(number);
         at += 1;
-        is_full |= reply.add(INodeNo(number), at as u64, name, &KEPT, &attributes, ONLY);
+        // The kernel takes nothing of these but number and name.
+        is_full |= reply.add(INodeNo(number), at as u64, name, &KEPT, &convert::directory(number), ONLY);
     }
     let mut given = 0;
     for (name, entry) in names.iter().zip(found) {
+        at += 1;
+        if let Some(entry) = entry {
+            // There is one time for attributes and name: a name that the kernel keeps for no time is asked for again.
+            let (attributes, kept) = attributes(entry);
+            is_full = is_full || reply.add(INodeNo(entry.ino), at as u64, name, &kept, &attributes, ONLY);
+        }
         if is_full {
             break;
         }
-        at += 1;
-        if let Some(entry) = entry {
-            let (attributes, kept) = shared.attributes(entry);
-            // One time for both: it is the entry's, too, which is only asked for again then.
-            is_full = reply.add(INodeNo(entry.ino), at as u64, name, &kept, &attributes, ONLY);
-        }
-        given += usize::from(!is_full);
+        given += 1;
     }
-    directory.room.store(given.max(1), Ordering::Relaxed);
+    directory.room.store(given, Ordering::Relaxed);
     reply.ok();
     found.iter().skip(given).flatten().map(|entry| (entry.ino, 1)).collect()
 }

@@ -11,15 +11,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, PollEvents, PollFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FopenFlags, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, PollEvents, PollFlags,
     PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs,
     ReplyWrite, ReplyXattr, TimeOrNow, WriteFlags,
 };
 use rustix::io::Errno;
 
-use super::directories::{Directories, Directory, fill, fill_with_attributes};
+use super::convert::ONLY;
+use super::directories::{self, Directories, Directory, fill, fill_with_attributes};
 use super::passthrough::PassthroughFiles;
 use super::processor::Processors;
 use super::{KEPT, LARGEST, convert};
@@ -31,9 +32,6 @@ use crate::settings::Writes;
 /// The kernel may wait for so many replies to what it does in the background: write dirty pages of maps, release files. Its
 /// own default of 16 lets a few delayed writes hold up all releases.
 const MOST_IN_BACKGROUND: u16 = 256;
-
-/// Inode numbers are not given twice while the kernel knows them.
-pub const ONLY: Generation = Generation(0);
 
 /// What the kernel can do, as far as it makes a difference here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,7 +90,7 @@ impl Shared {
     }
 
     /// Attributes for the kernel, and how long it may keep them.
-    pub fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
+    fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
         self.set_id.note(of);
         let kept = if self.passthrough.is_writable(of.ino) { Duration::ZERO } else { KEPT };
         (convert::attributes(of), kept)
@@ -631,13 +629,15 @@ impl fuser::Filesystem for Filesystem {
         let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
         if let Some(listed) = directory.kept().filter(|_| offset > 0) {
             self.0.processors.note(caller.thread);
-            return with_attributes(&self.0, caller, (directory, ino.0), &listed, offset, reply);
+            let wanted = (offset, directory.room());
+            return with_attributes(&self.0, caller, (directory, ino.0), listed, wanted, reply);
         }
         let shared = Arc::clone(&self.0);
         self.ask_for(caller, Request::List { ino: ino.0 }, move |_, result| match result {
             Ok(Reply::Listed(listed)) => {
                 directory.keep(Arc::clone(&listed));
-                with_attributes(&shared, caller, (directory, ino.0), &listed, offset, reply);
+                let wanted = (offset, directory.room());
+                with_attributes(&shared, caller, (directory, ino.0), listed, wanted, reply);
             }
             other => reply.error(failed(other)),
         });
@@ -817,22 +817,29 @@ impl fuser::Filesystem for Filesystem {
     }
 }
 
-/// Answers with entries of a directory that was listed, and their attributes.
+/// Answers with entries of a directory that was listed, and their attributes, having asked for so many.
 fn with_attributes(
     shared: &Arc<Shared>,
     caller: Caller,
     (directory, ino): (Arc<Directory>, Ino),
-    listed: &[Listed],
-    offset: u64,
+    listed: Arc<Vec<Listed>>,
+    (offset, count): (u64, usize),
     reply: ReplyDirectoryPlus,
 ) {
     let Some(service) = shared.service.get() else { return reply.error(fuser::Errno::EIO) };
-    let names = directory.next_names(listed, offset);
+    let names = directories::names(&listed, offset, count);
     let request = Request::Entries { ino, names: names.clone() };
     let shared = Arc::clone(shared);
     let answer = move |result| match (result, shared.service.get()) {
+        (Ok(Reply::Entries(found)), _) if directories::says_nothing(&found, offset) => {
+            // All were removed since. Ever more are asked for, so that there are few such rounds within each other.
+            let next = (offset + found.len() as u64, count * 2);
+            with_attributes(&shared, caller, (directory, ino), listed, next, reply);
+        }
         (Ok(Reply::Entries(found)), Some(service)) => {
-            let surplus = fill_with_attributes(reply, &shared, (&directory, ino), (&names, &found), offset);
+            let attributes = |of: &Attributes| shared.attributes(of);
+            let surplus =
+                fill_with_attributes(reply, attributes, (&directory, ino), (&names, &found), offset);
             service.forget(&surplus);
         }
         (other, _) => reply.error(failed(other)),
