@@ -20,10 +20,12 @@ use fuser::{
 use rustix::io::Errno;
 
 use super::directories::{Directories, fill};
+use super::give_back::GivesBack;
 use super::passthrough::PassthroughFiles;
 use super::{KEPT, LARGEST, convert};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Ino, New, OpenMode, Opened, Replace, Reply, Request, Service,
+    Answer, Attributes, Caller, Change, Client, Ino, Named, New, OpenMode, Opened, Replace, Reply, Request,
+    Service,
 };
 
 /// The kernel may wait for so many replies to what it does in the background: write dirty pages of maps, release files. Its
@@ -51,6 +53,15 @@ pub struct Shared {
     directories: Directories,
     passthrough: PassthroughFiles,
     set_id: SetIdFiles,
+    gives_back: OnceLock<GivesBack>,
+}
+
+impl Client for Shared {
+    fn give_back(&self, names: Vec<Named>) {
+        if let Some(gives_back) = self.gives_back.get() {
+            gives_back.ask(names);
+        }
+    }
 }
 
 impl Shared {
@@ -63,6 +74,12 @@ impl Shared {
     pub fn begin(&self, service: Arc<dyn Service>, notifier: Notifier) {
         // A second one would be another mount's.
         let _ = (self.service.set(service), self.notifier.set(notifier));
+    }
+
+    /// Tells who has the kernel give names back. To be called once.
+    pub fn gives_back(&self, gives_back: GivesBack) {
+        // As in `begin`.
+        let _ = self.gives_back.set(gives_back);
     }
 
     /// Has the kernel ask again for the attributes of a file.
