@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -367,8 +367,31 @@ pub struct Space {
 /// Takes the answer to a request, on any thread, once.
 pub type Answer = Box<dyn FnOnce(Result<Reply, Errno>) + Send>;
 
+/// A name that a client has a reference of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// The number of what has the name.
+    pub ino: Ino,
+    /// The directory that the name is in.
+    pub parent: Ino,
+    /// The name.
+    pub name: OsString,
+    /// Whether it is a directory's.
+    pub is_dir: bool,
+}
+
+/// A client of a cache, as its owner sees it.
+pub trait Client: Send + Sync {
+    /// Asks for references back, as far as nobody uses what they are of. The client gives them back by [`Service::forget`], when
+    /// it can; it does not say of what it keeps them. The call never waits.
+    fn give_back(&self, names: Vec<Named>);
+}
+
 /// The owner of a cache, as its clients see it.
 pub trait Service: Send + Sync {
+    /// Tells who the client is. Before that, and when it is gone, nobody is asked for references.
+    fn attach(&self, client: Weak<dyn Client>);
+
     /// Has a request carried out. It is answered before the call returns, or later, on another thread; the call itself never
     /// waits for the backing directory or for room.
     fn ask(&self, caller: Caller, request: Request<'_>, answer: Answer);

@@ -5,7 +5,8 @@
 //! # Layout
 //!
 //! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
-//! - `names`, `data`: what requests do with it; `xattrs`: which extended attributes are accepted
+//! - `names`, `data`: what requests do with it; `xattrs`: which extended attributes are accepted; `forget`: names that take
+//!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
 //! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
@@ -25,7 +26,9 @@
 mod apply;
 mod blocks;
 mod data;
+mod forget;
 mod inode;
+mod inodes;
 mod journal;
 mod load;
 mod names;
@@ -43,7 +46,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -51,7 +54,7 @@ use ondeck_transfer::credentials::User;
 use rustix::io::Errno;
 
 use crate::backing::Backing;
-use crate::message::{Answer, Caller, Ino, ROOT, Reply, Request, Service};
+use crate::message::{Answer, Caller, Client, Ino, ROOT, Reply, Request, Service};
 use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
 use crate::status::{Failing, Status};
 use crate::store::Store;
@@ -86,6 +89,9 @@ struct Core {
     loads: Condvar,
     /// Something has changed that writers, the applier or a flush may wait for.
     work: Condvar,
+    /// Names take too much, or it is the end.
+    forgetting: Condvar,
+    client: Mutex<Option<Weak<dyn Client>>>,
 }
 
 /// What a thread does until the end.
@@ -118,6 +124,11 @@ pub enum OpenError {
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who has references, if anybody.
+    fn client(&self) -> Option<Arc<dyn Client>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 
     /// Waits for a change, or a moment.
@@ -169,6 +180,7 @@ impl Core {
             }
             if need.is_loaded() {
                 if state.waits.begin(&need) {
+                    state.begin_loading(&need);
                     state.jobs.push_back(need.clone());
                 }
             } else if state.waits.wakes()[need.kind()] != wakes[need.kind()] {
@@ -335,6 +347,7 @@ impl Core {
                 }
             };
             self.load(&need);
+            self.lock().end_loading(&need);
             self.wake_all();
         }
     }
@@ -550,6 +563,8 @@ impl Owner {
             backing,
             loads: Condvar::new(),
             work: Condvar::new(),
+            forgetting: Condvar::new(),
+            client: Mutex::new(None),
         });
         let owner = Arc::new(Owner { core, threads: Mutex::default() });
         if is_recovered {
@@ -585,10 +600,13 @@ impl Owner {
         for assumed in told {
             assumed?;
         }
-        let core = Arc::clone(&self.core);
-        let thread =
-            std::thread::Builder::new().name("keeper".into()).spawn(move || or_end(|| core.run_keeper()))?;
-        self.threads().push(thread);
+        let others: [(&str, Work); 2] = [("keeper", Core::run_keeper), ("forgetter", Core::run_forgetter)];
+        for (name, run) in others {
+            let core = Arc::clone(&self.core);
+            let thread =
+                std::thread::Builder::new().name(name.into()).spawn(move || or_end(|| run(&core)))?;
+            self.threads().push(thread);
+        }
         Ok(())
     }
 
@@ -601,6 +619,7 @@ impl Owner {
         self.core.lock().stopped = true;
         self.core.loads.notify_all();
         self.core.work.notify_all();
+        self.core.forgetting.notify_all();
         for thread in self.threads().drain(..) {
             // A thread that has panicked has said so.
             let _ = thread.join();
@@ -633,6 +652,8 @@ impl Owner {
             pinned: state.pinned,
             names: state.inodes.len() as u64,
             name_bytes: state.name_bytes,
+            most_name_bytes: state.settings.names.0,
+            forgotten: state.counters.forgotten,
             open_files: state.handles.len() as u64,
             delayed: delayed as u64,
             waiting: waiting as u64,
@@ -774,11 +795,22 @@ impl Owner {
         })
     }
 
+    /// Forgets names that nobody uses if they take too much, without waiting until it is looked for that.
+    pub fn forget_names(&self) {
+        self.core.forget_if_many();
+        self.core.wake_all();
+    }
+
     /// Does something with all regular files at or below a path.
     fn below(&self, path: &Path, act: &mut dyn FnMut(Ino, u64) -> Result<(), Errno>) -> Result<(), String> {
         let of = |path: &Path, error: Errno| format!("{}: {}", path.display(), io::Error::from(error));
         let mut found = (ROOT, libc::S_IFDIR, 0);
-        let mut references = Vec::new();
+        // What is known by its number must not be forgotten meanwhile.
+        let give_back = |ino: Ino| {
+            if ino != ROOT {
+                self.forget(&[(ino, 1)]);
+            }
+        };
         let mut walked = std::path::PathBuf::new();
         let mut done = Ok(());
         for part in path.components() {
@@ -789,7 +821,7 @@ impl Owner {
             walked.push(name);
             match self.call(NOBODY, Request::Lookup { parent: found.0, name: name.to_owned() }) {
                 Ok(Reply::Entry(entry)) => {
-                    references.push((entry.ino, 1));
+                    give_back(found.0);
                     found = (entry.ino, entry.mode, entry.size);
                 }
                 Ok(_) => done = Err(of(&walked, Errno::IO)),
@@ -800,21 +832,17 @@ impl Owner {
             }
         }
         let mut stack = vec![(walked, found)];
-        while done.is_ok()
-            && let Some((path, (ino, mode, size))) = stack.pop()
-        {
+        while let Some((path, (ino, mode, size))) = stack.pop() {
             match mode & libc::S_IFMT {
+                _ if done.is_err() => {}
                 libc::S_IFREG => done = act(ino, size).map_err(|error| of(&path, error)),
                 libc::S_IFDIR => match self.call(NOBODY, Request::List { ino }) {
                     Ok(Reply::Listed(entries)) => {
                         for entry in entries.iter().filter(|entry| entry.kind != libc::S_IFLNK) {
+                            let lookup = Request::Lookup { parent: ino, name: entry.name.clone() };
                             // Gone meanwhile: nothing is to be done.
-                            let Ok(Reply::Attributes(found)) =
-                                self.call(NOBODY, Request::Attributes { ino: entry.ino })
-                            else {
-                                continue;
-                            };
-                            stack.push((path.join(&entry.name), (entry.ino, found.mode, found.size)));
+                            let Ok(Reply::Entry(found)) = self.call(NOBODY, lookup) else { continue };
+                            stack.push((path.join(&entry.name), (found.ino, found.mode, found.size)));
                         }
                     }
                     Ok(_) => done = Err(of(&path, Errno::IO)),
@@ -822,8 +850,8 @@ impl Owner {
                 },
                 _ => {}
             }
+            give_back(ino);
         }
-        self.forget(&references);
         done
     }
 }
@@ -842,6 +870,10 @@ impl Service for Owner {
             drop(state);
             self.core.loads.notify_one();
         }
+    }
+
+    fn attach(&self, client: Weak<dyn Client>) {
+        *self.core.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
     }
 
     fn forget(&self, references: &[(Ino, u64)]) {

@@ -25,29 +25,32 @@
 //! - `passthrough`: files that the kernel reads by itself
 //! - `directories`: directories that are being read
 //! - `processor`: where requests are served
+//! - `give_back`: names that the kernel keeps and the owner wants to forget
 //! - `convert`: the kernel's words for ours
 
 mod connection;
 mod convert;
 mod directories;
 mod filesystem;
+mod give_back;
 mod passthrough;
 mod processor;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fuser::{BackingId, Config, Session, SessionACL};
 
-use crate::message::Service;
+use crate::message::{Client, Service};
 use crate::settings::Writes;
 pub use connection::{MountOptions, SUBTYPE};
 pub use filesystem::Kernel;
 use filesystem::{Filesystem, Shared};
+use give_back::GivesBack;
 
 /// How long the kernel keeps names and attributes, unless it is told otherwise.
 pub const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -113,6 +116,9 @@ impl Server {
     /// If no thread can be started.
     pub fn serve(self, service: Arc<dyn Service>) -> io::Result<JoinHandle<io::Result<()>>> {
         let Server { session, shared, mount } = self;
+        shared.gives_back(GivesBack::begin(session.as_fd(), session.notifier())?);
+        let client: Weak<dyn Client> = Arc::downgrade(&shared) as Weak<dyn Client>;
+        service.attach(client);
         shared.begin(service, session.notifier());
         shared.processors.follow()?;
         // A descriptor of the mount would keep it busy.

@@ -45,11 +45,19 @@ pub struct Watermarks {
     pub low: u8,
 }
 
+/// Names take no more than this by themselves, however large the cache is: a million files then fit a server of 256 MiB.
+fn most_names() -> Bytes {
+    Bytes(192 << 20)
+}
+
 /// How a cache works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Bytes of data and names at most.
     pub capacity: Bytes,
+    /// Bytes of names at most: beyond that, those are forgotten that nobody uses and the backing directory has.
+    #[serde(default = "most_names")]
+    pub names: Bytes,
     /// Resident data at which clean extents are evicted.
     pub full: Watermarks,
     /// Dirty data at which it is written back.
@@ -78,6 +86,7 @@ impl Settings {
     pub fn new(capacity: Bytes) -> Settings {
         Settings {
             capacity,
+            names: Bytes(capacity.0 / 4).min(most_names()),
             full: Watermarks { high: 95, low: 90 },
             dirty: Watermarks { high: 50, low: 40 },
             age: Duration::from_secs(30),

@@ -23,6 +23,10 @@ pub struct Status {
     pub names: u64,
     /// Bytes of memory for them, about.
     pub name_bytes: u64,
+    /// Bytes beyond which names that nobody uses are forgotten.
+    pub most_name_bytes: u64,
+    /// Files and directories that were forgotten; grows.
+    pub forgotten: u64,
     /// Open files.
     pub open_files: u64,
     /// Requests that wait for room.

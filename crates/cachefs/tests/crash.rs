@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use client::{Cache, same_trees};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+use ondeck_core::Bytes;
 
 /// Where the killed process finds its directories and the seed of what it does.
 const CHILD: &str = "ONDECK_CRASH_CHILD";
@@ -182,7 +183,8 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
 
 fn settings() -> Settings {
     // Writing back all the time, so that it is in the middle of it when it is killed.
-    Settings { age: Duration::from_millis(3), ..Settings::new(LEAST_CAPACITY) }
+    // No name may stay known that need not.
+    Settings { age: Duration::from_millis(3), names: Bytes(0), ..Settings::new(LEAST_CAPACITY) }
 }
 
 /// The process that is killed.
@@ -197,6 +199,7 @@ fn the_process_that_is_killed() {
     out.write_all(b"r").unwrap();
     loop {
         to_cache(&cache, &step(&mut numbers));
+        cache.forget_names();
         out.write_all(b".").unwrap();
     }
 }

@@ -1,5 +1,5 @@
 //! Random operations give the same results on a cache as on a plain directory, and the same trees after a flush; also if what
-//! serves the cache is replaced in between, without having written anything back.
+//! serves the cache is replaced in between, without having written anything back; and if names are forgotten all the time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,6 +12,7 @@ use std::path::Path;
 
 use client::{Cache, same_trees};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, Writes};
+use ondeck_core::Bytes;
 use proptest::prelude::*;
 
 /// One step of a program, or of the cache.
@@ -39,6 +40,7 @@ enum Step {
     CloseKept,
     Flush,
     Evict,
+    Forget,
     Replace,
 }
 
@@ -86,6 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::CloseKept),
         1 => Just(Step::Flush),
         1 => Just(Step::Evict),
+        6 => Just(Step::Forget),
         1 => Just(Step::Replace),
     ]
 }
@@ -269,6 +272,7 @@ impl Both {
                 same_trees(cache.backing(), &plain);
             }
             Step::Evict => cache.evict(),
+            Step::Forget => cache.forget_names(),
             Step::Replace => {
                 // Whoever has it open has lost it, and nobody closes it.
                 self.kept = None;
@@ -332,10 +336,12 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..60),
         passthrough in any::<bool>(),
         unasked in any::<bool>(),
+        // None at all, about three, or more than there are.
+        names in prop_oneof![Just(0), Just(1000), Just(1 << 20)],
     ) {
         let plain = tempfile::tempdir_in("/dev/shm").unwrap();
         let writes = if unasked { Writes::Passthrough } else { Writes::Server };
-        let settings = Settings { passthrough, writes, ..settings() };
+        let settings = Settings { passthrough, writes, names: Bytes(names), ..settings() };
         let mut both = Both { plain, cache: Cache::new(settings), kept: None, seed: 0 };
         // What is there before the cache is.
         for step in &before {

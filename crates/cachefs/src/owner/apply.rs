@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Home, Kind, Operation, Seen, dirty};
+use super::inode::{Home, Homes, Kind, Operation, Seen, dirty};
 use super::names::UNFINISHED;
 use super::state::{Pending, State};
 use super::wait::Need;
@@ -201,26 +201,31 @@ impl State {
         if was_cancelled {
             return;
         }
-        let named = |name: &OsString| other_name.map_or_else(|| name.clone(), OsStr::to_owned);
+        let named = |state: &State, dir: Ino, name: &OsStr| Home {
+            dir,
+            name: state.name(dir, other_name.unwrap_or(name)),
+        };
         let lose = |state: &mut State, ino: Ino, dir: Ino, name: &OsStr| {
             if let Some(inode) = state.inodes.get_mut(&ino) {
-                inode.homes.retain(|home| home.dir != dir || home.name != name);
+                inode.homes.retain(|home| home.dir != dir || *home.name != *name);
             }
         };
         match &operation {
             Operation::Make { ino, dir, name } => {
+                let home = named(self, *dir, name);
                 if let Some(inode) = self.inodes.get_mut(ino) {
                     inode.made_by = 0;
                     if !inode.homes.is_empty() {
-                        inode.homes = vec![Home { dir: *dir, name: named(name) }];
+                        inode.homes = Homes::One(home);
                     }
                 }
             }
             Operation::Link { ino, dir, name } => {
+                let home = named(self, *dir, name);
                 if let Some(inode) = self.inodes.get_mut(ino)
                     && !inode.homes.is_empty()
                 {
-                    inode.homes.push(Home { dir: *dir, name: named(name) });
+                    inode.homes.push(home);
                 }
             }
             Operation::Unlink { ino, dir, name } => lose(self, *ino, *dir, name),
@@ -228,8 +233,9 @@ impl State {
                 if let Some(over) = over {
                     lose(self, *over, *to_dir, to_name);
                 }
+                let new = named(self, *to_dir, to_name);
                 if let Some(home) = self.home_mut(*ino, *dir, name) {
-                    *home = Home { dir: *to_dir, name: named(to_name) };
+                    *home = new;
                 }
             }
             Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
@@ -237,15 +243,16 @@ impl State {
                     self.home_mut(*ino, *dir, name).is_some(),
                     self.home_mut(*other, *to_dir, to_name).is_some(),
                 );
+                let (to, from) = (named(self, *to_dir, to_name), named(self, *dir, name));
                 if first && let Some(home) = self.home_mut(*ino, *dir, name) {
-                    *home = Home { dir: *to_dir, name: to_name.clone() };
+                    *home = to;
                 }
                 if second
                     && let Some(home) = self.inodes.get_mut(other).and_then(|inode| {
-                        inode.homes.iter_mut().find(|home| home.dir == *to_dir && home.name == *to_name)
+                        inode.homes.iter_mut().find(|home| home.dir == *to_dir && *home.name == **to_name)
                     })
                 {
-                    *home = Home { dir: *dir, name: name.clone() };
+                    *home = from;
                 }
             }
         }
@@ -254,6 +261,13 @@ impl State {
                 inode.pending = inode.pending.saturating_sub(1);
             }
             self.waits.wake(&Need::Synced(ino));
+        }
+        if other_name.is_some() {
+            let (dir, ino) = (operation.shown_in(), operation.inodes()[0]);
+            self.now_aside(dir);
+            if let Some(inode) = self.inodes.get_mut(&ino) {
+                inode.aside = true;
+            }
         }
         // It has changed their times there.
         for dir in operation.directories() {
@@ -268,13 +282,13 @@ impl State {
     }
 
     fn home_mut(&mut self, ino: Ino, dir: Ino, name: &OsStr) -> Option<&mut Home> {
-        self.inodes.get_mut(&ino)?.homes.iter_mut().find(|home| home.dir == dir && home.name == name)
+        self.inodes.get_mut(&ino)?.homes.iter_mut().find(|home| home.dir == dir && *home.name == *name)
     }
 
     fn has_home(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {
         self.inodes
             .get(&ino)
-            .is_some_and(|inode| inode.homes.iter().any(|home| home.dir == dir && home.name == name))
+            .is_some_and(|inode| inode.homes.iter().any(|home| home.dir == dir && *home.name == *name))
     }
 
     fn seen(&self, ino: Ino) -> Option<Seen> {
@@ -293,7 +307,7 @@ impl State {
 
     fn note_conflict(&mut self, dir: Ino, name: &OsStr, ours: Option<&OsStr>) {
         let path = |name: &OsStr| {
-            let home = Home { dir, name: name.to_owned() };
+            let home = Home { dir, name: name.into() };
             self.home_path(&home)
                 .map(|names| names.join(OsStr::new("/")).to_string_lossy().into_owned())
                 .unwrap_or_default()
@@ -521,6 +535,11 @@ impl Core {
                 (*to_dir, to_name)
             }
         };
+        if done.kept {
+            for dir in operation.directories() {
+                state.now_aside(dir);
+            }
+        }
         if done.beside.is_some() || done.kept {
             state.note_conflict(dir, name, done.beside.as_deref());
         }
@@ -561,7 +580,7 @@ impl Core {
                 // Its other names have another time of change now.
                 let home = self.lock().inodes.get(ino).and_then(|inode| {
                     let Operation::Unlink { dir, name, .. } = operation else { return None };
-                    inode.homes.iter().find(|home| home.dir != *dir || home.name != *name).cloned()
+                    inode.homes.iter().find(|home| home.dir != *dir || *home.name != **name).cloned()
                 });
                 if let Some(home) = home {
                     look(*ino, home.dir, &home.name);
@@ -570,7 +589,7 @@ impl Core {
         }
         if let Operation::Rename { over: Some(over), to_dir, to_name, .. } = operation {
             let home = self.lock().inodes.get(over).and_then(|inode| {
-                inode.homes.iter().find(|home| home.dir != *to_dir || home.name != *to_name).cloned()
+                inode.homes.iter().find(|home| home.dir != *to_dir || *home.name != **to_name).cloned()
             });
             if let Some(home) = home {
                 look(*over, home.dir, &home.name);
@@ -602,14 +621,14 @@ impl Core {
                 return Ok(());
             }
             let target = match &inode.kind {
-                Kind::Symlink(target) => target.clone(),
+                Kind::Symlink(target) => target.as_deref().cloned(),
                 _ => None,
             };
             let mut within = dir;
             while within != ROOT && state.inodes.get(&within).is_some_and(|inode| inode.homes.is_empty()) {
                 within = state.directory(within).map_or(ROOT, |directory| directory.parent);
             }
-            (inode.mode, inode.rdev, target, within)
+            (inode.mode, inode.rdev(), target, within)
         };
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
@@ -627,10 +646,10 @@ impl Core {
             backing::stat(at, &name)
         })?;
         let seen = Seen { ino: made.ino, ctime: made.ctime };
-        let home = Home { dir: within, name };
+        let home = Home { dir: within, name: name.into() };
         let mut state = self.lock();
         if let Some(inode) = state.inodes.get_mut(&ino) {
-            inode.homes = vec![home.clone()];
+            inode.homes = Homes::One(home.clone());
             inode.seen = Some(seen);
             if let Some(data) = inode.data_or_new() {
                 data.backing_len = 0;
@@ -699,7 +718,7 @@ impl Core {
         self.keep_open(ino)?;
         let directory = self.backing_directory(home.dir)?;
         let gone = backing::within(self.backing.uid(), directory.as_fd(), || {
-            rustix::fs::unlinkat(&directory, home.name.as_os_str(), AtFlags::empty())
+            rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty())
         });
         match gone {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -707,7 +726,7 @@ impl Core {
         }
         let mut state = self.lock();
         if let Some(inode) = state.inodes.get_mut(&ino) {
-            inode.homes.clear();
+            inode.homes = Homes::None;
         }
         state.journal_inode(ino);
         Ok(Done::default())
@@ -792,7 +811,7 @@ impl Core {
         let (from, to) = (self.backing_directory(home.dir)?, self.backing_directory(dir)?);
         let link = |name: &OsStr| {
             self.in_both(from.as_fd(), to.as_fd(), || {
-                rustix::fs::linkat(&from, home.name.as_os_str(), &to, name, AtFlags::empty())
+                rustix::fs::linkat(&from, &*home.name, &to, name, AtFlags::empty())
             })
         };
         match link(name) {

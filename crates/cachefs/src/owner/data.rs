@@ -89,8 +89,7 @@ impl State {
 
     fn evict(&mut self, store: &Store, ino: Ino, number: u32) -> Evicted {
         let Some(inode) = self.inodes.get_mut(&ino) else { return Evicted::Gone };
-        let handles = inode.handles;
-        let (size, is_orphan) = (inode.size, inode.is_orphan());
+        let is_orphan = inode.is_orphan();
         let Some(data) = inode.data_mut() else { return Evicted::Gone };
         let Some(extent) = data.extents.get(&number) else { return Evicted::Gone };
         if !extent.can_go() || data.passthrough > 0 {
@@ -104,16 +103,7 @@ impl State {
         let held = extent.held.count() * BLOCK;
         data.extents.remove(&number);
         let done = if data.extents.is_empty() {
-            if handles == 0
-                && data.backing_len == size
-                && !data.cut
-                && !data.unsynced
-                && data.error.is_none()
-                && data.orphan.is_none()
-                && let Kind::File(data) = &mut inode.kind
-            {
-                *data = None;
-            }
+            inode.drop_idle_data();
             store.remove(ino)
         } else {
             store.file(ino).and_then(|file| store::punch(&file, u64::from(number) * EXTENT, EXTENT))
@@ -371,11 +361,9 @@ impl State {
                 inode.mode = without_set_ids(inode.mode);
                 bits |= dirty::MODE;
             }
-            if inode
-                .xattrs
-                .as_mut()
-                .is_some_and(|xattrs| xattrs.remove(std::ffi::OsStr::new(CAPABILITY)).is_some())
-            {
+            let capability = std::ffi::OsStr::new(CAPABILITY);
+            if let Some(xattrs) = inode.xattrs.as_mut().filter(|xattrs| xattrs.contains_key(capability)) {
+                xattrs.remove(capability);
                 bits |= dirty::XATTRS;
             }
         }

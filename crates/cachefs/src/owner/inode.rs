@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, LazyLock};
 
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,7 @@ use super::blocks::{BLOCK, Blocks};
 use crate::message::{Ino, Time, Xattrs};
 use crate::settings::EXTENT;
 
-/// A name in a directory.
+/// A name in a directory. The directory and what has the name share it.
 pub type Name = Arc<OsStr>;
 
 /// Attributes that the backing directory lacks.
@@ -37,7 +38,135 @@ pub struct Home {
     /// The directory.
     pub dir: Ino,
     /// The name in it.
-    pub name: OsString,
+    #[serde(with = "name")]
+    pub name: Name,
+}
+
+/// Names as they are in the journal.
+mod name {
+    use std::ffi::{OsStr, OsString};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Name;
+
+    pub fn serialize<S: Serializer>(name: &Name, to: S) -> Result<S::Ok, S::Error> {
+        let name: &OsStr = name;
+        name.serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+        Ok(OsString::deserialize(from)?.into())
+    }
+}
+
+/// Where the backing directory has something, as far as it is known: few things have several names, so one takes no list.
+#[derive(Clone, Debug, Default)]
+pub enum Homes {
+    /// Nowhere.
+    #[default]
+    None,
+    /// At one place.
+    One(Home),
+    /// At several.
+    #[allow(clippy::box_collection, reason = "a list here would make all inodes larger")]
+    Several(Box<Vec<Home>>),
+}
+
+impl Homes {
+    /// Adds a place.
+    pub fn push(&mut self, home: Home) {
+        *self = match std::mem::take(self) {
+            Homes::None => Homes::One(home),
+            Homes::One(first) => Homes::Several(Box::new(vec![first, home])),
+            Homes::Several(mut all) => {
+                all.push(home);
+                Homes::Several(all)
+            }
+        };
+    }
+
+    /// Removes places.
+    pub fn retain(&mut self, keep: impl FnMut(&Home) -> bool) {
+        let mut all = match std::mem::take(self) {
+            Homes::None => Vec::new(),
+            Homes::One(home) => vec![home],
+            Homes::Several(all) => *all,
+        };
+        all.retain(keep);
+        *self = all.into();
+    }
+}
+
+impl From<Vec<Home>> for Homes {
+    fn from(mut all: Vec<Home>) -> Homes {
+        match (all.pop(), all.is_empty()) {
+            (None, _) => Homes::None,
+            (Some(home), true) => Homes::One(home),
+            (Some(home), false) => {
+                all.push(home);
+                Homes::Several(Box::new(all))
+            }
+        }
+    }
+}
+
+impl Deref for Homes {
+    type Target = [Home];
+
+    fn deref(&self) -> &[Home] {
+        match self {
+            Homes::None => &[],
+            Homes::One(home) => std::slice::from_ref(home),
+            Homes::Several(all) => all,
+        }
+    }
+}
+
+impl DerefMut for Homes {
+    fn deref_mut(&mut self) -> &mut [Home] {
+        match self {
+            Homes::None => &mut [],
+            Homes::One(home) => std::slice::from_mut(home),
+            Homes::Several(all) => all,
+        }
+    }
+}
+
+/// Extended attributes that were read. Most files have none, and those share one that is empty.
+#[derive(Clone, Debug)]
+pub struct KnownXattrs(Arc<Xattrs>);
+
+impl From<Xattrs> for KnownXattrs {
+    fn from(xattrs: Xattrs) -> KnownXattrs {
+        static NONE: LazyLock<Arc<Xattrs>> = LazyLock::new(Arc::default);
+        KnownXattrs(if xattrs.is_empty() { Arc::clone(&NONE) } else { Arc::new(xattrs) })
+    }
+}
+
+impl Deref for KnownXattrs {
+    type Target = Xattrs;
+
+    fn deref(&self) -> &Xattrs {
+        &self.0
+    }
+}
+
+impl DerefMut for KnownXattrs {
+    fn deref_mut(&mut self) -> &mut Xattrs {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+/// When a name was used, for the hand of the clock that looks for names to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Since the hand came by.
+    Since,
+    /// Not since then.
+    Before,
+    /// Not since then, and the client was asked for its references.
+    Asked,
 }
 
 /// The file of the backing directory as it was last seen: another one, or another time of change, is somebody else's work.
@@ -68,7 +197,6 @@ pub struct Inode {
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    pub rdev: u64,
     pub size: u64,
     /// Units of 512 bytes on the backing directory, as long as nothing was changed here.
     pub blocks: u64,
@@ -82,19 +210,24 @@ pub struct Inode {
     /// Open handles.
     pub handles: u32,
     /// Where the backing directory has it, as far as it is known; none for what is not made there yet.
-    pub homes: Vec<Home>,
+    pub homes: Homes,
     /// As it was last seen there.
     pub seen: Option<Seen>,
     /// Bits of [`dirty`].
     pub dirty: u8,
     /// Those that are just being written back.
     pub writing: u8,
+    /// When it was used.
+    pub used: Use,
+    /// The backing directory has it, or what others have put in its place, under another name than programs see: it is never
+    /// forgotten.
+    pub aside: bool,
     /// Operations in the log that it takes part in.
     pub pending: u32,
     /// The operation in the log that makes it; 0 if none.
     pub made_by: u64,
     /// `None` before they were read.
-    pub xattrs: Option<Box<Xattrs>>,
+    pub xattrs: Option<KnownXattrs>,
     /// What it is.
     pub kind: Kind,
 }
@@ -107,9 +240,9 @@ pub enum Kind {
     /// A directory.
     Directory(Box<Directory>),
     /// A symbolic link; `None` before it was read.
-    Symlink(Option<OsString>),
-    /// A device, a named pipe or a socket.
-    Special,
+    Symlink(Option<Box<OsString>>),
+    /// A device, a named pipe or a socket; the number of the device.
+    Special(u64),
 }
 
 /// The names in a directory.
@@ -121,6 +254,8 @@ pub struct Directory {
     pub gone: BTreeSet<Name>,
     /// Whether what is not in `entries` is not there.
     pub complete: bool,
+    /// The backing directory has something here that programs are not to see: none of its names is forgotten.
+    pub aside: bool,
     /// The directory that it is in.
     pub parent: Ino,
 }
@@ -236,6 +371,14 @@ impl Operation {
         }
     }
 
+    /// The directory that something has a new name in.
+    pub fn shown_in(&self) -> Ino {
+        match self {
+            Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => *dir,
+            Operation::Rename { to_dir, .. } | Operation::Exchange { to_dir, .. } => *to_dir,
+        }
+    }
+
     /// The directories whose entries it changes, each once.
     pub fn directories(&self) -> Vec<Ino> {
         match self {
@@ -261,14 +404,13 @@ impl Inode {
             FileType::RegularFile => Kind::File(None),
             FileType::Directory => Kind::Directory(Box::default()),
             FileType::Symlink => Kind::Symlink(None),
-            _ => Kind::Special,
+            _ => Kind::Special(0),
         };
         Inode {
             mode,
             nlink: 1,
             uid: 0,
             gid: 0,
-            rdev: 0,
             size: 0,
             blocks: 0,
             atime: Time::default(),
@@ -277,10 +419,12 @@ impl Inode {
             dev,
             references: 0,
             handles: 0,
-            homes: Vec::new(),
+            homes: Homes::None,
             seen: None,
             dirty: 0,
             writing: 0,
+            used: Use::Since,
+            aside: false,
             pending: 0,
             made_by: 0,
             xattrs: None,
@@ -291,6 +435,21 @@ impl Inode {
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
         matches!(self.kind, Kind::Directory(_))
+    }
+
+    /// The number of a device.
+    pub fn rdev(&self) -> u64 {
+        match self.kind {
+            Kind::Special(rdev) => rdev,
+            _ => 0,
+        }
+    }
+
+    /// Notes the number of a device.
+    pub fn set_rdev(&mut self, rdev: u64) {
+        if let Kind::Special(of) = &mut self.kind {
+            *of = rdev;
+        }
     }
 
     /// Its resident data, if there is any.
@@ -327,6 +486,16 @@ impl Inode {
             || self.data().is_some_and(|data| data.cut || data.extents.values().any(is_dirty))
     }
 
+    /// Takes the record of its data away if that says nothing but that all of it is on the backing directory.
+    pub fn drop_idle_data(&mut self) {
+        let (size, can_be) = (self.size, self.handles == 0 && !self.homes.is_empty() && !self.is_dirty());
+        if let Kind::File(kind) = &mut self.kind
+            && kind.as_ref().is_some_and(|data| can_be && data.is_idle(size))
+        {
+            *kind = None;
+        }
+    }
+
     /// Whether no name leads to it.
     pub fn is_orphan(&self) -> bool {
         self.nlink == 0
@@ -334,6 +503,16 @@ impl Inode {
 }
 
 impl FileData {
+    /// Whether nothing of a file of `size` bytes is resident, and the backing directory has all of it.
+    pub fn is_idle(&self, size: u64) -> bool {
+        self.extents.is_empty()
+            && self.backing_len == size
+            && !self.cut
+            && !self.unsynced
+            && self.error.is_none()
+            && self.orphan.is_none()
+    }
+
     /// Whether all of a file of `size` bytes is in the store, or is zeros.
     pub fn is_all_resident(&self, size: u64) -> bool {
         let end = size.min(self.backing_len);

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{Home, Inode, Kind, Seen};
+use super::inode::{Home, Inode, Kind, Name, Seen};
 use super::names::UNFINISHED;
 use super::state::State;
 use super::wait::Need;
@@ -33,7 +33,8 @@ impl State {
         if is_known || name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
             return;
         }
-        let home = Home { dir, name: name.to_owned() };
+        let name: Name = name.into();
+        let home = Home { dir, name: Arc::clone(&name) };
         let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
         let several = found.nlink > 1 && !is_dir;
         let known = if several { self.several.get(&(found.dev, found.ino)).copied() } else { None };
@@ -45,7 +46,7 @@ impl State {
                 ino
             }
             None => {
-                let ino = self.new_ino(Some(found.ino));
+                let ino = self.new_ino(Some((found.dev, found.ino)));
                 let mut inode = Inode::new(found.mode, found.dev);
                 inode.take_over(found);
                 inode.homes.push(home);
@@ -59,9 +60,8 @@ impl State {
                 ino
             }
         };
-        if let Ok(directory) = self.directory_mut(dir) {
-            directory.entries.insert(name.into(), ino);
-        }
+        // It was there a moment ago.
+        let _ = self.put_entry(dir, &name, ino);
     }
 }
 
@@ -76,7 +76,7 @@ impl Inode {
         }
         self.uid = found.uid;
         self.gid = found.gid;
-        self.rdev = found.rdev;
+        self.set_rdev(found.rdev);
         self.size = found.size;
         self.blocks = found.blocks;
         self.atime = found.atime;
@@ -201,11 +201,12 @@ impl Core {
                         state.waits.wake(need);
                     }
                     Err(Errno::NOENT) => {
-                        if let Ok(directory) = state.directory_mut(*dir)
+                        if let Ok(directory) = state.directory(*dir)
                             && !directory.complete
                             && !directory.entries.contains_key(name.as_os_str())
                         {
-                            directory.gone.insert(name.as_os_str().into());
+                            // It was there a moment ago.
+                            let _ = state.take_entry(*dir, name, true);
                         }
                         state.waits.wake(need);
                     }
@@ -221,10 +222,7 @@ impl Core {
                         for (name, stat) in &found {
                             state.add_found(*dir, name, stat);
                         }
-                        if let Ok(directory) = state.directory_mut(*dir) {
-                            directory.complete = true;
-                            directory.gone.clear();
-                        }
+                        state.now_complete(*dir);
                         state.waits.wake(need);
                     }
                     Err(error) => state.waits.fail(need, error),
@@ -236,7 +234,7 @@ impl Core {
                 match found {
                     Ok(found) => {
                         if let Some(inode) = state.inodes.get_mut(ino) {
-                            inode.xattrs.get_or_insert_with(|| Box::new(found));
+                            inode.xattrs.get_or_insert_with(|| found.into());
                         }
                         state.waits.wake(need);
                     }
@@ -252,7 +250,7 @@ impl Core {
                         if let Some(Kind::Symlink(target)) =
                             state.inodes.get_mut(ino).map(|inode| &mut inode.kind)
                         {
-                            *target = Some(OsStr::from_bytes(found.as_bytes()).to_owned());
+                            *target = Some(Box::new(OsStr::from_bytes(found.as_bytes()).to_owned()));
                         }
                         state.waits.wake(need);
                     }

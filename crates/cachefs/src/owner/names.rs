@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::inode::{Inode, Kind, Operation, dirty};
+use super::inode::{Inode, Kind, Operation, Use, dirty};
 use super::state::{LONGEST_LOG, State, Stop};
 use super::wait::Need;
 use crate::acl::{self, Acl};
@@ -68,7 +68,9 @@ impl State {
     /// Looks a name up, and counts a reference.
     pub fn lookup(&mut self, parent: Ino, name: &OsStr) -> Result<Ino, Stop> {
         let ino = self.existing(parent, name)?;
-        self.inode_mut(ino)?.references += 1;
+        let inode = self.inode_mut(ino)?;
+        inode.references += 1;
+        inode.used = Use::Since;
         Ok(ino)
     }
 
@@ -177,7 +179,7 @@ impl State {
                 inode.mode |= libc::S_ISGID;
             }
         }
-        inode.rdev = rdev;
+        inode.set_rdev(rdev);
         (inode.atime, inode.mtime, inode.ctime) = (at, at, at);
         match (&mut inode.kind, new) {
             (Kind::Directory(directory), _) => {
@@ -188,12 +190,12 @@ impl State {
             }
             (Kind::Symlink(target), New::Symlink(to)) => {
                 inode.size = to.len() as u64;
-                *target = Some(to.clone());
+                *target = Some(Box::new(to.clone()));
             }
             _ => {}
         }
         let bits = dirty::ALL & if xattrs.is_empty() { !dirty::XATTRS } else { !0 };
-        inode.xattrs = Some(Box::new(xattrs));
+        inode.xattrs = Some(xattrs.into());
         let ino = self.new_ino(None);
         self.insert(ino, inode);
         let operation = Operation::Make { ino, dir: parent, name: name.to_owned() };
@@ -389,20 +391,12 @@ impl State {
     }
 
     fn put_name(&mut self, dir: Ino, name: &OsStr, ino: Ino) -> Result<(), Stop> {
-        let directory = self.directory_mut(dir)?;
-        directory.gone.remove(name);
-        directory.entries.insert(name.into(), ino);
-        Ok(())
+        self.put_entry(dir, &name.into(), ino)
     }
 
     fn take_name(&mut self, dir: Ino, name: &OsStr) -> Result<(), Stop> {
-        let is_recovering = self.is_recovering;
-        let directory = self.directory_mut(dir)?;
-        directory.entries.remove(name);
-        if !directory.complete || is_recovering {
-            directory.gone.insert(name.into());
-        }
-        Ok(())
+        let is_gone = self.is_recovering || !self.directory(dir)?.complete;
+        self.take_entry(dir, name, is_gone)
     }
 
     fn lose_name(&mut self, ino: Ino, dir: Ino, at: Time) -> Result<(), Stop> {
@@ -554,7 +548,7 @@ impl State {
     /// The target of a symbolic link.
     pub fn read_link(&self, ino: Ino) -> Result<OsString, Stop> {
         match &self.inode(ino)?.kind {
-            Kind::Symlink(target) => target.clone().ok_or(Stop::Wait(Need::Target(ino))),
+            Kind::Symlink(target) => target.as_deref().cloned().ok_or(Stop::Wait(Need::Target(ino))),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -564,8 +558,12 @@ impl State {
         for (ino, count) in references {
             if let Some(inode) = self.inodes.get_mut(ino) {
                 inode.references = inode.references.saturating_sub(*count);
-                if inode.references == 0 && inode.is_orphan() {
-                    self.remove_if_unused(*ino, store);
+                if inode.references == 0 {
+                    match inode.used {
+                        _ if inode.is_orphan() => self.remove_if_unused(*ino, store),
+                        Use::Asked => drop(self.forget_if_unused(store, *ino)),
+                        Use::Since | Use::Before => {}
+                    }
                 }
             }
         }

@@ -26,10 +26,9 @@ impl State {
             }
             for Home { dir, name } in &image.homes {
                 next.push(*dir);
-                let leads_here =
-                    self.directory(*dir).is_ok_and(|dir| dir.entries.get(name.as_os_str()) == Some(&ino));
+                let leads_here = self.directory(*dir).is_ok_and(|dir| dir.entries.get(name) == Some(&ino));
                 if leads_here {
-                    names.push(Record::Entry(*dir, name.clone(), ino));
+                    names.push(Record::Entry(*dir, name.to_os_string(), ino));
                 }
             }
             self.journal.add(&Record::Inode(ino, Box::new(image)));
@@ -163,11 +162,11 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that a number is free.
+    /// Notes that a number is free, with the next record of any kind: until then recovery finds something that is as the
+    /// backing directory has it.
     pub fn journal_forgotten(&mut self, ino: Ino) {
         if self.journal.known.remove(&ino) {
             self.journal.add(&Record::Forgotten(ino));
-            self.end_record();
         }
     }
 

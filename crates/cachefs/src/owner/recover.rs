@@ -11,7 +11,8 @@ use hashlink::LinkedHashMap;
 use super::OpenError;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
-use super::inode::{FileData, Inode, Kind, Operation, Seen, blocks_before, dirty};
+use super::inode::{FileData, Home, Homes, Inode, Kind, KnownXattrs, Operation, Seen, blocks_before, dirty};
+use super::inodes::Inodes;
 use super::journal::{Image, Journal, RUNWAY, Record};
 use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
@@ -62,8 +63,12 @@ pub fn state(
 fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenError> {
     Ok(State {
         settings,
-        inodes: HashMap::new(),
+        inodes: Inodes::default(),
         several: HashMap::new(),
+        numbers: HashMap::new(),
+        loading: HashMap::new(),
+        closing: Vec::new(),
+        searches: 0,
         next_ino: FIRST_OWN_INO,
         log: VecDeque::new(),
         first_pending: 1,
@@ -138,14 +143,10 @@ impl State {
         match record {
             Record::Inode(ino, image) => self.put(*ino, image),
             Record::Entry(dir, name, ino) => {
-                let directory = self.directory_mut(*dir)?;
-                directory.gone.remove(name.as_os_str());
-                directory.entries.insert(name.as_os_str().into(), *ino);
+                self.put_entry(*dir, &name.as_os_str().into(), *ino)?;
             }
             Record::Gone(dir, name) => {
-                let directory = self.directory_mut(*dir)?;
-                directory.entries.remove(name.as_os_str());
-                directory.gone.insert(name.as_os_str().into());
+                self.take_entry(*dir, name, true)?;
             }
             Record::Dirty(ino, number, blocks) => {
                 self.hold_recovered(*ino, *number, blocks);
@@ -194,7 +195,7 @@ impl State {
             Record::Unasked(ino, false) => drop(self.unasked.remove(ino)),
             Record::Prepared { ino, home, seen } => {
                 let inode = self.inode_mut(*ino)?;
-                inode.homes = vec![home.clone()];
+                inode.homes = Homes::One(home.clone());
                 inode.seen = Some(*seen);
                 if let Some(data) = inode.data_or_new() {
                     data.backing_len = 0;
@@ -255,7 +256,15 @@ impl State {
 
     fn forget_recovered(&mut self, store: &Store, ino: Ino) {
         self.remove_if_unused(ino, store);
-        self.inodes.remove(&ino);
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        // It was clean then, and its names with it.
+        for Home { dir, name } in inode.homes.to_vec() {
+            if self.directory(dir).is_ok_and(|dir| dir.entries.get(&name) == Some(&ino)) {
+                let _ = self.take_entry(dir, &name, false);
+            }
+        }
+        self.drop_data(ino, store);
+        self.remove(ino);
         self.unasked.remove(&ino);
     }
 
@@ -277,18 +286,18 @@ impl State {
         inode.nlink = image.nlink;
         inode.uid = image.uid;
         inode.gid = image.gid;
-        inode.rdev = image.rdev;
+        inode.set_rdev(image.rdev);
         inode.size = image.size;
         inode.blocks = image.blocks;
         (inode.atime, inode.mtime, inode.ctime) = (image.atime, image.mtime, image.ctime);
         inode.dev = image.dev;
-        inode.homes.clone_from(&image.homes);
+        inode.homes = image.homes.clone().into();
         inode.seen = image.seen;
         inode.dirty = image.dirty;
         inode.made_by = image.made_by;
-        inode.xattrs = image.xattrs.clone().map(Box::new);
+        inode.xattrs = image.xattrs.clone().map(KnownXattrs::from);
         match &mut inode.kind {
-            Kind::Symlink(target) => target.clone_from(&image.target),
+            Kind::Symlink(target) => *target = image.target.clone().map(Box::new),
             Kind::Directory(directory) => directory.parent = image.parent,
             Kind::File(data) => {
                 if let Some((backing_len, cut)) = image.data {
@@ -296,7 +305,7 @@ impl State {
                     (data.backing_len, data.cut) = (backing_len, cut);
                 }
             }
-            Kind::Special => {}
+            Kind::Special(_) => {}
         }
     }
 
@@ -333,20 +342,20 @@ impl State {
         self.urgent.clear();
         (self.resident, self.dirty_bytes) = (0, 0);
         let mut keep = HashSet::new();
-        let mut dirty = Vec::new();
-        for (ino, inode) in &mut self.inodes {
-            if *ino >= FIRST_OWN_INO {
-                self.next_ino = self.next_ino.max(*ino);
+        let (mut dirty, mut complete) = (Vec::new(), Vec::new());
+        for (ino, inode) in self.inodes.iter_mut() {
+            if ino >= FIRST_OWN_INO {
+                self.next_ino = self.next_ino.max(ino);
             }
             let (size, has_home) = (inode.size, !inode.homes.is_empty());
             if let (true, Some(seen)) = (inode.nlink > 1 && !inode.is_dir(), inode.seen) {
-                self.several.insert((inode.dev, seen.ino), *ino);
+                self.several.insert((inode.dev, seen.ino), ino);
             }
             match &mut inode.kind {
                 Kind::Directory(directory) => {
-                    directory.complete = !has_home && *ino != ROOT;
+                    directory.complete = !has_home && ino != ROOT;
                     if directory.complete {
-                        directory.gone.clear();
+                        complete.push(ino);
                     }
                 }
                 Kind::File(kind @ Some(_)) => {
@@ -361,14 +370,17 @@ impl State {
                     if data.extents.is_empty() && !data.cut && data.backing_len == size && has_home {
                         *kind = None;
                     } else if !data.extents.is_empty() {
-                        keep.insert(*ino);
+                        keep.insert(ino);
                     }
                 }
                 _ => {}
             }
             if inode.is_dirty() && !inode.is_orphan() {
-                dirty.push(*ino);
+                dirty.push(ino);
             }
+        }
+        for ino in complete {
+            self.now_complete(ino);
         }
         for ino in dirty {
             self.mark_dirty(ino, 0);

@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
 use std::time::Instant;
 
 use hashlink::LinkedHashMap;
 use rustix::io::Errno;
 
 use super::blocks::BLOCK;
-use super::inode::{Directory, Home, Inode, Kind, Operation};
+use super::inode::{Directory, Home, Inode, Kind, Name, Operation};
+use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
 use super::wait::{Need, Waits};
 use super::xattrs::Accepted;
@@ -66,6 +68,7 @@ pub struct Counters {
     pub fetched_bytes: u64,
     pub written_back_bytes: u64,
     pub evictions: u64,
+    pub forgotten: u64,
     pub delayed: u64,
     pub failures: u64,
 }
@@ -88,10 +91,18 @@ impl From<Errno> for Stop {
 /// All that the owner knows.
 pub struct State {
     pub settings: Settings,
-    pub inodes: HashMap<Ino, Inode>,
+    pub inodes: Inodes,
     /// Files with several names, by device and number on the backing directory.
     pub several: HashMap<(u64, u64), Ino>,
     pub next_ino: Ino,
+    /// Own numbers of what was forgotten, by device and number on the backing directory: it gets them again.
+    pub numbers: HashMap<(u64, u64), Ino>,
+    /// What was forgotten, and may be open on the backing directory.
+    pub closing: Vec<Ino>,
+    /// How often the log was searched for removed names while names were forgotten.
+    pub searches: usize,
+    /// Directories of which names are just being read, and how often.
+    pub loading: HashMap<Ino, u32>,
     /// What the backing directory lacks, oldest first; the first one has the number `first_pending`.
     pub log: VecDeque<Pending>,
     pub first_pending: u64,
@@ -104,6 +115,7 @@ pub struct State {
     /// Bytes of blocks that are dirty or in flight.
     pub dirty_bytes: u64,
     pub pinned: u64,
+    /// Memory of all names that are known, or known not to be there.
     pub name_bytes: u64,
     /// Extents that could be evicted, least recently used first. Some may be in use at the moment.
     pub clean: LinkedHashMap<(Ino, u32), ()>,
@@ -218,7 +230,7 @@ impl State {
             nlink: inode.nlink,
             uid: inode.uid,
             gid: inode.gid,
-            rdev: inode.rdev,
+            rdev: inode.rdev(),
             size: inode.size,
             blocks,
             atime: inode.atime,
@@ -227,9 +239,15 @@ impl State {
         })
     }
 
-    /// A number for a new inode: that of the backing directory, if nobody has it.
-    pub fn new_ino(&mut self, theirs: Option<u64>) -> Ino {
+    /// A number for a new inode: the one that it had before it was forgotten; or that of the backing directory, if nobody has it.
+    pub fn new_ino(&mut self, theirs: Option<(u64, u64)>) -> Ino {
         if let Some(theirs) = theirs
+            && let Some(former) = self.numbers.remove(&theirs)
+        {
+            self.name_bytes -= NUMBER_BYTES;
+            return former;
+        }
+        if let Some((_, theirs)) = theirs
             && theirs > ROOT
             && theirs < FIRST_OWN_INO
             && !self.inodes.contains_key(&theirs)
@@ -244,6 +262,71 @@ impl State {
     pub fn insert(&mut self, ino: Ino, inode: Inode) {
         self.name_bytes += INODE_BYTES;
         self.inodes.insert(ino, inode);
+    }
+
+    /// Removes an inode that nothing leads to.
+    pub fn remove(&mut self, ino: Ino) {
+        let Some(inode) = self.inodes.remove(&ino) else { return };
+        self.name_bytes -= INODE_BYTES;
+        if let Kind::Directory(directory) = &inode.kind {
+            let names = directory.entries.keys().chain(&directory.gone);
+            self.name_bytes -= names.map(|name| name_bytes(name)).sum::<u64>();
+        }
+        if let Some(seen) = inode.seen
+            && self.several.get(&(inode.dev, seen.ino)) == Some(&ino)
+        {
+            self.several.remove(&(inode.dev, seen.ino));
+        }
+        // Its number may be another's soon.
+        self.journal_forgotten(ino);
+    }
+
+    /// Has a name lead to an inode.
+    ///
+    /// # Errors
+    /// As [`directory`](State::directory).
+    pub fn put_entry(&mut self, dir: Ino, name: &Name, ino: Ino) -> Result<(), Stop> {
+        let directory = self.directory_mut(dir)?;
+        let is_new = directory.entries.insert(Arc::clone(name), ino).is_none();
+        match (is_new, directory.gone.remove(name)) {
+            (true, false) => self.name_bytes += name_bytes(name),
+            (false, true) => self.name_bytes -= name_bytes(name),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Has a name lead nowhere; with `gone`, also if the backing directory has it.
+    ///
+    /// # Errors
+    /// As [`directory`](State::directory).
+    pub fn take_entry(&mut self, dir: Ino, name: &OsStr, gone: bool) -> Result<(), Stop> {
+        let directory = self.directory_mut(dir)?;
+        let had = directory.entries.remove_entry(name);
+        let is_new = gone && !directory.gone.contains(name);
+        if is_new {
+            directory.gone.insert(had.as_ref().map_or_else(|| name.into(), |(name, _)| Arc::clone(name)));
+        }
+        match (had.is_some(), is_new) {
+            (true, false) => self.name_bytes -= name_bytes(name),
+            (false, true) => self.name_bytes += name_bytes(name),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Notes that a directory is known as a whole.
+    pub fn now_complete(&mut self, dir: Ino) {
+        let Ok(directory) = self.directory_mut(dir) else { return };
+        directory.complete = true;
+        let gone = std::mem::take(&mut directory.gone);
+        self.name_bytes -= gone.iter().map(|name| name_bytes(name)).sum::<u64>();
+    }
+
+    /// A name as its directory has it, so that it is in memory once.
+    pub fn name(&self, dir: Ino, name: &OsStr) -> Name {
+        let known = self.directory(dir).ok().and_then(|dir| dir.entries.get_key_value(name));
+        known.map_or_else(|| name.into(), |(known, _)| Arc::clone(known))
     }
 
     /// Notes that the backing directory lacks something of an inode, from now on.
@@ -265,6 +348,11 @@ impl State {
             self.dirty_by_use.remove(&ino);
             self.urgent.remove(&ino);
             self.failing.remove(&ino);
+            if let Some(inode) = self.inodes.get_mut(&ino)
+                && !self.passes.contains(&ino)
+            {
+                inode.drop_idle_data();
+            }
         }
     }
 
@@ -290,11 +378,11 @@ impl State {
     /// # Errors
     /// `ESTALE` if a directory on the way is not there.
     pub fn home_path(&self, home: &Home) -> Result<Vec<OsString>, Errno> {
-        let mut names = vec![home.name.clone()];
+        let mut names = vec![home.name.to_os_string()];
         let mut dir = home.dir;
         while dir != ROOT {
             let home = self.inodes.get(&dir).and_then(|inode| inode.homes.first()).ok_or(Errno::STALE)?;
-            names.push(home.name.clone());
+            names.push(home.name.to_os_string());
             dir = home.dir;
             if names.len() > MOST_LEVELS {
                 return Err(Errno::LOOP);
@@ -346,21 +434,12 @@ impl State {
         let is_referenced = inode.references > 0;
         self.unlist_if_clean(ino);
         if !is_referenced {
-            self.name_bytes = self.name_bytes.saturating_sub(INODE_BYTES);
-            if let Some(inode) = self.inodes.get(&ino)
-                && let Some(seen) = inode.seen
-                && self.several.get(&(inode.dev, seen.ino)) == Some(&ino)
-            {
-                self.several.remove(&(inode.dev, seen.ino));
-            }
-            self.inodes.remove(&ino);
-            // Its number may be another's soon.
-            self.journal_forgotten(ino);
+            self.remove(ino);
         }
     }
 
     /// Gives up all data of a file, dirty or not.
-    fn drop_data(&mut self, ino: Ino, store: &crate::store::Store) {
+    pub fn drop_data(&mut self, ino: Ino, store: &crate::store::Store) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let Kind::File(data) = &mut inode.kind else { return };
         let Some(data) = data.take() else { return };
@@ -380,8 +459,14 @@ impl State {
     }
 }
 
-/// Memory of an inode with its name, about: it counts against the capacity.
-pub const INODE_BYTES: u64 = 400;
+/// Memory of a name in a directory: its place in a tree whose nodes are a little more than half full, and its letters with two counts
+/// in a piece of the allocator's. What has the name shares it.
+pub fn name_bytes(name: &OsStr) -> u64 {
+    40 + (name.len() as u64 + 24).next_multiple_of(16)
+}
+
+/// Memory of a number that is kept for what was forgotten.
+pub const NUMBER_BYTES: u64 = 40;
 
 /// Directories within each other at most, as a guard against a circle.
 const MOST_LEVELS: usize = 1 << 16;

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::Core;
 use super::apply::unfinished;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{Home, Seen, dirty};
+use super::inode::{Home, Homes, Seen, dirty};
 use super::state::{DirtySince, State};
 use super::wait::Need;
 use crate::backing;
@@ -617,7 +617,7 @@ impl Core {
         }
         let name = match &theirs {
             Some(_) => self.beside(&home.name, pass.ino),
-            None => home.name.clone(),
+            None => home.name.to_os_string(),
         };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if theirs.is_some() {
@@ -644,13 +644,16 @@ impl Core {
         let mut state = self.lock();
         let path = state.shown(pass.ino);
         let seen = Seen { ino: made.ino, ctime: made.ctime };
-        let ours_path = state.home_path(&Home { dir: home.dir, name: name.clone() })?.join(OsStr::new("/"));
+        let ours_path =
+            state.home_path(&Home { dir: home.dir, name: name.as_os_str().into() })?.join(OsStr::new("/"));
         let ours_path = ours_path.to_string_lossy().into_owned();
         tracing::warn!(path, ours = ours_path, "somebody else has changed this meanwhile; both are kept");
         state.conflicts.push(Conflict { path, ours: Some(ours_path) });
         let mut valid = Vec::new();
+        state.now_aside(home.dir);
         if let Some(inode) = state.inodes.get_mut(&pass.ino) {
-            inode.homes = vec![Home { dir: home.dir, name }];
+            inode.homes = Homes::One(Home { dir: home.dir, name: name.into() });
+            inode.aside = true;
             inode.seen = Some(seen);
             inode.dirty |= dirty::ALL | dirty::SIZE;
             if inode.xattrs.is_none() {

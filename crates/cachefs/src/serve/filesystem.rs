@@ -21,11 +21,13 @@ use rustix::io::Errno;
 
 use super::convert::ONLY;
 use super::directories::{self, Directories, Directory, fill, fill_with_attributes};
+use super::give_back::GivesBack;
 use super::passthrough::PassthroughFiles;
 use super::processor::Processors;
 use super::{KEPT, LARGEST, convert};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Ino, Listed, New, OpenMode, Opened, Replace, Reply, Request, Service,
+    Answer, Attributes, Caller, Change, Client, Ino, Listed, Named, New, OpenMode, Opened, Replace, Reply,
+    Request, Service,
 };
 use crate::settings::Writes;
 
@@ -53,6 +55,15 @@ pub struct Shared {
     set_id: SetIdFiles,
     pub processors: Arc<Processors>,
     writes: Writes,
+    gives_back: OnceLock<GivesBack>,
+}
+
+impl Client for Shared {
+    fn give_back(&self, names: Vec<Named>) {
+        if let Some(gives_back) = self.gives_back.get() {
+            gives_back.ask(names);
+        }
+    }
 }
 
 impl Shared {
@@ -69,6 +80,12 @@ impl Shared {
     pub fn begin(&self, service: Arc<dyn Service>, notifier: Notifier) {
         // A second one would be another mount's.
         let _ = (self.service.set(service), self.notifier.set(notifier));
+    }
+
+    /// Tells who has the kernel give names back. To be called once.
+    pub fn gives_back(&self, gives_back: GivesBack) {
+        // As in `begin`.
+        let _ = self.gives_back.set(gives_back);
     }
 
     /// Has the kernel ask again for the attributes of a file.

@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ondeck_cachefs::Owner;
@@ -27,6 +27,8 @@ pub struct Cache {
     store: PathBuf,
     /// Those of them that are removed with it.
     temporary: Vec<tempfile::TempDir>,
+    /// What it has references of until its next step, as a program has that uses a path.
+    held: Mutex<Vec<(Ino, u64)>>,
 }
 
 /// An open file.
@@ -96,7 +98,8 @@ impl Cache {
 
     pub fn at(settings: Settings, backing: &Path, store: &Path) -> Cache {
         let (backing, store) = (backing.to_owned(), store.to_owned());
-        let mut cache = Cache { owner: None, settings, backing, store, temporary: Vec::new() };
+        let (temporary, held) = (Vec::new(), Mutex::default());
+        let mut cache = Cache { owner: None, settings, backing, store, temporary, held };
         cache.open_owner();
         cache
     }
@@ -117,12 +120,14 @@ impl Cache {
 
     /// As if what serves the cache was killed: nothing is written back, and another one goes on.
     pub fn replace(&mut self) {
+        self.held.get_mut().unwrap().clear();
         self.owner.take().unwrap().stop();
         self.open_owner();
     }
 
     /// Ends the cache, and begins one with another store.
     pub fn forget_everything(&mut self) {
+        self.held.get_mut().unwrap().clear();
         self.owner.take().unwrap().stop();
         let store = tempfile::tempdir_in("/dev/shm").unwrap();
         self.store = store.path().to_owned();
@@ -140,6 +145,12 @@ impl Cache {
         self.owner().evict(Path::new("")).unwrap();
     }
 
+    /// Has names be forgotten that take too much.
+    pub fn forget_names(&self) {
+        self.give_back();
+        self.owner().forget_names();
+    }
+
     pub fn ask(&self, request: Request<'_>) -> Result<Reply> {
         let what = format!("{request:?}").chars().take(200).collect::<String>();
         let (tell, told) = channel();
@@ -152,11 +163,17 @@ impl Cache {
     fn lookup(&self, parent: Ino, name: &OsString) -> Result<Attributes> {
         match self.ask(Request::Lookup { parent, name: name.clone() })? {
             Reply::Entry(found) => {
-                self.owner().forget(&[(found.ino, 1)]);
+                self.held.lock().unwrap().push((found.ino, 1));
                 Ok(found)
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Gives the references of the former step back.
+    fn give_back(&self) {
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        self.owner().forget(&held);
     }
 
     fn parent(&self, path: &Path) -> Result<(Ino, OsString)> {
@@ -181,11 +198,17 @@ impl Cache {
     }
 
     pub fn attributes(&self, path: impl AsRef<Path>) -> Result<Attributes> {
-        let (parent, name) = self.parent(path.as_ref())?;
+        self.give_back();
+        self.find(path.as_ref())
+    }
+
+    fn find(&self, path: &Path) -> Result<Attributes> {
+        let (parent, name) = self.parent(path)?;
         self.lookup(parent, &name)
     }
 
     fn make(&self, path: &Path, new: New, mode: u32) -> Result<()> {
+        self.give_back();
         let (parent, name) = self.parent(path)?;
         match self.ask(Request::Make { parent, name, new, mode, umask: 0, open: None })? {
             Reply::Entry(found) => self.owner().forget(&[(found.ino, 1)]),
@@ -228,6 +251,9 @@ impl Cache {
         match self.ask(Request::Open { ino, mode })? {
             Reply::Opened(opened) => {
                 let unasked = opened.passthrough.filter(|_| opened.unasked);
+                // As long as it is open.
+                let kept = self.held.lock().unwrap().pop();
+                assert_eq!(kept, Some((ino, 1)));
                 Ok(Open { ino, handle: opened.handle, unasked })
             }
             other => panic!("{other:?}"),
@@ -237,6 +263,7 @@ impl Cache {
     pub fn close(&self, open: Open) {
         self.ask(Request::Close { ino: open.ino, handle: open.handle }).unwrap();
         self.ask(Request::Release { ino: open.ino, handle: open.handle }).unwrap();
+        self.owner().forget(&[(open.ino, 1)]);
     }
 
     pub fn write_open(&self, open: &Open, offset: u64, data: &[u8]) -> Result<()> {
@@ -335,16 +362,19 @@ impl Cache {
     }
 
     pub fn unlink(&self, path: &str) -> Result<()> {
+        self.give_back();
         let (parent, name) = self.parent(Path::new(path))?;
         self.ask(Request::Unlink { parent, name }).map(drop)
     }
 
     pub fn remove_directory(&self, path: &str) -> Result<()> {
+        self.give_back();
         let (parent, name) = self.parent(Path::new(path))?;
         self.ask(Request::RemoveDirectory { parent, name }).map(drop)
     }
 
     pub fn rename(&self, from: &str, to: &str, flags: u32) -> Result<()> {
+        self.give_back();
         let (parent, name) = self.parent(Path::new(from))?;
         let (to_parent, to_name) = self.parent(Path::new(to))?;
         let replace = match flags {

@@ -31,7 +31,8 @@ pub fn text(report: &Report) -> String {
     line("holds", format!("{} of {} ({full} %)", Bytes(status.resident), Bytes(status.capacity)));
     line("dirty", dirty(status));
     line("hits", hits(status));
-    line("names", format!("{}, {} of memory", status.names, Bytes(status.name_bytes)));
+    let forgotten = status.forgotten;
+    line("names", format!("{}, {} of memory; {forgotten} forgotten", status.names, Bytes(status.name_bytes)));
     line(
         "open",
         format!(
@@ -127,6 +128,9 @@ const METRICS: &[Metric] = &[
     gauge("pinned_bytes", "Bytes of files that the kernel reads by itself.", |s| s.pinned as f64),
     gauge("names", "Files and directories that are known.", |s| s.names as f64),
     gauge("name_bytes", "Memory for them.", |s| s.name_bytes as f64),
+    gauge("most_name_bytes", "Memory for them beyond which those that nobody uses are forgotten.", |s| {
+        s.most_name_bytes as f64
+    }),
     gauge("open_files", "Open files.", |s| s.open_files as f64),
     gauge("delayed_requests", "Requests that wait for room.", |s| s.delayed as f64),
     gauge("waiting_requests", "Requests that wait for the backing directory.", |s| s.waiting as f64),
@@ -141,6 +145,7 @@ const METRICS: &[Metric] = &[
         s.written_back_bytes as f64
     }),
     counter("evictions_total", "Extents evicted.", |s| s.evictions as f64),
+    counter("forgotten_names_total", "Files and directories forgotten.", |s| s.forgotten as f64),
     counter("delayed_requests_total", "Requests that had to wait for room.", |s| s.delayed_total as f64),
     counter("failures_total", "Operations on the backing directory that failed.", |s| s.failures as f64),
 ];

@@ -33,9 +33,8 @@ impl Mounted {
         let (backing, fast) = (scene.dir("backing"), scene.dir("fast"));
         prepare(&backing);
         let mounted = Mounted { scene, backing, fast };
-        mounted.ondeck(
-            &[&["mount", "--backing", "backing", "--capacity", "32MiB"], options, &["fast"]].concat(),
-        );
+        let capacity: &[&str] = if options.contains(&"--capacity") { &[] } else { &["--capacity", "32MiB"] };
+        mounted.ondeck(&[&["mount", "--backing", "backing"], capacity, options, &["fast"]].concat());
         Some(mounted)
     }
 
