@@ -596,7 +596,9 @@ impl State {
     pub fn punch(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
         let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
         if !self.is_recovering {
-            store::punch(&file, begin, end - begin).map_err(|error| store_error(ino, &error))?;
+            // The last page of a file goes as a whole, or it would take memory, and be written as zeros.
+            let length = end.next_multiple_of(BLOCK) - begin;
+            store::punch(&file, begin, length).map_err(|error| store_error(ino, &error))?;
         }
         let is_mapped = self.inode(ino)?.data().is_some_and(|data| data.shared_writers > 0);
         for number in extents(begin, end) {

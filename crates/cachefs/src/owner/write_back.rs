@@ -541,7 +541,9 @@ impl Core {
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
                         length = length.max(part.end);
                     } else if part.begin < length {
-                        let part_end = part.end.min(length);
+                        // The last block of a file goes as a whole.
+                        let part_end =
+                            if part.end < length { part.end } else { length.next_multiple_of(BLOCK) };
                         punch_or_fill(to, part.begin, part_end)?;
                     }
                     pass.written += size;
@@ -691,6 +693,13 @@ fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
         end - begin,
     ) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            // The size stays, too.
+            let length =
+                file.metadata().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?.len();
+            let end = end.min(length);
+            if begin >= end {
+                return Ok(());
+            }
             let zeros = vec![0; (end - begin).min(EXTENT) as usize];
             let mut at = begin;
             while at < end {

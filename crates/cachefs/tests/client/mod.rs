@@ -115,6 +115,10 @@ impl Cache {
         &self.backing
     }
 
+    pub fn store(&self) -> &Path {
+        &self.store
+    }
+
     /// As if what serves the cache was killed: nothing is written back, and another one goes on.
     pub fn replace(&mut self) {
         self.owner.take().unwrap().stop();
