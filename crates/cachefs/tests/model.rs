@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use client::{Cache, same_trees};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, Writes};
 use proptest::prelude::*;
+use rustix::fs::SeekFrom;
 
 /// One step of a program, or of the cache.
 #[derive(Clone, Debug)]
@@ -445,6 +446,47 @@ fn a_hole_up_to_the_end_of_a_file_takes_its_last_block_too() {
     let store = fs::read_dir(cache.store()).unwrap().map(|entry| entry.unwrap().path());
     let files = store.filter(|path| path.is_dir()).flat_map(|dir| fs::read_dir(dir).unwrap());
     assert_eq!(files.map(|file| file.unwrap().metadata().unwrap().blocks()).sum::<u64>(), 8);
+}
+
+#[test]
+fn who_looks_for_holes_has_nothing_read() {
+    // Larger than the cache.
+    const SIZE: u64 = 600 << 20;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = fs::File::create_new(backing.path().join("file")).unwrap();
+    for (at, length) in [(0, 5000), (3 << 20, 3 << 20), ((40 << 20) + 4096, 1), (500 << 20, 10_000)] {
+        file.write_all_at(&content(1, length), at).unwrap();
+    }
+    file.set_len(SIZE).unwrap();
+    let cache = Cache::over(settings(), backing);
+    let both = |file: &fs::File| {
+        let mut at = 0;
+        let mut found = Vec::new();
+        for hole in [true, false].into_iter().cycle() {
+            let from = if hole { SeekFrom::Hole(at) } else { SeekFrom::Data(at) };
+            let expected = rustix::fs::seek(file, from).map_err(rustix::io::Errno::raw_os_error);
+            assert_eq!(cache.seek("file", at, hole), expected);
+            match expected {
+                Ok(next) if next < SIZE => at = next,
+                _ => break,
+            }
+            found.push(at);
+        }
+        found
+    };
+    assert_eq!(both(&file).len(), 7);
+    assert_eq!(cache.owner().status().fetched_bytes, 0);
+    // What was changed here is where it was changed, and the rest is as it was.
+    cache.write("file", 90 << 20, &[7; 4096]).unwrap();
+    cache.punch("file", 4 << 20, 1 << 20).unwrap();
+    file.write_all_at(&[7; 4096], 90 << 20).unwrap();
+    punch(&file, 4 << 20, 1 << 20);
+    assert_eq!(both(&file).len(), 11);
+    for at in [0, 3 << 20, 40 << 20, 500 << 20] {
+        let mut expected = vec![0; 1 << 20];
+        file.read_exact_at(&mut expected, at).unwrap();
+        assert_data(&cache.read("file", at, 1 << 20), &Ok(expected));
+    }
 }
 
 #[test]

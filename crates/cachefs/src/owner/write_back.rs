@@ -236,6 +236,9 @@ impl State {
                 if pass.orphan && data.orphan.is_none() {
                     data.orphan.clone_from(&pass.file);
                 }
+                if data.backing_len != pass.size.min(size) {
+                    data.extents.values_mut().for_each(|extent| extent.looked = false);
+                }
                 data.backing_len = pass.size.min(size);
                 data.cut = false;
                 data.error = None;

@@ -330,6 +330,14 @@ impl Cache {
         self.ask(Request::Sync { ino, data_only: false }).map(drop)
     }
 
+    pub fn seek(&self, path: &str, offset: u64, hole: bool) -> Result<u64> {
+        let ino = self.file(path)?;
+        match self.ask(Request::Seek { ino, handle: 0, offset, hole })? {
+            Reply::Offset(found) => Ok(found),
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub fn punch(&self, path: &str, offset: u64, length: u64) -> Result<()> {
         let open = self.open(path)?;
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
