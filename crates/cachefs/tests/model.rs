@@ -9,11 +9,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use client::{Cache, same_trees};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, Writes};
 use ondeck_core::Bytes;
 use proptest::prelude::*;
+use rustix::fs::SeekFrom;
 
 /// One step of a program, or of the cache.
 #[derive(Clone, Debug)]
@@ -42,6 +44,9 @@ enum Step {
     Evict,
     Forget,
     Replace,
+    /// The backing directory refuses changes of names in a directory, and of its attributes.
+    Lock(u8),
+    Unlock,
 }
 
 /// The paths that steps are about: some are below others, so that directories move with what is in them.
@@ -93,6 +98,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// As `step`, over a backing directory that refuses some of it for a while.
+fn step_while_locked() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => step(),
+        2 => path().prop_map(Step::Lock),
+        1 => Just(Step::Flush),
+        1 => Just(Step::Unlock),
+    ]
+}
+
 fn content(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64)
         .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8 | 1)
@@ -119,6 +134,7 @@ struct Both {
     plain: tempfile::TempDir,
     cache: Cache,
     kept: Option<(fs::File, client::Open)>,
+    locked: Vec<fs::File>,
     seed: u64,
 }
 
@@ -267,6 +283,11 @@ impl Both {
                 }
             }
             Step::CloseKept => self.close_kept(),
+            Step::Flush if !self.locked.is_empty() => {
+                let until = Instant::now() + Duration::from_millis(300);
+                // What is refused is tried again later.
+                let _ = cache.owner().flush(&mut |_| Instant::now() < until);
+            }
             Step::Flush => {
                 cache.flush();
                 same_trees(cache.backing(), &plain);
@@ -278,7 +299,20 @@ impl Both {
                 self.kept = None;
                 self.cache.replace();
             }
+            Step::Lock(path) => {
+                let path = self.cache.backing().join(of(path));
+                if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                    let dir = fs::File::open(path).unwrap();
+                    set_immutable(&dir, true);
+                    self.locked.push(dir);
+                }
+            }
+            Step::Unlock => self.unlock(),
         }
+    }
+
+    fn unlock(&mut self) {
+        self.locked.drain(..).for_each(|dir| set_immutable(&dir, false));
     }
 
     fn close_kept(&mut self) {
@@ -286,6 +320,19 @@ impl Both {
             self.cache.close(open);
         }
     }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        // What is immutable can't be removed.
+        self.unlock();
+    }
+}
+
+fn set_immutable(dir: &fs::File, to: bool) {
+    let mut flags = rustix::fs::ioctl_getflags(dir).unwrap();
+    flags.set(rustix::fs::IFlags::IMMUTABLE, to);
+    rustix::fs::ioctl_setflags(dir, flags).unwrap();
 }
 
 fn read(file: &fs::File, offset: u64, length: usize) -> Vec<u8> {
@@ -342,7 +389,7 @@ proptest! {
         let plain = tempfile::tempdir_in("/dev/shm").unwrap();
         let writes = if unasked { Writes::Passthrough } else { Writes::Server };
         let settings = Settings { passthrough, writes, names: Bytes(names), ..settings() };
-        let mut both = Both { plain, cache: Cache::new(settings), kept: None, seed: 0 };
+        let mut both = Both { plain, cache: Cache::new(settings), kept: None, locked: Vec::new(), seed: 0 };
         // What is there before the cache is.
         for step in &before {
             both.step(step);
@@ -359,6 +406,92 @@ proptest! {
         same_trees(both.cache.backing(), both.plain.path());
         // The times, too, are those that programs saw.
         both.cache.assert_backing_shows(&shown);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 30, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_the_backing_directory_refuses_for_a_while_comes_there_in_the_end(
+        before in proptest::collection::vec(step(), 0..12),
+        steps in proptest::collection::vec(step_while_locked(), 1..60),
+    ) {
+        if !rustix::process::geteuid().is_root() {
+            ondeck_skip::skipped("it needs root, to make directories immutable");
+            return Ok(());
+        }
+        let plain = tempfile::tempdir_in("/dev/shm").unwrap();
+        let cache = Cache::new(settings());
+        let mut both = Both { plain, cache, kept: None, locked: Vec::new(), seed: 0 };
+        for step in before.iter().chain([&Step::Flush]).chain(&steps) {
+            both.step(step);
+        }
+        both.close_kept();
+        both.unlock();
+        let shown = both.cache.tree();
+        both.cache.flush();
+        same_trees(both.cache.backing(), both.plain.path());
+        both.cache.assert_backing_shows(&shown);
+        prop_assert_eq!(both.cache.owner().status().conflicts, []);
+    }
+}
+
+#[test]
+fn a_hole_up_to_the_end_of_a_file_takes_its_last_block_too() {
+    let cache = Cache::new(settings());
+    cache.create("file", 0o600).unwrap();
+    cache.write("file", 0, &[7; 10_000]).unwrap();
+    cache.flush();
+    cache.punch("file", 4096, 10_000).unwrap();
+    assert_eq!(cache.attributes("file").unwrap().blocks, 8);
+    assert_eq!(cache.owner().status().resident, 4096);
+    cache.flush();
+    let found = fs::metadata(cache.backing().join("file")).unwrap();
+    assert_eq!((found.len(), found.blocks()), (10_000, 8));
+    let store = fs::read_dir(cache.store()).unwrap().map(|entry| entry.unwrap().path());
+    let files = store.filter(|path| path.is_dir()).flat_map(|dir| fs::read_dir(dir).unwrap());
+    assert_eq!(files.map(|file| file.unwrap().metadata().unwrap().blocks()).sum::<u64>(), 8);
+}
+
+#[test]
+fn who_looks_for_holes_has_nothing_read() {
+    // Larger than the cache.
+    const SIZE: u64 = 600 << 20;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = fs::File::create_new(backing.path().join("file")).unwrap();
+    for (at, length) in [(0, 5000), (3 << 20, 3 << 20), ((40 << 20) + 4096, 1), (500 << 20, 10_000)] {
+        file.write_all_at(&content(1, length), at).unwrap();
+    }
+    file.set_len(SIZE).unwrap();
+    let cache = Cache::over(settings(), backing);
+    let both = |file: &fs::File| {
+        let mut at = 0;
+        let mut found = Vec::new();
+        for hole in [true, false].into_iter().cycle() {
+            let from = if hole { SeekFrom::Hole(at) } else { SeekFrom::Data(at) };
+            let expected = rustix::fs::seek(file, from).map_err(rustix::io::Errno::raw_os_error);
+            assert_eq!(cache.seek("file", at, hole), expected);
+            match expected {
+                Ok(next) if next < SIZE => at = next,
+                _ => break,
+            }
+            found.push(at);
+        }
+        found
+    };
+    assert_eq!(both(&file).len(), 7);
+    assert_eq!(cache.owner().status().fetched_bytes, 0);
+    // What was changed here is where it was changed, and the rest is as it was.
+    cache.write("file", 90 << 20, &[7; 4096]).unwrap();
+    cache.punch("file", 4 << 20, 1 << 20).unwrap();
+    file.write_all_at(&[7; 4096], 90 << 20).unwrap();
+    punch(&file, 4 << 20, 1 << 20);
+    assert_eq!(both(&file).len(), 11);
+    for at in [0, 3 << 20, 40 << 20, 500 << 20] {
+        let mut expected = vec![0; 1 << 20];
+        file.read_exact_at(&mut expected, at).unwrap();
+        assert_data(&cache.read("file", at, 1 << 20), &Ok(expected));
     }
 }
 

@@ -4,6 +4,7 @@
 //! ([`FileData::backing_len`]), and is zeros otherwise. A block of memory is *held* before anything is written to the store, so
 //! that the store never is full unexpectedly; if there is none to hold, the request waits until something was evicted.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -30,6 +31,9 @@ pub fn part(number: u32, begin: u64, end: u64) -> (u64, u64) {
     let first = u64::from(number) * EXTENT;
     (begin.max(first), end.min(first + EXTENT))
 }
+
+/// Extents that are asked about at once, when somebody looks for holes.
+const LOOK_AHEAD: usize = 256;
 
 /// The extents that `begin..end` touches.
 pub fn extents(begin: u64, end: u64) -> std::ops::Range<u32> {
@@ -166,6 +170,61 @@ impl State {
         self.waits.begin(&Need::Extent(ino, number));
         self.jobs.push_back(Need::Extent(ino, number));
         Ok(())
+    }
+
+    /// Sees to it that it is known which blocks of an extent are holes.
+    fn need_holes(&mut self, ino: Ino, number: u32, last: u32) -> Result<(), Stop> {
+        let data = self.inode_mut(ino)?.data_or_new().ok_or(Errno::ISDIR)?;
+        let wait = Err(Stop::Wait(Need::Extent(ino, number)));
+        match data.extents.get(&number) {
+            Some(extent) if extent.fetching => return wait,
+            Some(extent) if extent.looked => return Ok(()),
+            _ if data.is_missing(number).is_empty() => return Ok(()),
+            _ => {}
+        }
+        // Those that come next are asked about, too: a file may be mostly holes.
+        let is_free = |number: &u32| data.extents.get(number).is_none_or(|extent| !extent.fetching);
+        let count = (number..=last).take(LOOK_AHEAD).take_while(is_free).count() as u32;
+        for number in number..number + count {
+            data.extents.entry(number).or_default().fetching = true;
+        }
+        for number in number..number + count {
+            self.clean.remove(&(ino, number));
+            self.waits.begin(&Need::Extent(ino, number));
+        }
+        self.jobs.push_back(Need::Holes(ino, number, count));
+        wait
+    }
+
+    /// Notes which blocks of extents are holes on the backing directory.
+    pub fn holes_found(
+        &mut self,
+        store: &Store,
+        ino: Ino,
+        numbers: std::ops::Range<u32>,
+        found: Result<Vec<(u32, Blocks)>, Errno>,
+    ) {
+        let error = found.as_ref().err().copied();
+        let mut holes: BTreeMap<u32, Blocks> = found.unwrap_or_default().into_iter().collect();
+        for number in numbers {
+            let data = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut());
+            if let Some(extent) = data.and_then(|data| data.extents.get_mut(&number)) {
+                extent.fetching = false;
+                if let Some(holes) = holes.remove(&number) {
+                    extent.valid.add(&holes);
+                    extent.looked = true;
+                }
+            }
+            self.touch(ino, number);
+            match error {
+                None => self.waits.wake(&Need::Extent(ino, number)),
+                Some(error) => self.waits.fail(&Need::Extent(ino, number), error),
+            }
+        }
+        if self.waits.is_waited_for(&Need::Quiet(ino)) {
+            self.waits.wake(&Need::Quiet(ino));
+        }
+        self.remove_if_unused(ino, store);
     }
 
     /// Sees to it that these blocks of an extent can be read from the store, or are zeros.
@@ -584,7 +643,9 @@ impl State {
     pub fn punch(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
         let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
         if !self.is_recovering {
-            store::punch(&file, begin, end - begin).map_err(|error| store_error(ino, &error))?;
+            // The last page of a file goes as a whole, or it would take memory, and be written as zeros.
+            let length = end.next_multiple_of(BLOCK) - begin;
+            store::punch(&file, begin, length).map_err(|error| store_error(ino, &error))?;
         }
         let is_mapped = self.inode(ino)?.data().is_some_and(|data| data.shared_writers > 0);
         for number in extents(begin, end) {
@@ -803,7 +864,7 @@ impl Core {
         Ok(())
     }
 
-    /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. The store knows, once what it asks for is resident.
+    /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. The store knows of what is resident, and the backing directory of the rest.
     pub fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<Reply, Stop> {
         let mut state = self.lock();
         state.look(&self.store, ino);
@@ -812,12 +873,20 @@ impl Core {
             return Err(Errno::NXIO.into());
         }
         let file = self.store.file(ino).map_err(|error| store_error(ino, &error))?;
-        for number in extents(offset, size) {
-            state.need_blocks(&self.store, ino, number, &Blocks::First(BLOCKS))?;
+        let numbers = extents(offset, size);
+        let last = numbers.end - 1;
+        for number in numbers {
+            state.need_holes(ino, number, last)?;
+            let mut data = state.inode(ino)?.data().map(|data| data.is_missing(number)).unwrap_or_default();
             let (begin, end) = part(number, offset, size);
             let parts = store::segments(&file, begin, end).map_err(|error| store_error(ino, &error))?;
-            if let Some(found) = parts.iter().find(|part| part.data != hole) {
-                return Ok(Reply::Offset(found.begin));
+            for part in parts.iter().filter(|part| part.data) {
+                data.add(&touched(part.begin, part.end));
+            }
+            let wanted = if hole { Blocks::First(BLOCKS).without(&data) } else { data };
+            if let Some((first, _)) = wanted.within(&touched(begin, end)).runs().first() {
+                let found = u64::from(number) * EXTENT + u64::from(*first) * BLOCK;
+                return Ok(Reply::Offset(found.max(offset)));
             }
         }
         if hole { Ok(Reply::Offset(size)) } else { Err(Errno::NXIO.into()) }

@@ -303,8 +303,10 @@ pub struct Extent {
     pub flight: Blocks,
     /// Blocks that memory is set aside for.
     pub held: Blocks,
-    /// A thread is reading the blocks that are not valid.
+    /// A thread is reading the blocks that are not valid, or asks which of them are holes.
     pub fetching: bool,
+    /// Those that are not valid are no holes on the backing directory.
+    pub looked: bool,
     /// Requests that are reading from or writing to it.
     pub pins: u32,
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, Blocks};
+use super::data::touched;
 use super::inode::{Home, Inode, Kind, Name, Seen};
 use super::names::UNFINISHED;
 use super::state::State;
@@ -258,6 +259,7 @@ impl Core {
                 }
             }
             Need::Extent(ino, number) => self.fetch(*ino, *number),
+            Need::Holes(ino, number, count) => self.find_holes(*ino, *number, *count),
             Need::Statistics => {
                 let found = self.backing.space();
                 let mut state = self.lock();
@@ -289,6 +291,22 @@ impl Core {
             Ok((bytes, holes)) => state.fetched(&self.store, ino, number, &missing, &holes, Ok(bytes)),
             Err(error) => state.fetched(&self.store, ino, number, &missing, &Blocks::default(), Err(error)),
         }
+    }
+
+    /// Asks the backing directory which blocks of extents are holes; those are zeros, and need not be read.
+    fn find_holes(&self, ino: Ino, number: u32, count: u32) {
+        let (missing, end): (Vec<(u32, Blocks)>, u64) = {
+            let state = self.lock();
+            let Some(data) = state.inodes.get(&ino).and_then(|inode| inode.data()) else { return };
+            let missing = (number..number + count).map(|number| (number, data.is_missing(number)));
+            (missing.collect(), data.backing_len)
+        };
+        let found: Result<Vec<(u32, Blocks)>, Errno> = self.backing_file(ino).and_then(|file| {
+            let holes =
+                |(number, missing): &(u32, Blocks)| Ok((*number, holes_of(&file, *number, missing, end)?));
+            missing.iter().map(holes).collect()
+        });
+        self.lock().holes_found(&self.store, ino, number..number + count, found);
     }
 
     /// Copies blocks of an extent from the backing directory to the store; returns how many bytes, and which blocks are holes.
@@ -323,4 +341,19 @@ impl Core {
         }
         Ok((bytes, missing.without(&data)))
     }
+}
+
+/// Which of these blocks of an extent are holes of a file.
+fn holes_of(file: &File, number: u32, blocks: &Blocks, end: u64) -> Result<Blocks, Errno> {
+    let first = u64::from(number) * EXTENT;
+    let mut holes = blocks.clone();
+    for (begin, until) in blocks.runs() {
+        let (begin, until) = (first + u64::from(begin) * BLOCK, (first + u64::from(until) * BLOCK).min(end));
+        let parts = store::segments(file, begin, until);
+        let parts = parts.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        for data in parts.iter().filter(|part| part.data) {
+            holes.take(&touched(data.begin, data.end));
+        }
+    }
+    Ok(holes)
 }

@@ -313,7 +313,9 @@ impl State {
     fn finish(&mut self, store: &Store, last: &Record) -> std::io::Result<()> {
         match last {
             Record::Size { ino, size, .. } => store.file(*ino)?.set_len(*size),
-            Record::Zero { ino, begin, end, .. } => store::punch(&*store.file(*ino)?, *begin, end - begin),
+            Record::Zero { ino, begin, end, .. } => {
+                store::punch(&*store.file(*ino)?, *begin, end.next_multiple_of(BLOCK) - begin)
+            }
             _ => Ok(()),
         }
     }

@@ -27,6 +27,8 @@ pub enum Need {
     Target(Ino),
     /// An extent is read.
     Extent(Ino, u32),
+    /// It is asked which blocks of so many extents are holes. Requests wait for [`Need::Extent`].
+    Holes(Ino, u32, u32),
     /// Nobody reads from or writes to a part of the file any more.
     Quiet(Ino),
     /// Room for data.
@@ -56,6 +58,7 @@ impl Need {
             Need::Synced(_) => 8,
             Need::Statistics => 9,
             Need::Holds(..) => 10,
+            Need::Holes(..) => 11,
         }
     }
 
@@ -100,7 +103,7 @@ pub struct Waits {
 }
 
 /// Counts by kind of need.
-pub type Wakes = [u64; 11];
+pub type Wakes = [u64; 12];
 
 impl Waits {
     /// Puts a request aside.

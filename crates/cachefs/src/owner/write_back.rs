@@ -236,6 +236,9 @@ impl State {
                 if pass.orphan && data.orphan.is_none() {
                     data.orphan.clone_from(&pass.file);
                 }
+                if data.backing_len != pass.size.min(size) {
+                    data.extents.values_mut().for_each(|extent| extent.looked = false);
+                }
                 data.backing_len = pass.size.min(size);
                 data.cut = false;
                 data.error = None;
@@ -541,7 +544,9 @@ impl Core {
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
                         length = length.max(part.end);
                     } else if part.begin < length {
-                        let part_end = part.end.min(length);
+                        // The last block of a file goes as a whole.
+                        let part_end =
+                            if part.end < length { part.end } else { length.next_multiple_of(BLOCK) };
                         punch_or_fill(to, part.begin, part_end)?;
                     }
                     pass.written += size;
@@ -694,6 +699,13 @@ fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
         end - begin,
     ) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            // The size stays, too.
+            let length =
+                file.metadata().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?.len();
+            let end = end.min(length);
+            if begin >= end {
+                return Ok(());
+            }
             let zeros = vec![0; (end - begin).min(EXTENT) as usize];
             let mut at = begin;
             while at < end {

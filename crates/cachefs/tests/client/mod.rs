@@ -118,6 +118,10 @@ impl Cache {
         &self.backing
     }
 
+    pub fn store(&self) -> &Path {
+        &self.store
+    }
+
     /// As if what serves the cache was killed: nothing is written back, and another one goes on.
     pub fn replace(&mut self) {
         self.held.get_mut().unwrap().clear();
@@ -351,6 +355,14 @@ impl Cache {
     pub fn sync(&self, path: &str) -> Result<()> {
         let ino = self.attributes(path)?.ino;
         self.ask(Request::Sync { ino, data_only: false }).map(drop)
+    }
+
+    pub fn seek(&self, path: &str, offset: u64, hole: bool) -> Result<u64> {
+        let ino = self.file(path)?;
+        match self.ask(Request::Seek { ino, handle: 0, offset, hole })? {
+            Reply::Offset(found) => Ok(found),
+            other => panic!("{other:?}"),
+        }
     }
 
     pub fn punch(&self, path: &str, offset: u64, length: u64) -> Result<()> {
