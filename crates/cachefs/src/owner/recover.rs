@@ -257,8 +257,9 @@ impl State {
     fn forget_recovered(&mut self, store: &Store, ino: Ino) {
         self.remove_if_unused(ino, store);
         let Some(inode) = self.inodes.get(&ino) else { return };
+        let homes = inode.homes.to_vec();
         // It was clean then, and its names with it.
-        for Home { dir, name } in inode.homes.to_vec() {
+        for Home { dir, name } in homes {
             if self.directory(dir).is_ok_and(|dir| dir.entries.get(&name) == Some(&ino)) {
                 let _ = self.take_entry(dir, &name, false);
             }
