@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 
 use ondeck_api::Config;
 use ondeck_api::config::ConfigError;
-use ondeck_api::wire::{HookKind, HookNote, HookScheduler, HookSeen};
+use ondeck_api::wire::{HookKind, HookNote, HookScheduler, HookSeen, HookSlurm};
+
+use crate::slurm_conf;
 
 /// The directory of the notes; for root alone.
 pub const NOTED: &str = "/run/ondeck/hooks";
@@ -53,8 +55,15 @@ pub fn note(kind: HookKind, path: Option<&Path>, config: &Result<Config, ConfigE
         config: std::path::absolute(Config::path(path))?,
         script,
         scheduler,
+        slurm: slurm(),
     };
     write(Path::new(NOTED), kind, &note)
+}
+
+/// What Slurm's daemon has read here, by the variable that it sets.
+fn slurm() -> Option<Result<HookSlurm, String>> {
+    let conf = PathBuf::from(std::env::var_os("SLURM_CONF")?);
+    Some(slurm_conf::read(&conf).map_err(|error| format!("{}: {error}", conf.display())))
 }
 
 /// What all hooks have noted in a directory. What is not there has noted nothing; what can't be read is told as such.
@@ -187,6 +196,7 @@ mod tests {
             config: "/etc/ondeck/ondeck.toml".into(),
             script: None,
             scheduler: Ok(HookScheduler { host: Some("ctl".parse().unwrap()), port: 7273 }),
+            slurm: None,
         }
     }
 

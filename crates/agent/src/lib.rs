@@ -16,7 +16,7 @@
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
-//! - [`hooks`]: what Slurm's hooks on this node have noted of themselves
+//! - [`hooks`]: what Slurm's hooks on this node have noted of themselves; `slurm_conf`: what they have read of Slurm's
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`started`]: the jobs that have begun on this node without their RAM disk
 //! - [`watch`]: what the agent does unasked
@@ -33,6 +33,7 @@ pub mod ramdisk;
 pub mod record;
 mod routes;
 pub mod server;
+mod slurm_conf;
 pub mod started;
 mod story;
 pub mod task;

@@ -33,7 +33,8 @@ mod task;
 
 pub use authority::{Authority, Claim, Obeyed, Release};
 pub use node::{
-    DeviceReport, HookKind, HookNote, HookScheduler, HookSeen, MemoryReport, NodeReport, NodeSettings,
+    DeviceReport, HookKind, HookNote, HookScheduler, HookSeen, HookSlurm, MemoryReport, NodeReport,
+    NodeSettings,
 };
 pub use refusal::{Refusal, RefusalCode};
 pub use report::{LocalReport, NOT_MOUNTED, PathView, Presence, ProcessReport, Witness};

@@ -163,6 +163,24 @@ fn a_node_whose_hooks_run_another_program_or_read_another_configuration_is_named
     let expected = format!("{} with {} on 2 of 2 nodes", cluster.ondeck.display(), good.display());
     assert_eq!(told(&after, "nodes' hooks"), expected);
     assert_eq!(told(&after, "unseen hooks"), "");
+
+    // The file that Slurm's daemon of c2 has is another one by now.
+    let conf = cluster.slurm.conf().display().to_string();
+    let other = dir.join("other-slurm.conf");
+    fs::write(&other, "ProctrackType=proctrack/linuxproc\nJobContainerType=job_container/tmpfs\n").unwrap();
+    cluster.host("c2").run(&["mount", "--bind", other.to_str().unwrap(), &conf]).assert_success();
+    run_a_job();
+    wait_for("the other slurm.conf of c2 is told", &|found| {
+        let begins = |what: &str| found.iter().any(|found| found.starts_with(what));
+        found.len() == 2
+            && begins(
+                "nodes' ProctrackType: 1 have another than proctrack/cgroup: c2, like proctrack/linuxproc",
+            )
+            && begins("nodes' JobContainerType: 1 have another than none: c2, like job_container/tmpfs")
+    });
+    cluster.host("c2").run(&["umount", &conf]).assert_success();
+    run_a_job();
+    wait_for("nothing is told any more", &|found| found.is_empty());
 }
 
 /// One complaint, of this beginning, with this remedy; and the exit code.

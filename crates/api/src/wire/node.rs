@@ -88,6 +88,20 @@ pub struct HookNote {
     pub script: Option<PathBuf>,
     /// Where it looks for the scheduler, or why it can't read its configuration.
     pub scheduler: Result<HookScheduler, String>,
+    /// What Slurm's configuration there says, or why it can't be read; nothing if Slurm names no file, and from a former version.
+    #[serde(default)]
+    pub slurm: Option<Result<HookSlurm, String>>,
+}
+
+/// What slurm.conf on a node says of jobs' processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookSlurm {
+    /// The file.
+    pub conf: PathBuf,
+    /// `ProctrackType`; nothing if it is not set.
+    pub proctrack_type: Option<String>,
+    /// `JobContainerType`; nothing if it is not set.
+    pub job_container_type: Option<String>,
 }
 
 /// Where a hook looks for the scheduler.

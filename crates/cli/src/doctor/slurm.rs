@@ -182,7 +182,7 @@ async fn of_slurm(config: &Config, path: Option<&Path>, status: Option<&Status>)
         let remedy =
             "start slurmctld; on a machine without /etc/slurm/slurm.conf, name it: conf in the part [slurm]";
         findings.push(finding("Slurm", State::Missing, one_line(&why), Some(remedy)));
-        findings.extend(of_the_agents(config, path, &[], status).await);
+        findings.extend(of_the_agents(config, path, (&[], &BTreeMap::new()), status).await);
         return findings;
     }
     let settings = match ask(config, "scontrol", &["show", "config"]).await {
@@ -213,7 +213,7 @@ async fn of_slurm(config: &Config, path: Option<&Path>, status: Option<&Status>)
             Vec::new()
         }
     };
-    findings.extend(of_the_agents(config, path, &compute, status).await);
+    findings.extend(of_the_agents(config, path, (&compute, &settings), status).await);
     findings
 }
 
@@ -484,7 +484,7 @@ struct Answer {
 async fn of_the_agents(
     config: &Config,
     path: Option<&Path>,
-    compute: &[NodeName],
+    (compute, settings): (&[NodeName], &BTreeMap<String, String>),
     status: Option<&Status>,
 ) -> Vec<Finding> {
     let site = &config.scheduler;
@@ -513,7 +513,7 @@ async fn of_the_agents(
         .into_iter()
         .filter_map(|answer| Some((&answer.node, answer.report.as_ref().ok()?.hooks.as_ref()?)))
         .collect();
-    findings.extend(hooks::compare(&hooks::ThisMachine::new(config, Config::path(path)), &seen));
+    findings.extend(hooks::compare(&hooks::ThisMachine::new(config, Config::path(path), settings), &seen));
     findings.extend(what_is_dead(&answers));
     findings.extend(status.and_then(|status| who_is_obeyed(status, &answers)));
     let versions: Vec<&str> =

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use ondeck_api::Config;
-use ondeck_api::wire::{HookKind, HookNote, HookScheduler, HookSeen};
+use ondeck_api::wire::{HookKind, HookNote, HookScheduler, HookSeen, HookSlurm};
 use ondeck_core::NodeName;
 
 use super::super::{Finding, State, finding};
@@ -27,10 +27,16 @@ pub struct ThisMachine {
     pub version: &'static str,
     /// Where hooks should look for the scheduler; nothing if that is not known here.
     pub scheduler: Option<HookScheduler>,
+    /// `ProctrackType` of Slurm's controller; empty if that is not known.
+    pub proctrack_type: String,
+    /// `JobContainerType`; the same.
+    pub job_container_type: String,
 }
 
 impl ThisMachine {
-    pub fn new(config: &Config, path: PathBuf) -> ThisMachine {
+    /// `settings` are those of Slurm's controller, by their names in small letters.
+    pub fn new(config: &Config, path: PathBuf, settings: &BTreeMap<String, String>) -> ThisMachine {
+        let set = |name: &str| settings.get(name).cloned().unwrap_or_default();
         let site = &config.scheduler;
         ThisMachine {
             // It only breaks a tie.
@@ -38,6 +44,8 @@ impl ThisMachine {
             config: std::path::absolute(&path).unwrap_or(path),
             version: env!("CARGO_PKG_VERSION"),
             scheduler: site.host.clone().map(|host| HookScheduler { host: Some(host), port: site.port }),
+            proctrack_type: set("proctracktype"),
+            job_container_type: set("jobcontainertype"),
         }
     }
 }
@@ -101,12 +109,48 @@ pub fn compare(here: &ThisMachine, nodes: &[NodeHooks]) -> Vec<Finding> {
         );
         findings.extend(told("hooks' scheduler", State::Missing, &others, &most, &remedy));
     }
+    findings.extend(tracking(here, &notes));
     findings.extend(without_prolog(nodes));
     if findings.is_empty() {
         findings.extend(alike(nodes, &notes));
     }
     findings.extend(silent(nodes));
     findings
+}
+
+/// Nodes whose slurm.conf tracks or contains the processes of jobs in another way than the controller's, or can't be read.
+fn tracking(here: &ThisMachine, notes: &[(&NodeName, HookKind, &HookNote)]) -> Vec<Finding> {
+    const REMEDY: &str = "give all nodes the same slurm.conf, and start slurmd there again: output of jobs that run already may \
+                          not be covered there";
+    let compare = |what, most: &str, of: &dyn Fn(&HookSlurm) -> Option<String>| {
+        let others = notes.iter().filter_map(|(node, kind, note)| {
+            let has = of(note.slurm.as_ref()?.as_ref().ok()?)?;
+            (!most.is_empty() && has != most).then_some(Other { node, kind: *kind, note, has })
+        });
+        told(what, State::Limited, &others.collect::<Vec<_>>(), most, &format!("{REMEDY}; {SEEN_LATER}"))
+    };
+    // Which one is Slurm's own depends on its version.
+    let proctrack =
+        compare("nodes' ProctrackType", &here.proctrack_type, &|slurm| slurm.proctrack_type.clone());
+    let container = |value: &str| match value {
+        "" | "(null)" | "job_container/none" => "none".to_owned(),
+        other => other.to_owned(),
+    };
+    let most =
+        if here.proctrack_type.is_empty() { String::new() } else { container(&here.job_container_type) };
+    let contained = compare("nodes' JobContainerType", &most, &|slurm| {
+        Some(container(slurm.job_container_type.as_deref().unwrap_or_default()))
+    });
+    let unread = notes
+        .iter()
+        .filter_map(|(node, kind, note)| Some((*node, *kind, note.slurm.as_ref()?.as_ref().err()?)))
+        .next()
+        .map(|(node, kind, why)| {
+            let detail = format!("the {} of {node} can't read it: {why}", kind.setting());
+            let remedy = format!("see that root can read it there; {SEEN_LATER}");
+            finding("nodes' slurm.conf", State::Limited, one_line(&detail), Some(&remedy))
+        });
+    proctrack.into_iter().chain(contained).chain(unread).collect()
 }
 
 /// What most have; of two that as many have, what is here.
@@ -240,6 +284,8 @@ mod tests {
             config: "/etc/ondeck.toml".into(),
             version: "1.0",
             scheduler: Some(at("ctl")),
+            proctrack_type: "proctrack/cgroup".into(),
+            job_container_type: "(null)".into(),
         }
     }
 
@@ -254,7 +300,14 @@ mod tests {
             config: "/etc/ondeck.toml".into(),
             script: None,
             scheduler: Ok(at("ctl")),
+            slurm: Some(Ok(slurm(Some("proctrack/cgroup"), None))),
         }
+    }
+
+    fn slurm(proctrack: Option<&str>, container: Option<&str>) -> HookSlurm {
+        let [proctrack_type, job_container_type] =
+            [proctrack, container].map(|value| value.map(str::to_owned));
+        HookSlurm { conf: "/etc/slurm/slurm.conf".into(), proctrack_type, job_container_type }
     }
 
     /// The findings as they are printed: what, state, detail and remedy.
@@ -347,6 +400,27 @@ mod tests {
         assert!(
             found[0].1.contains("can't read their configuration: c2, like the Prolog of c2: line 3: what?")
         );
+    }
+
+    #[test]
+    fn a_node_whose_slurm_conf_tracks_or_contains_processes_in_another_way_is_named() {
+        let with = |slurm| HookNote { slurm: Some(Ok(slurm)), ..good() };
+        // Whatever Slurm's own is, it is not known to be another.
+        let same = with(slurm(None, Some("job_container/none")));
+        let former = HookNote { slurm: None, ..good() };
+        assert_eq!(said(&[&[(P, good())], &[(P, same)], &[(P, former)]]).len(), 1);
+        let other = with(slurm(Some("proctrack/linuxproc"), Some("job_container/tmpfs")));
+        let found = said(&[&[(P, good())], &[(P, other)]]);
+        assert_eq!(found.len(), 2);
+        let begins =
+            "nodes' ProctrackType: 1 have another than proctrack/cgroup: c2, like proctrack/linuxproc";
+        assert!(found[0].1.starts_with(begins), "{}", found[0].1);
+        let begins = "nodes' JobContainerType: 1 have another than none: c2, like job_container/tmpfs";
+        assert!(found[1].1.starts_with(begins), "{}", found[1].1);
+        let unread = HookNote { slurm: Some(Err("/etc/slurm/slurm.conf: denied".into())), ..good() };
+        let found = said(&[&[(P, unread)]]);
+        assert!(found.len() == 1 && found[0].0 == State::Limited);
+        assert!(found[0].1.contains("the Prolog of c1 can't read it: /etc/slurm/slurm.conf: denied"));
     }
 
     #[test]
