@@ -5,7 +5,7 @@
 //! # Layout
 //!
 //! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
-//! - `names`, `data`: what requests do with it; `xattrs`: which extended attributes are accepted; `forget`: names that take
+//! - `names`, `data`: what requests do with it; `xattrs`, `accepted`: extended attributes; `forget`: names that take
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
@@ -23,6 +23,7 @@
 //! (`PR_SET_IO_FLUSHER`), so it does not wait for memory that only its own write-back frees. If the backing directory itself
 //! has no room, waiting writers are told so.
 
+mod accepted;
 mod apply;
 mod blocks;
 mod data;
@@ -36,6 +37,7 @@ mod notes;
 mod recover;
 mod state;
 mod unasked;
+mod unfinished;
 mod wait;
 mod write_back;
 mod xattrs;

@@ -25,8 +25,8 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::inode::{Home, Homes, Kind, Operation, Seen, dirty};
-use super::names::UNFINISHED;
 use super::state::{Pending, State};
+use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT};
@@ -41,11 +41,6 @@ const MOST_HELD: u64 = 1024;
 
 /// Conflicts that are remembered for people.
 const CONFLICTS: usize = 1000;
-
-/// The name of what is not complete yet, in the cache with this store.
-pub fn unfinished(store: &Store, ino: Ino) -> OsString {
-    format!("{UNFINISHED}{}-{ino:x}", store.id()).into()
-}
 
 /// What became of an operation.
 #[derive(Debug, Default)]

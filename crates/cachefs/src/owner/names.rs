@@ -8,14 +8,12 @@ use rustix::io::Errno;
 
 use super::inode::{Inode, Kind, Operation, Use, dirty};
 use super::state::{LONGEST_LOG, State, Stop};
+use super::unfinished::UNFINISHED;
 use super::wait::Need;
 use crate::acl::{self, Acl};
 use crate::message::Xattrs;
 use crate::message::{Attributes, Caller, Change, Ino, Listed, New, Replace, SetTime, Time};
 use crate::store::Store;
-
-/// Names of what is not complete yet on the backing directory begin so. Programs don't see them.
-pub const UNFINISHED: &str = ".ondeck-cache-";
 
 /// The size that programs see of a directory that is not on the backing directory yet: as most filesystems have it.
 const DIRECTORY_SIZE: u64 = 4096;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use hashlink::LinkedHashMap;
 
 use super::OpenError;
+use super::accepted::Accepted;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, touched};
 use super::inode::{FileData, Home, Homes, Inode, Kind, KnownXattrs, Operation, Seen, blocks_before, dirty};
@@ -16,7 +17,6 @@ use super::inodes::Inodes;
 use super::journal::{Image, Journal, RUNWAY, Record};
 use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
-use super::xattrs::Accepted;
 use crate::backing::{Keeps, Stat};
 use crate::message::{Ino, ROOT};
 use crate::settings::{EXTENT, Settings, Writes};

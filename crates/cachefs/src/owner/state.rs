@@ -12,12 +12,12 @@ use std::time::Instant;
 use hashlink::LinkedHashMap;
 use rustix::io::Errno;
 
+use super::accepted::Accepted;
 use super::blocks::BLOCK;
 use super::inode::{Directory, Home, Inode, Kind, Name, Operation};
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
 use super::wait::{Need, Waits};
-use super::xattrs::Accepted;
 use crate::message::{Attributes, Handle, Ino, ROOT, Space};
 use crate::settings::Settings;
 use crate::status::Conflict;

@@ -16,10 +16,10 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec,
 use rustix::io::Errno;
 
 use super::Core;
-use super::apply::unfinished;
 use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Homes, Seen, dirty};
 use super::state::{DirtySince, State};
+use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing;
 use crate::message::Xattrs;
