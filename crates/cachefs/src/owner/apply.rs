@@ -63,6 +63,7 @@ impl State {
     /// Changes the homes as the first operation of the log says, which is done. Recovery does the same again.
     pub fn applied(&mut self, store: &Store, other_name: Option<&OsStr>) {
         let Some(pending) = self.log.pop_front() else { return };
+        self.waits.carried_out(self.first_pending);
         self.first_pending += 1;
         self.progress = std::time::Instant::now();
         let operation = pending.operation;
@@ -150,14 +151,18 @@ impl State {
         self.inodes.get(&ino).and_then(|inode| inode.seen)
     }
 
-    /// The file whose data has to be on the disk before an operation is carried out.
-    fn shown_by(&self, operation: &Operation) -> Option<Ino> {
-        let ino = match operation {
-            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => *ino,
-            Operation::Unlink { .. } | Operation::Exchange { .. } => return None,
+    /// The files whose data has to be on the disk before an operation is carried out.
+    fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
+        let shown = match operation {
+            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => {
+                [Some(*ino), None]
+            }
+            Operation::Exchange { ino, other, .. } => [Some(*ino), Some(*other)],
+            Operation::Unlink { .. } => [None, None],
         };
-        let inode = self.inodes.get(&ino)?;
-        (!inode.is_dir() && !inode.is_orphan()).then_some(ino)
+        let is_file =
+            |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_dir() && !inode.is_orphan());
+        shown.into_iter().flatten().filter(is_file)
     }
 
     fn note_conflict(&mut self, dir: Ino, name: &OsStr, ours: Option<&OsStr>) {
@@ -188,7 +193,7 @@ impl State {
 impl Core {
     /// Carries out operations until none has to be any more; returns when the first one fails, with the error.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (batch, shown) = {
+        let (batch, mut shown) = {
             let mut state = self.lock();
             let until = state.due();
             if state.first_pending > until || state.stopped {
@@ -199,7 +204,7 @@ impl Core {
             state.batch_end = last;
             let batch: Vec<_> = state.log.iter().take(count).cloned().collect();
             let mut shown: Vec<Ino> = (batch.iter().filter(|pending| !pending.cancelled))
-                .filter_map(|pending| state.shown_by(&pending.operation))
+                .flat_map(|pending| state.shown_by(&pending.operation))
                 .collect();
             shown.sort_unstable();
             shown.dedup();
@@ -207,10 +212,12 @@ impl Core {
         };
         // Whether what is made has a directory to be made in does not matter here: the nearest one that is there takes it.
         let mut failed = self.prepare_all(&batch);
+        // What could not be made has no place for its data yet.
+        shown.retain(|ino| failed.iter().all(|(other, _)| other != ino));
         failed.extend(self.write_back_all(&shown));
         // What comes before the first that failed is carried out all the same: a removal may make room for it.
         let first = batch.iter().position(|pending| {
-            !pending.cancelled && failed.iter().any(|(ino, _)| pending.operation.inodes()[0] == *ino)
+            !pending.cancelled && failed.iter().any(|(ino, _)| pending.operation.shows(*ino))
         });
         let ready = first.unwrap_or(batch.len());
         let result = match failed.first() {
@@ -419,6 +426,10 @@ impl Core {
             if let Operation::Make { ino, dir, .. } = &pending.operation
                 && let Err(error) = self.prepare(*ino, *dir)
             {
+                // Its next fsync(2) or close(2) tells it.
+                if let Some(data) = self.lock().inodes.get_mut(ino).and_then(|inode| inode.data_or_new()) {
+                    data.error = Some(error.raw_os_error());
+                }
                 failed.push((*ino, error));
             }
         }
