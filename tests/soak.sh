@@ -1,7 +1,7 @@
 #!/bin/sh
 # What happens now and then. The transparent cache: killed ONDECK_CRASHES (200) times three random moments; ONDECK_OPERATIONS
 # (20,000) random operations on a file of three times its capacity, and ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES
-# (100,000) names, and as many that are made. Then all scenarios beside
+# (100,000) names, and as many that are made; its machine lost at ONDECK_LOST_MACHINES (200) moments. Then all scenarios beside
 # a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round
 # it says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said
 # stays in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3)
@@ -16,14 +16,15 @@ ONDECK_CRASHES=${ONDECK_CRASHES:-200}
 ONDECK_OPERATIONS=${ONDECK_OPERATIONS:-20000}
 ONDECK_FILES=${ONDECK_FILES:-10000}
 ONDECK_NAMES=${ONDECK_NAMES:-100000}
-export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES
+ONDECK_LOST_MACHINES=${ONDECK_LOST_MACHINES:-200}
+export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES
 logs=target/soak
 
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
-rm -f "$logs"/round-* "$logs"/crashes "$logs"/data "$logs"/names
+rm -f "$logs"/round-* "$logs"/crashes "$logs"/data "$logs"/names "$logs"/lost
 "$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run &&
-    "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --no-run &&
+    "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --test cache_lost --no-run &&
     "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
 
 of_result() {
@@ -50,6 +51,7 @@ round=1 passed=0 failed=0
 of_cache "killed in $ONDECK_CRASHES rounds" crashes -p ondeck-cachefs --test crash
 of_cache "$ONDECK_OPERATIONS operations and $ONDECK_FILES files" data -p ondeck --test cache_data
 of_cache "$ONDECK_NAMES names" names -p ondeck --test cache_names
+of_cache "its machine lost at $ONDECK_LOST_MACHINES moments" lost -p ondeck --test cache_lost
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)

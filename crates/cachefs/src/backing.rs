@@ -89,10 +89,12 @@ impl Backing {
     pub fn assume(&self) -> io::Result<()> {
         // What writes memory back must not wait for memory to be written back (prctl(2)). Only root may say so, and only once
         // for all threads: the server has; a test may not be allowed to.
-        match &self.user {
-            Some(user) => user.reach_files(),
-            None => Ok(()),
-        }
+        let Some(user) = &self.user else { return Ok(()) };
+        user.reach_files()?;
+        // Of all that root may do the change of identity leaves this, by which quotas and what a disk keeps for root are ignored.
+        let mut sets = rustix::thread::capabilities(None)?;
+        sets.effective.remove(rustix::thread::CapabilitySet::SYS_RESOURCE);
+        Ok(rustix::thread::set_capabilities(None, sets)?)
     }
 
     /// The user by whose rights files are reached, if not root's.

@@ -67,3 +67,26 @@ fn a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept
     cache.flush();
     assert_eq!(names(small.path()), ["little"]);
 }
+
+#[test]
+fn an_exchange_shows_a_file_when_its_data_is_on_disk_and_not_before() {
+    let Some(small) = Small::new("4m") else { return };
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(Bytes(2 * LEAST_CAPACITY.0)) };
+    let cache = Cache::at(settings, small.path(), store.path());
+    for name in ["shown", "hidden"] {
+        cache.create(name, 0o644).unwrap();
+        cache.write(name, 0, b"old").unwrap();
+    }
+    cache.flush();
+    let data = vec![7; 9_000_000];
+    cache.write("hidden", 0, &data).unwrap();
+    cache.rename("hidden", "shown", libc::RENAME_EXCHANGE).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+    assert_eq!(fs::read(small.path().join("shown")).unwrap(), b"old");
+    small.resize("64m");
+    cache.flush();
+    assert!(fs::read(small.path().join("shown")).unwrap() == data);
+    assert_eq!(fs::read(small.path().join("hidden")).unwrap(), b"old");
+}

@@ -43,13 +43,10 @@ fn what_a_killed_server_had_is_there_when_the_cache_is_mounted_again() {
     mounted.run(
         "mkdir d; echo kept > d/file; head -c 9000000 /dev/urandom > large; md5sum large > sum; rm -f none",
     );
-    let server = mounted.status()["server"].as_i64().unwrap();
     assert!(!mounted.backing.join("large").exists(), "it is in the cache alone");
-    let pid = rustix::process::Pid::from_raw(server as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+    mounted.kill();
     assert_eq!(fs::read_dir(&mounted.fast).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
-    mounted.ondeck(&["mount", "--backing", "backing", "--capacity", "32MiB", "fast"]);
+    mounted.mount();
     assert_eq!(mounted.run("cat d/file; md5sum -c --quiet sum"), "kept\n");
     mounted.ondeck(&["flush", "fast"]);
     assert_eq!(sh(&mounted.backing, "cat d/file; md5sum -c --quiet sum"), "kept\n");

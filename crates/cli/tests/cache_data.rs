@@ -13,37 +13,10 @@ use std::path::Path;
 use rustix::fs::FallocateFlags;
 use rustix::mm::MapFlags;
 
-use cached::{Map, Mounted};
+use cached::{Map, Mounted, Random, wanted};
 
 /// Three times the capacity, 32 MiB.
 const LARGE: usize = 96 << 20;
-
-/// Numbers without an order, the same for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|_| self.next().to_ne_bytes()).collect();
-        bytes.truncate(length);
-        bytes
-    }
-}
-
-/// A number from the environment.
-fn wanted(variable: &str, usual: usize) -> usize {
-    std::env::var(variable).map_or(usual, |value| value.parse().unwrap())
-}
 
 /// Content that tells where in which file it belongs.
 fn content(file: usize, length: usize) -> Vec<u8> {

@@ -192,6 +192,7 @@ impl State {
             self.first_pending += 1;
         }
         self.progress = Instant::now();
+        self.waits.carried_out(self.first_pending - 1);
         self.waits.wake(&Need::Log);
         if was_cancelled {
             return;
@@ -290,14 +291,18 @@ impl State {
         self.inodes.get(&ino).and_then(|inode| inode.seen)
     }
 
-    /// The file whose data has to be on the disk before an operation is carried out.
-    fn shown_by(&self, operation: &Operation) -> Option<Ino> {
-        let ino = match operation {
-            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => *ino,
-            Operation::Unlink { .. } | Operation::Exchange { .. } => return None,
+    /// The files whose data has to be on the disk before an operation is carried out.
+    fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
+        let shown = match operation {
+            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => {
+                [Some(*ino), None]
+            }
+            Operation::Exchange { ino, other, .. } => [Some(*ino), Some(*other)],
+            Operation::Unlink { .. } => [None, None],
         };
-        let inode = self.inodes.get(&ino)?;
-        (!inode.is_dir() && !inode.is_orphan()).then_some(ino)
+        let is_file =
+            |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_dir() && !inode.is_orphan());
+        shown.into_iter().flatten().filter(is_file)
     }
 
     fn note_conflict(&mut self, dir: Ino, name: &OsStr, ours: Option<&OsStr>) {
@@ -347,7 +352,7 @@ impl Core {
             let Some((last, _)) = round.last() else { return Ok(false) };
             state.batch_end = *last;
             let mut shown: Vec<Ino> = (round.iter().filter_map(|(_, turn)| turn.operation()))
-                .filter_map(|operation| state.shown_by(operation))
+                .flat_map(|operation| state.shown_by(operation))
                 .collect();
             shown.sort_unstable();
             shown.dedup();
@@ -388,7 +393,7 @@ impl Core {
                 continue;
             }
             let ino = operation.inodes()[0];
-            let done = match failed.iter().find(|(failed, _)| *failed == ino) {
+            let done = match failed.iter().find(|(failed, _)| operation.shows(*failed)) {
                 Some((_, error)) => Err(*error),
                 None => self.apply_one(*number, operation),
             };
@@ -600,6 +605,10 @@ impl Core {
             if let Operation::Make { ino, dir, .. } = operation
                 && let Err(error) = self.prepare(*ino, *dir)
             {
+                // Its next fsync(2) or close(2) tells it.
+                if let Some(data) = self.lock().inodes.get_mut(ino).and_then(|inode| inode.data_or_new()) {
+                    data.error = Some(error.raw_os_error());
+                }
                 failed.push((*ino, error));
             }
         }

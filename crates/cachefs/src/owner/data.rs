@@ -824,6 +824,12 @@ impl Core {
         if !keep_size && state.inode(ino)?.size < end {
             state.truncate(&self.store, caller, ino, end)?;
         }
+        let mode = state.inode(ino)?.mode;
+        if caller.uid != 0 && without_set_ids(mode) != mode {
+            state.inode_mut(ino)?.mode = without_set_ids(mode);
+            state.mark_dirty(ino, dirty::MODE);
+            state.journal_inode(ino);
+        }
         Ok(Reply::Done)
     }
 

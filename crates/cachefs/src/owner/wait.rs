@@ -134,6 +134,34 @@ impl Waits {
         }
     }
 
+    /// Has everybody be tried again who waits until an operation of the log, or an earlier one, is carried out. It may be about
+    /// other files than theirs.
+    pub fn carried_out(&mut self, last: u64) {
+        self.wakes[Need::Synced(0).kind()] += 1;
+        let waits =
+            |parked: &Parked| parked.target.is_some_and(|(_, operation)| (1..=last).contains(&operation));
+        let ids: Vec<u64> = (self.parked.iter())
+            .filter(|(_, (need, parked))| matches!(need, Need::Synced(_)) && waits(parked))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            if let Some(parked) = self.unpark(id) {
+                self.ready.push(parked);
+            }
+        }
+    }
+
+    fn unpark(&mut self, id: u64) -> Option<Parked> {
+        let (need, parked) = self.parked.remove(&id)?;
+        if let Some(waiting) = self.by_need.get_mut(&need) {
+            waiting.retain(|other| *other != id);
+            if waiting.is_empty() {
+                self.by_need.remove(&need);
+            }
+        }
+        Some(parked)
+    }
+
     /// Has everybody who waits for this fail.
     pub fn fail(&mut self, need: &Need, error: Errno) {
         self.wakes[need.kind()] += 1;
@@ -193,13 +221,7 @@ impl Waits {
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
-            if let Some((need, parked)) = self.parked.remove(&id) {
-                if let Some(waiting) = self.by_need.get_mut(&need) {
-                    waiting.retain(|other| *other != id);
-                    if waiting.is_empty() {
-                        self.by_need.remove(&need);
-                    }
-                }
+            if let Some(parked) = self.unpark(id) {
                 self.failed.push((parked, Errno::INTR));
             }
         }

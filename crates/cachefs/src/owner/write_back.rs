@@ -414,6 +414,8 @@ impl Core {
 
     /// Writes files back, so that all that they had when the call began is on the disk; returns what failed.
     pub fn write_back_all(&self, inos: &[Ino]) -> Vec<(Ino, Errno)> {
+        // Before anything is written: syncfs(2) tells what could not be written since its file was opened, and nothing earlier.
+        let filesystem = (inos.len() > SYNC_ONE_BY_ONE).then(|| self.open_filesystem());
         let next = AtomicUsize::new(0);
         let work = || -> Vec<Result<Pass, (Ino, Errno)>> {
             let mut done = Vec::new();
@@ -452,7 +454,9 @@ impl Core {
         let passes: Vec<Pass> = passes.into_iter().flatten().collect();
         let mut failed: Vec<(Ino, Errno)> = failed.into_iter().filter_map(Result::err).collect();
         let with_data = passes.iter().filter(|pass| pass.written > 0).count();
-        let together = if with_data > SYNC_ONE_BY_ONE { Some(self.sync_all()) } else { None };
+        let together = filesystem
+            .filter(|_| with_data > SYNC_ONE_BY_ONE)
+            .map(|filesystem| filesystem.and_then(|filesystem| rustix::fs::syncfs(&filesystem)));
         for pass in passes {
             let ino = pass.ino;
             let synced = match together {
@@ -479,9 +483,12 @@ impl Core {
     /// # Errors
     /// The kernel's.
     pub fn sync_all(&self) -> Result<(), Errno> {
+        rustix::fs::syncfs(&self.open_filesystem()?)
+    }
+
+    fn open_filesystem(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::openat(self.backing.root(), ".", flags, Mode::empty())?;
-        rustix::fs::syncfs(&root)
+        rustix::fs::openat(self.backing.root(), ".", flags, Mode::empty())
     }
 
     /// How it looks after it was written.

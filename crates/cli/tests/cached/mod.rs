@@ -8,13 +8,15 @@ use std::process::Command;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::scene::{Scene, Who, is_root};
+use crate::scene::{Scene, Who, is_root, wait_until};
 
 /// A cache over the directory `backing` of a scene, mounted on `fast`.
 pub struct Mounted {
     pub scene: Scene,
     pub backing: PathBuf,
     pub fast: PathBuf,
+    /// What it is mounted with.
+    options: Vec<String>,
 }
 
 impl Mounted {
@@ -25,6 +27,13 @@ impl Mounted {
 
     /// With further options, over a directory that is prepared.
     pub fn with(options: &[&str], prepare: impl FnOnce(&Path)) -> Option<Mounted> {
+        let mounted = Mounted::not_yet(options, prepare)?;
+        mounted.mount();
+        Some(mounted)
+    }
+
+    /// One that is to be mounted.
+    pub fn not_yet(options: &[&str], prepare: impl FnOnce(&Path)) -> Option<Mounted> {
         if !is_root() || !Path::new("/dev/fuse").exists() {
             ondeck_skip::skipped("it needs root and /dev/fuse");
             return None;
@@ -32,18 +41,48 @@ impl Mounted {
         let scene = Scene::new(Who::Me);
         let (backing, fast) = (scene.dir("backing"), scene.dir("fast"));
         prepare(&backing);
-        let mounted = Mounted { scene, backing, fast };
-        let capacity: &[&str] = if options.contains(&"--capacity") { &[] } else { &["--capacity", "32MiB"] };
-        mounted.ondeck(&[&["mount", "--backing", "backing"], capacity, options, &["fast"]].concat());
-        Some(mounted)
+        let options = options.iter().map(ToString::to_string).collect();
+        Some(Mounted { scene, backing, fast, options })
+    }
+
+    /// Mounts it, or mounts it again.
+    pub fn mount(&self) {
+        succeeds(&mut self.mounting());
+    }
+
+    /// The command that mounts it.
+    pub fn mounting(&self) -> Command {
+        let mut command = self.scene.ondeck(&["cache", "mount", "--backing", "backing"]);
+        if !self.options.iter().any(|option| option == "--capacity") {
+            command.args(["--capacity", "32MiB"]);
+        }
+        command.args(&self.options).arg("fast");
+        command
+    }
+
+    /// Kills its server, and waits until that is gone.
+    pub fn kill(&self) {
+        let server = self.server();
+        let pid = rustix::process::Pid::from_raw(server).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+    }
+
+    /// The process that serves it.
+    pub fn server(&self) -> i32 {
+        self.status()["server"].as_i64().unwrap() as i32
+    }
+
+    /// What the command says that fails, and its exit code.
+    pub fn refused(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.scene.ondeck(&["cache"]).args(arguments).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "ondeck cache {arguments:?} has succeeded: {told}");
+        (output.status.code().unwrap(), told)
     }
 
     pub fn ondeck(&self, arguments: &[&str]) -> String {
-        let mut command = self.scene.ondeck(&["cache"]);
-        let output = command.args(arguments).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ondeck cache {arguments:?}: {} {told}", output.status);
-        String::from_utf8(output.stdout).unwrap()
+        succeeds(self.scene.ondeck(&["cache"]).args(arguments))
     }
 
     pub fn status(&self) -> serde_json::Value {
@@ -56,6 +95,14 @@ impl Mounted {
     pub fn run(&self, script: &str) -> String {
         sh(&self.fast, script)
     }
+}
+
+/// Runs a command, and returns what it says.
+pub fn succeeds(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {} {told}", output.status);
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Runs a shell script in a directory.
@@ -72,6 +119,33 @@ impl Drop for Mounted {
         let lose = self.scene.ondeck(&["cache", "unmount", "--force-lose", "--yes", "fast"]).output();
         drop(lose);
     }
+}
+
+/// Numbers without an order, the same for the same seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|_| self.next().to_ne_bytes()).collect();
+        bytes.truncate(length);
+        bytes
+    }
+}
+
+/// A number from the environment.
+pub fn wanted(variable: &str, usual: usize) -> usize {
+    std::env::var(variable).map_or(usual, |value| value.parse().unwrap())
 }
 
 /// Part of a file in memory.
