@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::control::{Answer, Order, Report, read_line, write_line};
-use super::harden::{EndSignals, harden};
+use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
     Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing, open_mount_point, say,
@@ -61,6 +61,7 @@ const MOST_HOLDERS: usize = 5;
 pub fn serve(plan: &Plan) -> bool {
     let signals = EndSignals::block();
     harden();
+    share_memory();
     match begin(plan) {
         Ok((cache, notes)) => {
             say(&Ready::Serving { notes });
