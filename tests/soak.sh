@@ -1,7 +1,7 @@
 #!/bin/sh
 # What happens now and then. The transparent cache: killed ONDECK_CRASHES (200) times three random moments; ONDECK_OPERATIONS
 # (20,000) random operations on a file of three times its capacity, and ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES
-# (100,000) names, and as many that are made; its machine lost at ONDECK_LOST_MACHINES (200) moments. Then all scenarios beside
+# (100,000) files, and as many that are made; its machine lost at ONDECK_LOST_MACHINES (200) moments. Then all scenarios beside
 # a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round
 # it says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said
 # stays in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3)

@@ -45,9 +45,10 @@ pub struct Watermarks {
     pub low: u8,
 }
 
-/// Names take no more than this by themselves, however large the cache is: a million files then fit a server of 256 MiB.
+/// Names take no more than this by themselves, however large the cache is: with as much for changes that are not written back, and for
+/// what the allocator can't use between them, a server of a million files has less than 256 MiB.
 fn most_names() -> Bytes {
-    Bytes(192 << 20)
+    Bytes(96 << 20)
 }
 
 /// How a cache works.

@@ -12,6 +12,16 @@ const OOM_SCORE: &str = "-900";
 /// So many files of the backing directory and of the store may be open.
 const OPEN_FILES: u64 = 1 << 20;
 
+/// Has all threads allocate from a few arenas. Names are made by one thread and forgotten by another: with an arena each, what is free
+/// in one would be of no use to the others. To be called before there is any thread.
+pub fn share_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes a number of the allocator's. If it is refused, nothing has changed.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
 /// Protects the calling process, before it has any thread.
 pub fn harden() {
     rustix::process::umask(rustix::fs::Mode::empty());

@@ -28,7 +28,7 @@ use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::control::{Answer, Order, Report, read_line, write_line};
-use super::harden::{EndSignals, harden};
+use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
     Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
@@ -62,6 +62,7 @@ const MOST_HOLDERS: usize = 5;
 pub fn serve(plan: &Plan) -> bool {
     let signals = EndSignals::block();
     harden();
+    share_memory();
     match begin(plan) {
         Ok((cache, notes)) => {
             say(&Ready::Serving { notes });
