@@ -85,7 +85,7 @@ fn an_exchange_shows_a_file_when_its_data_is_on_disk_and_not_before() {
     let until = Instant::now() + Duration::from_secs(60);
     cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
     assert_eq!(fs::read(small.path().join("shown")).unwrap(), b"old");
-    small.resize("64m");
+    small.change("size=64m");
     cache.flush();
     assert!(fs::read(small.path().join("shown")).unwrap() == data);
     assert_eq!(fs::read(small.path().join("hidden")).unwrap(), b"old");
