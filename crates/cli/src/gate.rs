@@ -8,8 +8,9 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use ondeck_api::Config;
+use ondeck_cachefs::serve::SUBTYPE;
 use ondeck_fleet::Fleet;
-use ondeck_ramdisk::mounts;
+use ondeck_ramdisk::mounts::{self, Mount};
 use ondeck_transfer::Gate;
 
 /// What an agent's mounts are called in /proc/mounts.
@@ -54,7 +55,7 @@ pub fn for_paths(paths: &[&Path]) -> Result<Option<Gate>> {
 /// The real path if an agent has mounted the filesystem there, and every such mount below it: copies go into those.
 fn on_ramdisk(path: &Path) -> Result<Vec<PathBuf>> {
     let mounted = mounts::mounted().context("can't read /proc/self/mountinfo")?;
-    if !mounted.iter().any(|mount| mount.source.starts_with(SOURCE)) {
+    if !mounted.iter().any(is_an_agents) {
         return Ok(Vec::new());
     }
     // What does not exist yet will lie where its parent does.
@@ -74,12 +75,17 @@ fn on_ramdisk(path: &Path) -> Result<Vec<PathBuf>> {
         .iter()
         .filter(|mount| real.starts_with(&mount.at))
         .max_by_key(|mount| mount.at.components().count());
-    let at = over.is_some_and(|mount| mount.source.starts_with(SOURCE)).then(|| real.clone());
+    let at = over.is_some_and(is_an_agents).then(|| real.clone());
     let below = mounted
         .iter()
-        .filter(|mount| mount.source.starts_with(SOURCE) && mount.at.starts_with(&real) && mount.at != real)
+        .filter(|mount| is_an_agents(mount) && mount.at.starts_with(&real) && mount.at != real)
         .map(|mount| mount.at.clone());
     Ok(at.into_iter().chain(below).collect())
+}
+
+/// A cache, which is this machine's alone, begins its source with the same word.
+fn is_an_agents(mount: &Mount) -> bool {
+    mount.source.starts_with(SOURCE) && mount.kind.strip_prefix("fuse.") != Some(SUBTYPE)
 }
 
 /// Asks the agent about every path; returns the witnesses.
