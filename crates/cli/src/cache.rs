@@ -415,6 +415,15 @@ fn flush(args: &FlushArgs) -> Result<u8> {
 fn unmount(args: &UnmountArgs) -> Result<u8> {
     let at = mount_point(&args.mount_point)?;
     let instance = caches()?.at(&at);
+    // Who can't read it is told by the server that the cache is another user's.
+    if let Ok(Some(Record { run: Some(run), .. })) = instance.record() {
+        return Err(StartError::Refused(format!(
+            "the cache at {} is run {run}'s: it ends with the run, or by `ondeck run --resume {run}`; `ondeck run --abandon \
+             {run}` gives up what is not written back",
+            at.display()
+        ))
+        .into());
+    }
     let order = Order::Unmount { lose: args.force_lose };
     if args.force_lose {
         // Nobody is asked about what is not there.

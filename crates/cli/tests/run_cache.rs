@@ -5,9 +5,9 @@
 mod scene;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use scene::{Mounted, Ran, Scene, Who, is_root, wait_until};
 
@@ -39,13 +39,23 @@ fn end(scene: &Scene, run: Child) -> Ran {
     Ran::of(run.wait_with_output().unwrap())
 }
 
+fn files(place: &Path) -> Vec<PathBuf> {
+    fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
 /// Waits until nothing is left: no run, no cache, no mount, no process.
 #[track_caller]
 fn assert_clean(scene: &Scene) {
     scene.wait_for_end();
-    wait_until("the end of the caches", || {
-        fs::read_dir(scene.path("state/cache")).map_or(true, |mut entries| entries.next().is_none())
-    });
+    let left = || -> Vec<PathBuf> {
+        let places = fs::read_dir(scene.path("state/cache")).into_iter().flatten().flatten();
+        places.flat_map(|place| [vec![place.path()], files(&place.path())].concat()).collect()
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !left().is_empty() {
+        assert!(Instant::now() < deadline, "something is left of a cache: {:?}", left());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     scene.assert_clean();
 }
 
@@ -83,6 +93,29 @@ fn keeper(command: u32) -> u32 {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ondeck-keeper")
     })
     .unwrap()
+}
+
+/// The processes of a scene by the name that the kernel has for them.
+fn processes(scene: &Scene, name: &str) -> Vec<u32> {
+    let place = scene.dir.path();
+    let is_one = |pid: &u32| {
+        let base = PathBuf::from(format!("/proc/{pid}"));
+        // A program has the working directory of the command, and so has its keeper.
+        fs::read_to_string(base.join("comm")).is_ok_and(|comm| comm.trim() == name)
+            && fs::read_link(base.join("cwd")).is_ok_and(|cwd| cwd == place)
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+}
+
+/// The servers of a scene's caches, as their records have them.
+fn servers(scene: &Scene) -> Vec<u32> {
+    let records = fs::read_dir(scene.path("state/cache")).into_iter().flatten().flatten();
+    records
+        .filter_map(|entry| fs::read_to_string(entry.path().join("instance.json")).ok())
+        .filter_map(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .filter_map(|record| Some(record["server"].as_u64()? as u32))
+        .collect()
 }
 
 fn run_id(scene: &Scene) -> String {
@@ -165,6 +198,24 @@ fn it_goes_beside_data_in_and_data_out_and_through_a_symlink() {
 }
 
 #[test]
+fn a_run_or_a_copy_inside_a_run_may_use_its_cache_but_not_cache_it_again() {
+    let Some(scene) = scene() else { return };
+    scene.dir("more");
+    let script = "ondeck=$PWD/ondeck; echo a > data/a; mkdir data/out
+        $ondeck run --cache more --cache-size 32MiB -- cp data/a more/b
+        $ondeck run --data-out data/out --size 16MiB -- cp more/b data/out/c
+        $ondeck stage data/out data/d
+        ! $ondeck run --cache data -- true";
+    let ran = scene.run_shell(&CACHE, script);
+    ran.assert_code(0).assert_says("in a cache already");
+    for name in ["data/a", "more/b", "data/out/c", "data/d/c"] {
+        assert_eq!(scene.read(name), "a\n");
+    }
+    fs::remove_dir_all(scene.path(".local")).unwrap();
+    assert_clean(&scene);
+}
+
+#[test]
 fn an_ordinary_user_is_refused_before_anything_is_begun() {
     let scene = Scene::new(Who::User);
     scene.dir("data");
@@ -223,6 +274,10 @@ fn two_runs_at_once_of_the_same_directory_are_refused_by_name() {
     scene.run_shell(&["--cache", "data/sub"], "true").assert_code(125).assert_says("is behind the cache at");
     let mount = ["cache", "mount", "--backing", "data", "--capacity", "32MiB", "data"];
     scene.run(&mount).assert_code(2).assert_says("to another run");
+    for lose in [&[][..], &["--force-lose", "--yes"]] {
+        let unmount = [&["cache", "unmount", "data"], lose].concat();
+        scene.run(&unmount).assert_code(2).assert_says(&format!("ondeck run --abandon {id}"));
+    }
     end(&scene, run).assert_code(0);
     assert_eq!(scene.read("data/x"), "first\n");
     assert_clean(&scene);
@@ -269,6 +324,18 @@ fn a_directory_that_is_renamed_meanwhile_gets_what_was_written_where_it_is_now()
     end(&scene, run).assert_code(121).assert_says("was renamed while the program ran");
     assert_eq!(scene.read("moved/x"), "mine\n");
     assert!(scene.report("report")["moved"][0]["now"].as_str().unwrap().ends_with("/moved"));
+    assert_clean(&scene);
+}
+
+#[test]
+fn what_was_for_a_directory_that_is_removed_meanwhile_is_held_and_can_be_given_up() {
+    let Some(scene) = scene() else { return };
+    let run = start(&scene, &[], &format!("echo mine > data/x; {WAIT}"));
+    fs::remove_dir(scene.path("data")).unwrap();
+    end(&scene, run).assert_code(122).assert_says("was removed while the program ran");
+    let id = run_id(&scene);
+    scene.run(&["run", "--resume", &id]).assert_code(122);
+    scene.run(&["run", "--abandon", &id, "--yes"]).assert_code(123);
     assert_clean(&scene);
 }
 
@@ -450,4 +517,97 @@ fn a_cache_that_is_full_makes_the_program_wait_and_nothing_else() {
     let report = scene.report("report");
     assert!(report["caches"][0]["evictions"].as_u64().unwrap() > 0, "{report}");
     assert_clean(&scene);
+}
+
+#[test]
+fn what_is_held_outlives_a_kill_of_whoever_holds_it_and_the_exit_code_is_still_the_programs() {
+    let Some(scene) = scene() else { return };
+    let mounted = Mounted::tmpfs(&scene.path("data"), "size=1m");
+    let script = "head -c 3000000 /dev/zero | tr '\\0' x > data/big; exit 3";
+    scene.run_shell(&CACHE, script).assert_code(122);
+    let id = run_id(&scene);
+    wait_until("no keeper is left", || {
+        // The keeper, and the process that starts another one in its place.
+        let keepers = processes(&scene, "ondeck-keeper");
+        keepers.iter().copied().for_each(kill);
+        keepers.is_empty()
+    });
+    wait_until("it is told", || scene.run(&["run", "--list"]).out.contains("is being written back"));
+    scene.run(&["run", "--resume", &id]).assert_code(122).assert_says("No space left");
+    mounted.remount(false, "size=10m");
+    scene.run(&["run", "--resume", &id]).assert_code(3);
+    assert_eq!(fs::metadata(scene.path("data/big")).unwrap().len(), 3_000_000);
+    drop(mounted);
+    assert_clean(&scene);
+}
+
+#[test]
+fn kills_at_any_moment_lose_nothing_that_was_closed() {
+    // ONDECK_ROUNDS takes more.
+    let rounds = std::env::var("ONDECK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
+    let Some(scene) = scene() else { return };
+    scene.script(
+        "program",
+        "#!/bin/sh
+         touch started
+         for i in 1 2 3 4 5 6 7 8; do echo $i > data/f$i || exit 9; echo $i > closed; sleep 0.01; done
+         exit 5",
+    );
+    let mut state = 0x2545_F491_4F6C_DD1D_u64;
+    for round in 0..rounds {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        for name in ["started", "closed"] {
+            let _ = fs::remove_file(scene.path(name));
+        }
+        let mut run = scene.start(&[&["run"], &CACHE[..], &["--", "./program"]].concat());
+        // Not a wait for a state: the moment itself is what is tested.
+        std::thread::sleep(Duration::from_millis(300).mul_f64((state % 10_000) as f64 / 10_000.0));
+        let command = run.id();
+        let victims = match round % 5 {
+            0 => vec![command],
+            1 => processes(&scene, "ondeck-keeper"),
+            2 => servers(&scene),
+            3 => [vec![command], processes(&scene, "ondeck-keeper")].concat(),
+            _ => [vec![command], processes(&scene, "ondeck-keeper"), servers(&scene)].concat(),
+        };
+        victims.into_iter().for_each(kill);
+        let code = run.wait().unwrap().code();
+        // The program may go on.
+        wait_until("the end of the program", || processes(&scene, "program").is_empty());
+        // A run that was killed before it had its lock counts as starting for a minute.
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let mut resumed = None;
+        loop {
+            let told = scene.run(&["run", "--list"]).out;
+            if told == "no runs\n" {
+                break;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "round {round}, {code:?}: {told} {resumed:?} {:?}",
+                files(&scene.state()[0])
+            );
+            if told.contains("`ondeck run --resume`") {
+                resumed = Some(scene.run(&["run", "--resume", &run_id(&scene)]));
+            }
+        }
+        let closed = fs::read_to_string(scene.path("closed")).unwrap_or_default();
+        for number in 1..=closed.trim().parse().unwrap_or(0) {
+            let text = fs::read_to_string(scene.path(&format!("data/f{number}")));
+            assert_eq!(text.ok(), Some(format!("{number}\n")), "round {round}, {code:?}");
+        }
+        if round % 5 == 1 {
+            let expected = if scene.path("started").exists() { 5 } else { 125 };
+            assert_eq!(code, Some(expected), "round {round}");
+        }
+        for name in scene.list("data") {
+            fs::remove_file(scene.path("data").join(name)).unwrap();
+        }
+        for report in scene.state() {
+            fs::remove_file(report).unwrap();
+        }
+        assert_clean(&scene);
+    }
 }

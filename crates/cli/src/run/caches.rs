@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -161,6 +161,11 @@ impl RunCache {
         (record.run.as_deref() == Some(run)).then(|| Pid::from_raw(record.server as i32)).flatten()
     }
 
+    /// The number by which its place is found.
+    pub fn id(&self) -> &str {
+        self.instance.id()
+    }
+
     /// What was done so far, as far as it is known.
     pub fn figures(&self) -> Figures {
         let seen = self.seen();
@@ -224,6 +229,17 @@ impl RunCache {
         Ok(record.filter(|record| record.run.as_deref() == Some(run)))
     }
 
+    /// Removes it, if the program was not started: then it holds nothing.
+    ///
+    /// # Errors
+    /// What is left of it.
+    pub fn discard(&self, run: &str) -> Result<()> {
+        match self.left(run)? {
+            Some(record) => give_up(&self.instance, &record),
+            None => clear(&self.instance, &self.path),
+        }
+    }
+
     /// After the program: writes everything back, and ends the server. Returns what the user should know.
     ///
     /// # Errors
@@ -233,9 +249,13 @@ impl RunCache {
         let mut last = None;
         for _ in 0..ATTEMPTS {
             // It ends by itself if somebody else has had it written back.
-            let Some(record) = self.left(run)? else { return Ok(notes) };
+            let Some(record) = self.left(run)? else {
+                // Its server may have been killed when there was nothing left to do but this.
+                clear(&self.instance, &self.path)?;
+                return Ok(notes);
+            };
             if !self.instance.has_store()? && last.is_some() {
-                return self.without_store(&record).map(|()| notes);
+                return without_store(&self.instance, &record).map(|()| notes);
             }
             if cache::is_dead(&self.instance)? {
                 // What it shows are errors.
@@ -253,7 +273,7 @@ impl RunCache {
             }
             match self.end(namespaces, progress) {
                 Ok(()) => return Ok(notes),
-                Err(Unfinished::Unwritten(why)) => bail!(why),
+                Err(Unfinished::Unwritten(why)) => bail!("{why}{}", self.removed()),
                 Err(Unfinished::ServerLost(error)) => {
                     // It may be about to end in good order.
                     std::thread::sleep(PAUSE);
@@ -267,15 +287,14 @@ impl RunCache {
         }
     }
 
-    /// A store that went without its server: either that was about to remove the rest, or somebody has unmounted it.
-    fn without_store(&self, record: &Record) -> Result<()> {
-        if record.unwritten > 0 {
-            bail!(
-                "the store of the cache was unmounted, and with it {} bytes or changes are lost",
-                record.unwritten
-            );
+    /// That nothing can be written to the directory any more, if that is so.
+    fn removed(&self) -> &'static str {
+        match whereabouts(&self.path, self.disk.as_fd()) {
+            Ok(Whereabouts::Removed) => {
+                ". The directory was removed while the program ran: what was not written back before can only be given up"
+            }
+            _ => "",
         }
-        Ok(self.instance.abandon(&self.path)?)
     }
 
     fn end(&self, namespaces: &Namespaces, progress: &Progress) -> Result<(), Unfinished> {
@@ -332,6 +351,33 @@ fn finished(answer: io::Result<Answer>) -> Result<(), Unfinished> {
             Err(Unfinished::Unwritten("it was interrupted".to_owned()))
         }
         Err(error) => Err(Unfinished::ServerLost(error)),
+    }
+}
+
+/// Removes what is there of a cache that has a record and no store: its server was killed before it had made one, or when
+/// everything was written back. Or somebody has unmounted it.
+///
+/// # Errors
+/// If something was in it.
+pub fn without_store(instance: &Instance, record: &Record) -> Result<()> {
+    if record.unwritten > 0 {
+        bail!(
+            "the store of the cache was unmounted, and with it {} bytes or changes are lost",
+            record.unwritten
+        );
+    }
+    Ok(instance.abandon(&record.mount_point)?)
+}
+
+/// Removes what is there of a cache without a record: its server was killed before it had put anything into its store, or
+/// after it had written everything back. One that has a record stays, and one whose server lives.
+pub fn clear(instance: &Instance, at: &Path) -> Result<()> {
+    if instance.record()?.is_some() {
+        return Ok(());
+    }
+    match instance.abandon(at) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        other => other.with_context(|| format!("can't remove what is left of the cache of {}", at.display())),
     }
 }
 

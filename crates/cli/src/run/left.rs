@@ -8,7 +8,7 @@ use ondeck_cachefs::instance::{Caches, Instance, Record};
 use ondeck_core::exit;
 use serde::{Deserialize, Serialize};
 
-use super::caches::give_up;
+use super::caches::{clear, give_up, without_store};
 use super::claim::LOCK;
 use super::message::RunOrder;
 use super::places::caches_path;
@@ -19,6 +19,9 @@ const OURS: [&str; 5] = ["manifest", "baseline", "journal", "record", "partial"]
 
 /// Removes the directory of a run whose keeper is gone (killed with the whole machine or cgroup).
 pub fn remove_dead(dir: &Path) {
+    if let Some(kept) = Kept::of(dir) {
+        clear_caches(&kept);
+    }
     // Only what a run makes there: never anything recursive in a directory that something could be mounted in.
     for name in ["control", "state", "log", LOCK] {
         let _ = std::fs::remove_file(dir.join(name));
@@ -35,9 +38,22 @@ pub fn remove_dead(dir: &Path) {
     let _ = std::fs::remove_dir(dir);
 }
 
+/// Removes what killed servers have left of caches that hold nothing.
+fn clear_caches(kept: &Kept) {
+    let all = state::caches().and_then(|base| Ok(Caches::new(base).all()?)).unwrap_or_default();
+    for instance in all.iter().filter(|instance| kept.caches.iter().any(|id| id == instance.id())) {
+        // Without a record its mount point is not known, and there is no mount: that is made later.
+        if let Err(error) = clear(instance, Path::new("/")) {
+            eprintln!("ondeck: {error:#}");
+        }
+    }
+}
+
 /// What is remembered of a run with caches, for the time when it has no keeper.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Kept {
+    /// The numbers of its caches.
+    pub caches: Vec<String>,
     /// Whether it has results in RAM beside them.
     pub outputs: bool,
     /// The program's exit code, once it has ended.
@@ -46,9 +62,9 @@ pub struct Kept {
 
 impl Kept {
     /// Writes it down.
-    pub fn keep(self, dir: &Path) -> Result<()> {
+    pub fn keep(&self, dir: &Path) -> Result<()> {
         let (path, partial) = (caches_path(dir), caches_path(dir).with_extension("partial"));
-        std::fs::write(&partial, serde_json::to_vec(&self)?)
+        std::fs::write(&partial, serde_json::to_vec(self)?)
             .and_then(|()| std::fs::rename(&partial, &path))
             .with_context(|| format!("can't write {}", path.display()))
     }
@@ -107,6 +123,12 @@ pub fn end_caches(id: &str, dir: &Path, order: RunOrder) -> Result<u8> {
         let path = record.mount_point.display();
         if gives_up {
             give_up(&instance, &record).with_context(|| format!("can't give up the cache of {path}"))?;
+            continue;
+        }
+        if !instance.has_store()? {
+            if let Err(error) = without_store(&instance, &record) {
+                problems.push(format!("{path}: {error:#}"));
+            }
             continue;
         }
         if cache::is_dead(&instance)? {

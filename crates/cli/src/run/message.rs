@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub enum Message {
     /// A phase begins.
     Phase {
-        /// `stage_in`, `program`, `stage_out`, …
+        /// `stage_in`, `program`, `stage_out`, `write_back`, …
         name: String,
         /// Bytes that it will move, if known.
         total_bytes: Option<u64>,

@@ -142,7 +142,7 @@ impl CacheReport {
 /// A phase of the run, and what it moved.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Phase {
-    /// `build`, `stage_in`, `program`, `stage_out`, …
+    /// `build`, `stage_in`, `program`, `stage_out`, `write_back`, …
     pub name: &'static str,
     /// How long it took.
     pub seconds: f64,

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use ondeck_ramdisk::namespace::Namespaces;
 use ondeck_transfer::Progress;
 
@@ -42,7 +42,11 @@ impl Keeper {
 
     /// Ends the caches of a program that was not started. They hold nothing.
     pub fn discard_caches(&mut self) {
-        self.give_up_caches();
+        for cache in &self.shared.plan.caches {
+            if let Err(error) = cache.discard(&self.shared.id) {
+                self.watchers.warning(&format!("{error:#}"));
+            }
+        }
     }
 
     /// Remembers how the program has ended, for the time when there is no keeper.
@@ -51,7 +55,8 @@ impl Keeper {
             return Ok(());
         }
         let outputs = self.shared.plan.directories.iter().any(|directory| directory.output);
-        Kept { outputs, code }.keep(&self.shared.dir)
+        let caches = self.shared.plan.caches.iter().map(|cache| cache.id().to_owned()).collect();
+        Kept { caches, outputs, code }.keep(&self.shared.dir)
     }
 
     /// Writes everything back that is in the caches. Returns what is not, and why.
@@ -135,7 +140,6 @@ impl Keeper {
     pub(super) fn give_up_caches(&mut self) {
         for cache in &self.shared.plan.caches {
             if let Err(error) = cache.give_up(&self.shared.id) {
-                let error = anyhow!(error);
                 let path = cache.path.display();
                 self.watchers.warning(&format!("can't end the cache of {path}: {error:#}"));
             }
