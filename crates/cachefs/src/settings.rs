@@ -78,7 +78,8 @@ pub struct Settings {
     pub writes: Writes,
     /// Threads that read from and write to the backing directory.
     pub threads: usize,
-    /// Whether changes of the backing directory are left to [`flush`](crate::Owner::flush) and a full cache: for tests.
+    /// Whether changes of the backing directory are left to [`flush`](crate::Owner::flush) and a full cache, and names are forgotten
+    /// by [`forget_names`](crate::Owner::forget_names) alone: for tests.
     pub idle: bool,
 }
 

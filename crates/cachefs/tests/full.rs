@@ -70,7 +70,7 @@ fn a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept
 
 #[test]
 fn an_exchange_shows_a_file_when_its_data_is_on_disk_and_not_before() {
-    let Some(small) = Small::new("4m") else { return };
+    let Some(small) = Small::new("size=4m") else { return };
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
     let settings = Settings { idle: true, ..Settings::new(Bytes(2 * LEAST_CAPACITY.0)) };
     let cache = Cache::at(settings, small.path(), store.path());

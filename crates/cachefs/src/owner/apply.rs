@@ -605,8 +605,10 @@ impl Core {
             if let Operation::Make { ino, dir, .. } = operation
                 && let Err(error) = self.prepare(*ino, *dir)
             {
-                // Its next fsync(2) or close(2) tells it.
-                if let Some(data) = self.lock().inodes.get_mut(ino).and_then(|inode| inode.data_or_new()) {
+                // Its next fsync(2) or close(2) tells it; of what is refused for a reason of its own, who waits for it is told.
+                if !is_its_own(error)
+                    && let Some(data) = self.lock().inodes.get_mut(ino).and_then(|inode| inode.data_or_new())
+                {
                     data.error = Some(error.raw_os_error());
                 }
                 failed.push((*ino, error));
@@ -712,9 +714,13 @@ impl Core {
         }
     }
 
-    /// Whether a file that was made has lost all of its names again.
+    /// Whether a file that was made has lost all of its names again, and nobody has to find it until then: not in a directory
+    /// that got another name when it was there, unless it can't get its name at all.
     fn is_lost(&self, ino: Ino) -> bool {
-        self.lock().inodes.get(&ino).is_some_and(|inode| inode.is_orphan() && !inode.is_dir())
+        let state = self.lock();
+        let is_needless = |made_by| made_by > state.last_move || state.stuck.contains_key(&made_by);
+        let inode = state.inodes.get(&ino);
+        inode.is_some_and(|inode| inode.is_orphan() && !inode.is_dir() && is_needless(inode.made_by))
     }
 
     /// Removes what was made under the name of what is unfinished, and never gets another: that name might be refused for ever.

@@ -364,6 +364,7 @@ impl State {
             return Err(Errno::ISDIR.into());
         }
         self.look(store, ino);
+        self.pin_growth(ino, end)?;
         // First: what makes room for one part must not evict another.
         self.pin(ino, offset, end);
         let ready = self.prepare_write(store, ino, offset, end);
@@ -371,6 +372,25 @@ impl State {
             self.unpin(store, ino, offset, end);
         }
         ready.map(|()| end)
+    }
+
+    /// Counts what a write makes a file longer that the kernel reads by itself: none of it can be evicted until that is over.
+    ///
+    /// # Errors
+    /// `ENOSPC` if too little were left to all others, who could only wait for ever.
+    fn pin_growth(&mut self, ino: Ino, end: u64) -> Result<(), Stop> {
+        let most = self.settings.capacity.0 / 4 * 3;
+        let pinned = self.pinned;
+        let Some(data) = self.inode_mut(ino)?.data_mut().filter(|data| data.passthrough > 0) else {
+            return Ok(());
+        };
+        let more = end.next_multiple_of(BLOCK).saturating_sub(data.pinned);
+        if more > 0 && pinned + more > most {
+            return Err(Errno::NOSPC.into());
+        }
+        data.pinned += more;
+        self.pinned += more;
+        Ok(())
     }
 
     fn prepare_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
@@ -585,8 +605,10 @@ impl State {
             for number in extents(0, size) {
                 self.hold(store, ino, number, &blocks_before(number, size))?;
             }
-            let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
-            rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, size)?;
+            if size > 0 {
+                let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
+                rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, size)?;
+            }
         }
         let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
         // Programs that write to it without asking make it longer meanwhile.

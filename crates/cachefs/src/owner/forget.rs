@@ -291,8 +291,9 @@ impl Core {
             if state.stopped {
                 return;
             }
+            let is_idle = state.settings.idle;
             drop(state);
-            pause = if self.forget_if_many() { LOOK } else { (2 * pause).min(LONGEST_PAUSE) };
+            pause = if is_idle || self.forget_if_many() { LOOK } else { (2 * pause).min(LONGEST_PAUSE) };
             // Others may replace it, with the same number, now that it is not known here.
             let closing = std::mem::take(&mut self.lock().closing);
             for ino in closing {

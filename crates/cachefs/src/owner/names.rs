@@ -246,8 +246,10 @@ impl State {
         let made_by = inode.made_by;
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
-        let is_only_made =
-            made_by > self.batch_end && inode.pending == 1 && last_name && inode.homes.is_empty();
+        let is_only_made = made_by > self.batch_end.max(self.last_move)
+            && inode.pending == 1
+            && last_name
+            && inode.homes.is_empty();
         let unneeded = if is_only_made { Some(made_by) } else { self.stuck_link(ino, parent, name) };
         if let Some(number) = unneeded {
             let at = Time::now();

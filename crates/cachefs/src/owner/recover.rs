@@ -101,6 +101,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         batch_end: 0,
         stuck: BTreeMap::new(),
         doubtful: 0,
+        last_move: 0,
         moving: None,
         is_recovering: false,
         draining: false,
@@ -172,6 +173,7 @@ impl State {
                 }
                 let operation = operation.clone();
                 self.log.push_back(Pending { operation, cancelled: *cancelled, since: Instant::now() });
+                self.note_move();
             }
             Record::Cancelled { number, unlink, at } => {
                 self.perform(unlink, *at)?;

@@ -156,6 +156,8 @@ pub struct State {
     pub stuck: BTreeMap<u64, (Errno, Instant)>,
     /// The operation that the journal says may have been done and not noted; 0: the first one.
     pub doubtful: u64,
+    /// The last operation that gives a directory another name. What was made in it before has to be there then.
+    pub last_move: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
     pub moving: Option<std::thread::ThreadId>,
     /// The journal is being read: no name is there but by what it says.
@@ -365,7 +367,21 @@ impl State {
         }
         self.generation += 1;
         self.log.push_back(Pending { operation, cancelled: false, since: Instant::now() });
+        self.note_move();
         self.last_pending()
+    }
+
+    /// Notes whether the last operation of the log gives a directory another name.
+    pub fn note_move(&mut self) {
+        let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
+        let moves = match self.log.back().map(|pending| &pending.operation) {
+            Some(Operation::Rename { ino, .. }) => is_dir(ino),
+            Some(Operation::Exchange { ino, other, .. }) => is_dir(ino) || is_dir(other),
+            _ => false,
+        };
+        if moves {
+            self.last_move = self.last_pending();
+        }
     }
 
     /// Bytes that names and operations take, about.
