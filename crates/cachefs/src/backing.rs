@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashlink::LruCache;
 use ondeck_transfer::credentials::User;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags, XattrFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::acl;
@@ -232,6 +232,28 @@ pub fn stat(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Stat, Errno> {
         mtime: time(found.stx_mtime),
         ctime: time(found.stx_ctime),
     })
+}
+
+/// Looks at something that was just made under a name: `AGAIN` if it is not that, because somebody else has put it there. Where the
+/// filesystem's clock is this machine's, and it keeps the time when something was made, what is older is not.
+///
+/// # Errors
+/// The kernel's.
+pub fn just_made(at: BorrowedFd<'_>, name: &OsStr, kind: FileType, since: Time) -> Result<Stat, Errno> {
+    // Of ext4, XFS, Btrfs and tmpfs, by statfs(2).
+    const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+    // What a filesystem rounds to, at most.
+    const GRANULARITY: i64 = 1;
+    let made = open_path(at, name)?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    let found = rustix::fs::statx(&made, "", flags, StatxFlags::BTIME)?;
+    let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+    let is_local = LOCAL.contains(&(rustix::fs::fstatfs(&made)?.f_type as u64));
+    let is_older = told && is_local && found.stx_btime.tv_sec < since.secs - GRANULARITY;
+    let stat = stat(made.as_fd(), OsStr::new(""))?;
+    let is_it = FileType::from_raw_mode(stat.mode) == kind
+        && stat.nlink <= if kind == FileType::Directory { 2 } else { 1 };
+    if is_older || !is_it { Err(Errno::AGAIN) } else { Ok(stat) }
 }
 
 /// All entries of a directory with what is told of them, `.` and `..` excepted.

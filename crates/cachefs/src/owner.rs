@@ -543,8 +543,9 @@ impl Owner {
         if settings.capacity < LEAST_CAPACITY {
             return Err(OpenError::TooSmall);
         }
+        let ids = user.as_ref().map(|user| (user.uid, user.gid));
         let backing = Backing::new(backing, user);
-        let store = Store::open(store).map_err(OpenError::Store)?;
+        let store = Store::open(store, ids).map_err(OpenError::Store)?;
         let records = Journal::read(&store)?;
         // With the user's identity, as all that is to come.
         let looked = std::thread::scope(|scope| {

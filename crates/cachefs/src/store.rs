@@ -8,12 +8,12 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashlink::LruCache;
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{AtFlags, FallocateFlags, Gid, Mode, OFlags, SeekFrom, Uid};
 use rustix::io::Errno;
 
 use crate::message::Ino;
@@ -30,6 +30,8 @@ const ID_LETTERS: usize = 8;
 /// A store.
 pub struct Store {
     root: OwnedFd,
+    /// Whose the files are, whoever makes one: threads with that user's identity open them, too. Nobody else gets here.
+    user: Option<(Uid, Gid)>,
     id: String,
     directories: Vec<OwnedFd>,
     open: Mutex<LruCache<Ino, Arc<File>>>,
@@ -47,11 +49,12 @@ pub struct Segment {
 }
 
 impl Store {
-    /// Opens the store below `root`, and makes what is missing of it.
+    /// Opens the store below `root`, and makes what is missing of it; `user` are the ids of a user whose cache it is, if not root's.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn open(root: &Path) -> io::Result<Store> {
+    pub fn open(root: &Path, user: Option<(u32, u32)>) -> io::Result<Store> {
+        let user = user.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty())?;
         let id = id(&root)?;
@@ -62,9 +65,12 @@ impl Store {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
+            if let Some((uid, gid)) = user {
+                rustix::fs::chownat(&root, &name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+            }
             directories.push(rustix::fs::openat(&root, &name, flags | OFlags::PATH, Mode::empty())?);
         }
-        Ok(Store { root, id, directories, open: Mutex::new(LruCache::new(OPEN_FILES)) })
+        Ok(Store { root, user, id, directories, open: Mutex::new(LruCache::new(OPEN_FILES)) })
     }
 
     fn cache(&self) -> MutexGuard<'_, LruCache<Ino, Arc<File>>> {
@@ -82,15 +88,21 @@ impl Store {
     /// # Errors
     /// The kernel's.
     pub fn file(&self, ino: Ino) -> io::Result<Arc<File>> {
-        if let Some(file) = self.cache().get(&ino) {
+        // One at a time: nobody may open a file that is not the user's yet.
+        let mut open = self.cache();
+        if let Some(file) = open.get(&ino) {
             return Ok(Arc::clone(file));
         }
         let (directory, name) = self.place(ino);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::LARGEFILE;
         let file =
             Arc::new(File::from(rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR)?));
-        // Two may open it at a time; both descriptors are good.
-        self.cache().insert(ino, Arc::clone(&file));
+        if let Some((uid, gid)) = self.user
+            && file.metadata()?.uid() != uid.as_raw()
+        {
+            rustix::fs::fchown(&*file, Some(uid), Some(gid))?;
+        }
+        open.insert(ino, Arc::clone(&file));
         Ok(file)
     }
 
@@ -238,13 +250,13 @@ mod tests {
     #[test]
     fn a_store_is_found_again_and_files_that_were_removed_are_gone() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
         for ino in [1, 255, 256, 1 << 62] {
             store.file(ino).unwrap().write_all_at(b"data", 3).unwrap();
         }
         store.remove(256).unwrap();
         store.remove(4711).unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
         let mut files = store.files().unwrap();
         files.sort_unstable();
         assert_eq!(files, [1, 255, 1 << 62]);

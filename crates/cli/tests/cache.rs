@@ -173,6 +173,66 @@ fn only_its_user_reaches_a_cache_and_only_what_that_user_may() {
     assert_eq!(sh(&mounted.backing, "stat -c '%U %a' file d"), "nobody 644\nnobody 500\n");
 }
 
+#[test]
+fn a_file_that_is_removed_while_it_is_written_back_is_gone_and_a_new_one_has_its_name() {
+    let Some(mounted) = Mounted::with(&["--capacity", "16MiB"], |_| ()) else { return };
+    for round in 0..6 {
+        mounted.run(&format!(
+            "head -c 30000000 /dev/zero > big; rm big; echo {round} > big
+             mkdir d; head -c 12000000 /dev/zero > d/a; head -c 12000000 /dev/zero > d/b; rm -r d; mkdir d; echo {round} > d/new"
+        ));
+        if round == 5 {
+            mounted.run("rm big; rm -r d");
+        } else {
+            mounted.run("rm -r d");
+        }
+    }
+    mounted.ondeck(&["flush", "fast"]);
+    let told = mounted.ondeck(&["status", "fast"]);
+    assert!(!told.contains("CONFLICT"), "{told}");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(sh(&mounted.backing, "ls -A"), "");
+}
+
+#[test]
+fn a_users_cache_reads_and_changes_what_was_there_already_and_what_others_let_it_change() {
+    const NOBODY: u32 = 65534;
+    let prepare = |backing: &Path| {
+        sh(
+            backing,
+            "echo own > own; chown nobody own; mkdir shared; chmod 1777 shared . ; echo foreign > foreign
+             chmod 666 foreign; head -c 3000000 /dev/urandom > large; chown nobody large; md5sum large > sum",
+        );
+    };
+    let Some(mounted) = Mounted::with(&["--user", "nobody"], prepare) else { return };
+    let run = |script: &str| as_user(NOBODY, &mounted.fast, script).unwrap();
+    assert_eq!(run("cd $0; cat own; md5sum -c --quiet sum"), "own\n");
+    run(
+        "cd $0; echo more >> own; echo new > shared/new; echo more >> foreign; echo x > new; printf y | dd of=large \
+         conv=notrunc bs=1 seek=1500000 status=none; md5sum large > shared/sum",
+    );
+    mounted.ondeck(&["flush", "fast"]);
+    let status = mounted.status()["status"].clone();
+    assert_eq!(
+        (&status["dirty_attributes"], &status["failing"]),
+        (&0.into(), &serde_json::json!([])),
+        "{status}"
+    );
+    assert_eq!(
+        sh(
+            &mounted.backing,
+            "cat own foreign shared/new; md5sum -c --quiet shared/sum; stat -c %U shared new"
+        ),
+        "own\nmore\nforeign\nmore\nnew\nroot\nnobody\n"
+    );
+    mounted.ondeck(&["evict", "fast"]);
+    assert_eq!(
+        run("cd $0; cat own foreign shared/new new; md5sum -c --quiet shared/sum"),
+        "own\nmore\nforeign\nmore\nnew\nx\n"
+    );
+    mounted.ondeck(&["unmount", "fast"]);
+}
+
 /// A filesystem on a loop device that is frozen, and thawed at the end.
 struct Frozen(PathBuf);
 

@@ -20,7 +20,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::fs::{AtFlags, Mode, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
@@ -29,7 +29,7 @@ use super::state::{Pending, State};
 use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing::{self, Stat};
-use crate::message::{Ino, ROOT};
+use crate::message::{Ino, ROOT, Time};
 use crate::status::Conflict;
 use crate::store::Store;
 
@@ -292,6 +292,13 @@ impl State {
     }
 
     /// The files whose data has to be on the disk before an operation is carried out.
+    /// Whether a file that is to be made has lost all its names again, and nobody has to find it until then, or it can't get its
+    /// name at all.
+    fn is_lost(&self, ino: Ino) -> bool {
+        let orphan = self.inodes.get(&ino).filter(|inode| inode.is_orphan() && !inode.is_dir());
+        orphan.is_some_and(|inode| inode.needless || self.stuck.contains_key(&inode.made_by))
+    }
+
     fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
         let shown = match operation {
             Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => {
@@ -301,7 +308,7 @@ impl State {
             Operation::Unlink { .. } => [None, None],
         };
         let is_file =
-            |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_dir() && !inode.is_orphan());
+            |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_dir()) && !self.is_lost(*ino);
         shown.into_iter().flatten().filter(is_file)
     }
 
@@ -622,8 +629,8 @@ impl Core {
         let (mode, rdev, target, within) = {
             let state = self.lock();
             let Some(inode) = state.inodes.get(&ino) else { return Ok(()) };
-            // What is there already was prepared before. What nobody can reach any more is never made.
-            if !inode.homes.is_empty() || (inode.is_orphan() && !inode.is_dir()) {
+            // What is there already was prepared before. What nobody has to find any more is never made.
+            if !inode.homes.is_empty() || state.is_lost(ino) {
                 return Ok(());
             }
             let target = match &inode.kind {
@@ -648,8 +655,7 @@ impl Core {
                     make()
                 }
                 other => other,
-            }?;
-            backing::stat(at, &name)
+            }
         })?;
         let seen = Seen { ino: made.ino, ctime: made.ctime };
         let home = Home { dir: within, name: name.into() };
@@ -671,7 +677,7 @@ impl Core {
                 let home = self.lock().inodes.get(ino).and_then(|inode| inode.homes.first().cloned());
                 match home {
                     None => Ok(Done::default()),
-                    Some(home) if self.is_lost(*ino) => self.unmake(*ino, &home),
+                    Some(home) if self.lock().is_lost(*ino) => self.unmake(*ino, &home),
                     Some(home) => self.show(*ino, (home.dir, &home.name), (*dir, name), None),
                 }
             }
@@ -712,15 +718,6 @@ impl Core {
                 Ok(Done::default())
             }
         }
-    }
-
-    /// Whether a file that was made has lost all of its names again, and nobody has to find it until then: not in a directory
-    /// that got another name when it was there, unless it can't get its name at all.
-    fn is_lost(&self, ino: Ino) -> bool {
-        let state = self.lock();
-        let is_needless = |made_by| made_by > state.last_move || state.stuck.contains_key(&made_by);
-        let inode = state.inodes.get(&ino);
-        inode.is_some_and(|inode| inode.is_orphan() && !inode.is_dir() && is_needless(inode.made_by))
     }
 
     /// Removes what was made under the name of what is unfinished, and never gets another: that name might be refused for ever.
@@ -890,14 +887,30 @@ impl Core {
     }
 }
 
-fn make(at: BorrowedFd<'_>, name: &OsStr, mode: u32, rdev: u64, target: Option<&OsStr>) -> Result<(), Errno> {
+/// Makes something, and tells what it is. Others may be allowed to change names there, so a name is not believed: a file is known by
+/// its descriptor, and of all else [`backing::just_made`] looks whether it is what was made.
+fn make(
+    at: BorrowedFd<'_>,
+    name: &OsStr,
+    mode: u32,
+    rdev: u64,
+    target: Option<&OsStr>,
+) -> Result<Stat, Errno> {
     use rustix::fs::FileType;
     let private = Mode::RUSR | Mode::WUSR;
-    match FileType::from_raw_mode(mode) {
-        FileType::Directory => rustix::fs::mkdirat(at, name, Mode::RWXU),
-        FileType::Symlink => rustix::fs::symlinkat(target.unwrap_or_default(), at, name),
-        kind => rustix::fs::mknodat(at, name, kind, private, rdev),
+    let since = Time::now();
+    let kind = FileType::from_raw_mode(mode);
+    match kind {
+        FileType::RegularFile => {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(at, name, flags, private)?;
+            return backing::stat(file.as_fd(), OsStr::new(""));
+        }
+        FileType::Directory => rustix::fs::mkdirat(at, name, Mode::RWXU)?,
+        FileType::Symlink => rustix::fs::symlinkat(target.unwrap_or_default(), at, name)?,
+        _ => rustix::fs::mknodat(at, name, kind, private, rdev)?,
     }
+    backing::just_made(at, name, kind, since)
 }
 
 fn remove(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {

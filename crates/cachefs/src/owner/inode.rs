@@ -222,6 +222,9 @@ pub struct Inode {
     /// The backing directory has it, or what others have put in its place, under another name than programs see: it is never
     /// forgotten.
     pub aside: bool,
+    /// It was made and has lost its one name again before that was on the backing directory, and no directory got another name in
+    /// between: nobody has to find it there.
+    pub needless: bool,
     /// Operations in the log that it takes part in.
     pub pending: u32,
     /// The operation in the log that makes it; 0 if none.
@@ -432,6 +435,7 @@ impl Inode {
             writing: 0,
             used: Use::Since,
             aside: false,
+            needless: false,
             pending: 0,
             made_by: 0,
             xattrs: None,

@@ -400,8 +400,11 @@ impl State {
     }
 
     fn lose_name(&mut self, ino: Ino, dir: Ino, at: Time) -> Result<(), Stop> {
+        let last_move = self.last_move;
         let inode = self.inode_mut(ino)?;
         inode.ctime = at;
+        // The only operation about it so far is the one that makes it.
+        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by > last_move;
         if inode.is_dir() {
             inode.nlink = 0;
             let above = self.inode_mut(dir)?;

@@ -132,7 +132,9 @@ impl State {
         if !inode.is_dirty() || (for_room && inode.data().is_none_or(|data| data.dirty_bytes() == 0)) {
             return Turn::NotNow;
         }
-        if inode.is_orphan() {
+        // One that is still to be made, and found for a while, is brought to where it is found.
+        let is_never_found = inode.needless || inode.pending == 0 || !inode.homes.is_empty();
+        if inode.is_orphan() && is_never_found {
             return turn(for_room && inode.data().is_some());
         }
         if inode.homes.is_empty() && ino != ROOT {
@@ -192,7 +194,8 @@ impl State {
             backing_len,
             cut,
             cuts,
-            orphan: inode.is_orphan(),
+            // One whose removal there is still to come is as any other: it may be shown before, and is known by how we left it.
+            orphan: inode.is_orphan() && inode.homes.is_empty(),
             file: orphan,
             seen: inode.seen,
             written: 0,
@@ -524,7 +527,7 @@ impl Core {
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
-        carry_attributes(pass, &entry)
+        carry_attributes(pass, &entry, self.backing.uid())
     }
 
     fn carry_data(&self, pass: &mut Pass, to: &File) -> Result<(), Errno> {
@@ -598,6 +601,13 @@ impl Core {
     ///
     /// What of ours is not resident was never changed here, and is as theirs is.
     fn set_aside(&self, pass: &mut Pass) -> Result<(), Errno> {
+        let (is_orphan, is_open) = (self.lock().inodes.get(&pass.ino))
+            .map_or((true, false), |inode| (inode.is_orphan(), inode.handles > 0));
+        if is_orphan && !is_open {
+            // It is to be removed, and nobody has it any more: theirs stays as it is, and ours is not missed.
+            pass.orphan = true;
+            return Ok(());
+        }
         let home = self
             .lock()
             .inodes
@@ -728,7 +738,7 @@ fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
 }
 
 /// Gives an entry the attributes that it lacks. One that is refused does not keep the others.
-fn carry_attributes(pass: &mut Pass, entry: &OwnedFd) -> Result<(), Errno> {
+fn carry_attributes(pass: &mut Pass, entry: &OwnedFd, user: u32) -> Result<(), Errno> {
     let path = backing::by_descriptor(entry.as_fd());
     let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
     let is_symlink = FileType::from_raw_mode(pass.mode) == FileType::Symlink;
@@ -759,8 +769,11 @@ fn carry_attributes(pass: &mut Pass, entry: &OwnedFd) -> Result<(), Errno> {
     }
     let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
     let times = Timestamps { last_access: timespec(pass.atime), last_modification: timespec(pass.mtime) };
-    if let Err(error) = rustix::fs::utimensat(rustix::fs::CWD, path.as_str(), &times, AtFlags::empty()) {
-        pass.refuse(dirty::TIMES, error);
+    match rustix::fs::utimensat(rustix::fs::CWD, path.as_str(), &times, AtFlags::empty()) {
+        Ok(()) => {}
+        // Who may write to something, and does not own it, can't set its times. They are those of the write there.
+        Err(Errno::PERM | Errno::ACCESS) if user != 0 && found.uid != user => {}
+        Err(error) => pass.refuse(dirty::TIMES, error),
     }
     Ok(())
 }
