@@ -90,3 +90,26 @@ fn an_exchange_shows_a_file_when_its_data_is_on_disk_and_not_before() {
     assert!(fs::read(small.path().join("shown")).unwrap() == data);
     assert_eq!(fs::read(small.path().join("hidden")).unwrap(), b"old");
 }
+
+#[test]
+fn a_file_keeps_its_capabilities_and_set_ids_however_often_it_is_written_to() {
+    // Version 2, effective, CAP_NET_RAW.
+    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    if !rustix::process::geteuid().is_root() {
+        ondeck_skip::skipped("it needs root, to give a file capabilities");
+        return;
+    }
+    let backing = tempfile::tempdir().unwrap();
+    let cache = Cache::over(Settings::new(Bytes(64 << 20)), backing);
+    cache.create("program", 0o755).unwrap();
+    cache.write("program", 0, &vec![1; 40 << 20]).unwrap();
+    cache.set_mode("program", 0o4755).unwrap();
+    cache.set_xattr("program", "security.capability", &CAPABILITY).unwrap();
+    cache.flush();
+    let program = cache.backing().join("program");
+    let mut found = [0; 64];
+    let length = rustix::fs::getxattr(&program, "security.capability", &mut found[..]).unwrap();
+    assert_eq!(found[..length], CAPABILITY);
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o4755);
+}

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{Home, Homes, Seen, dirty};
+use super::inode::{Home, Homes, Inode, Seen, dirty};
 use super::state::{DirtySince, State};
 use super::unfinished::unfinished;
 use super::wait::Need;
@@ -165,7 +165,7 @@ impl State {
         if !inode.is_dirty() {
             return None;
         }
-        let bits = std::mem::take(&mut inode.dirty);
+        let bits = std::mem::take(&mut inode.dirty) | taken_by_writes(inode);
         inode.writing = bits;
         let mut extents = Vec::new();
         let size = inode.size;
@@ -695,6 +695,18 @@ impl Core {
         // The next pass finds the new place, and brings all of it.
         Err(Errno::AGAIN)
     }
+}
+
+/// What a write there takes away from a file, whatever it had, and is to be given to it again.
+fn taken_by_writes(inode: &Inode) -> u8 {
+    const CAPABILITIES: &str = "security.capability";
+    if !is_file(inode.mode) {
+        return 0;
+    }
+    let has_ids = inode.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+    let has_capabilities =
+        inode.xattrs.as_deref().is_some_and(|xattrs| xattrs.contains_key(OsStr::new(CAPABILITIES)));
+    u8::from(has_ids) * dirty::MODE | u8::from(has_capabilities) * dirty::XATTRS
 }
 
 fn is_file(mode: u32) -> bool {
