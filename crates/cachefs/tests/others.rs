@@ -174,3 +174,22 @@ fn a_file_that_is_renamed_and_removed_before_it_was_written_back_leaves_nothing(
     assert_there(&cache, &[("stays", "stays"), ("two", "another")]);
     assert_eq!(conflicts(&cache), []);
 }
+
+#[test]
+fn what_others_put_where_something_is_made_holds_up_nothing() {
+    let cache = Cache::new(Settings::new(LEAST_CAPACITY));
+    // The name has the store's, which nobody but the cache chooses.
+    cache.create("first", 0o644).unwrap();
+    let id = fs::read_to_string(cache.store().join("id")).unwrap();
+    for next in 1..6 {
+        let name = format!(".ondeck-cache-{id}-{:x}", (1_u64 << 62) + next);
+        fs::create_dir(cache.backing().join(&name)).unwrap();
+        fs::write(cache.backing().join(&name).join("theirs"), "").unwrap();
+    }
+    cache.make_directory("second", 0o755).unwrap();
+    cache.create("second/third", 0o644).unwrap();
+    cache.write("second/third", 0, b"ours").unwrap();
+    cache.flush();
+    assert_eq!(fs::read(cache.backing().join("second/third")).unwrap(), b"ours");
+    assert!(cache.backing().join("first").exists());
+}

@@ -645,14 +645,16 @@ impl Core {
         };
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
-        let name = unfinished(&self.store, ino);
+        let mut name = unfinished(&self.store, ino);
         let made = backing::within(self.backing.uid(), at, || {
-            let make = || make(at, &name, mode, rdev, target.as_deref());
-            match make() {
-                // Of a process that was killed before it could note that.
+            let make = |name: &OsStr| make(at, name, mode, rdev, target.as_deref());
+            match make(&name) {
                 Err(Errno::EXIST) => {
-                    remove(at, &name)?;
-                    make()
+                    // Of a process that was killed before it could note that; or others have put something there.
+                    if remove(at, &name).is_err() {
+                        name = super::unfinished::unforeseen(&self.store, ino)?;
+                    }
+                    make(&name)
                 }
                 other => other,
             }
