@@ -706,7 +706,7 @@ fn taken_by_writes(inode: &Inode) -> u8 {
     let has_ids = inode.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
     let has_capabilities =
         inode.xattrs.as_deref().is_some_and(|xattrs| xattrs.contains_key(OsStr::new(CAPABILITIES)));
-    u8::from(has_ids) * dirty::MODE | u8::from(has_capabilities) * dirty::XATTRS
+    (u8::from(has_ids) * dirty::MODE) | (u8::from(has_capabilities) * dirty::XATTRS)
 }
 
 fn is_file(mode: u32) -> bool {
