@@ -12,6 +12,9 @@
 //! `mount` at the same place finds them, and recovers. The backing directory has a mount of its own because the cache may
 //! cover the one by which everybody else reaches it: what covers it, or is mounted in it later, does not appear there.
 //!
+//! Both mounts are read-only, so that whoever removes the cache's directory with all that is in it removes nothing of the user's.
+//! The server works through copies of them that are mounted nowhere, and may write.
+//!
 //! A cache is known by its mount point: the number follows from that path, so that any user finds it, who may read none of
 //! this.
 //!
@@ -19,20 +22,22 @@
 //!
 //! - `record`: `instance.json`
 //! - `start`: starting a server, and what must be right before
+//! - `kept`: the mounts that outlive it
 //! - `server`: the life of that process; `harden`: what it is protected from
 //! - `control`: what it can be asked, and asking it
 
 pub mod control;
 mod harden;
+mod kept;
 mod record;
 mod server;
 mod start;
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ondeck_core::Bytes;
@@ -220,6 +225,12 @@ impl Instance {
     /// Makes its directory, and those above it.
     fn make_directory(&self) -> io::Result<()> {
         if let Some(base) = self.dir.parent() {
+            // Users reach the usual one. Another is in a directory that is also for what only its owner may see.
+            if base != Path::new(USUAL_BASE)
+                && let Some(above) = base.parent()
+            {
+                DirBuilder::new().recursive(true).mode(0o700).create(above)?;
+            }
             DirBuilder::new().recursive(true).mode(0o755).create(base)?;
         }
         make_private(&self.dir)
@@ -298,6 +309,8 @@ struct Claim {
 
 fn make_private(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
+        // A umask may have taken its owner's rights.
+        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o700)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }

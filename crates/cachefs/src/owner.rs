@@ -121,6 +121,17 @@ pub enum OpenError {
     /// It can be read, and does not fit together.
     #[error("the cache's journal contradicts itself at record {0}: {1}")]
     Contradiction(usize, String),
+    /// Data that the backing directory lacks was removed from the store.
+    #[error(
+        "the store lacks the data of {path} (inode {ino}), which was not written back: somebody has removed it. Nothing was \
+         changed; `ondeck cache unmount --force-lose` gives up all that was not written back"
+    )]
+    Missing {
+        /// Where it is in the cache.
+        path: String,
+        /// Its number, which its file in the store is named by, in hexadecimal digits.
+        ino: Ino,
+    },
 }
 
 impl Core {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use client::{Cache, same_trees};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+use ondeck_cachefs::{OpenError, Owner};
 use ondeck_core::Bytes;
 
 /// Where the killed process finds its directories and the seed of what it does.
@@ -340,4 +341,55 @@ fn what_was_answered_is_there_after_a_kill_at_any_moment() {
     for seed in first..first + rounds {
         round(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     }
+}
+
+#[test]
+fn data_that_somebody_has_removed_from_the_store_is_missed_and_never_written_back_as_zeros() {
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+    fs::write(backing.path().join("file"), "what was there").unwrap();
+    let settings = || Settings { idle: true, ..Settings::new(LEAST_CAPACITY) };
+    let cache = Cache::at(settings(), backing.path(), store.path());
+    cache.make_directory("d", 0o755).unwrap();
+    cache.create("d/new", 0o644).unwrap();
+    cache.write("d/new", 0, b"new").unwrap();
+    cache.write("file", 0, b"WHAT").unwrap();
+    cache.punch("file", 0, 2).unwrap();
+    drop(cache);
+    let mut files: Vec<PathBuf> = Vec::new();
+    for directory in fs::read_dir(store.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        if directory.is_dir() {
+            files.extend(fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    assert_eq!(files.len(), 2);
+    let journal = fs::read(store.path().join("journal")).unwrap();
+    let mut named = Vec::new();
+    for file in files {
+        let data = fs::read(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        // Also when it is tried again.
+        for _ in 0..2 {
+            let root = rustix::fs::open(backing.path(), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+            let opened = Owner::open(root.unwrap(), store.path(), None, settings());
+            match opened.err().unwrap() {
+                OpenError::Missing { path, ino } => {
+                    assert_eq!(file.file_name().unwrap().to_str().unwrap(), format!("{ino:x}"));
+                    named.push(path);
+                }
+                other => panic!("{other}"),
+            }
+            assert!(fs::read(store.path().join("journal")).unwrap() == journal, "the journal was changed");
+            assert!(!file.exists());
+        }
+        fs::write(&file, data).unwrap();
+    }
+    named.sort();
+    assert_eq!(named, ["d/new", "d/new", "file", "file"]);
+    assert_eq!(fs::read(backing.path().join("file")).unwrap(), b"what was there");
+    let cache = Cache::at(settings(), backing.path(), store.path());
+    assert_eq!(cache.read("file", 0, 14).unwrap(), b"\0\0AT was there");
+    assert_eq!(cache.read("d/new", 0, 3).unwrap(), b"new");
 }

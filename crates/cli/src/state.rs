@@ -75,7 +75,7 @@ pub fn runs() -> Result<PathBuf> {
     }
     if is_named {
         anyhow::bail!(
-            "{} is not a directory of yours alone (mode 0700); remove it or name another with ONDECK_STATE_DIR",
+            "{} is not a directory of yours alone (mode 0700); name another with ONDECK_STATE_DIR",
             base.display()
         );
     }

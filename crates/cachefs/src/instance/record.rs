@@ -62,6 +62,12 @@ pub struct Record {
     pub server: u32,
     /// Bytes and changes that the backing directory lacked a moment ago.
     pub unwritten: u64,
+    /// Whether the backing directory was reached read-only: the mount that is kept of it always is.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Whether programs may have used it since it was made, and it has not ended in an orderly way.
+    #[serde(default)]
+    pub open: bool,
     /// The run of `ondeck run` that alone sees it, if it is one's.
     #[serde(default)]
     pub run: Option<String>,
@@ -89,6 +95,8 @@ impl Record {
             boot: boot()?,
             server: std::process::id(),
             unwritten: 0,
+            read_only: false,
+            open: false,
             run,
         })
     }

@@ -22,7 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondeck_ramdisk::holders::holders;
-use ondeck_ramdisk::mounts::{self, Mount, TakenAway, Tree};
+use ondeck_ramdisk::mounts::{self, Mount, TakenAway};
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
@@ -34,7 +35,7 @@ use super::start::{
     Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
     open_mount_point, say, store_size, there_is_one,
 };
-use super::{Caches, Claim, Instance, Record, is_cache, make_private};
+use super::{Caches, Claim, Instance, Record, is_cache, kept, make_private};
 use crate::message::Service;
 use crate::serve::{MountOptions, Server};
 use crate::status::Status;
@@ -103,10 +104,62 @@ fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
             record.mount_point.display(),
             plan.mount_point.display()
         ))),
-        (Some(record), true) => Ok(Found::Store(Box::new(record))),
+        (Some(record), true) => {
+            let held = Held::by(&instance.store()).map_err(look)?;
+            if held.data && !held.journal {
+                return Err(unknown(
+                    plan,
+                    instance,
+                    "its journal is missing: nobody can say what the data is",
+                ));
+            }
+            Ok(Found::Store(Box::new(record)))
+        }
         (Some(record), false) => Ok(Found::Lost(Box::new(record))),
-        // The record is written before anything is put into a store.
-        (None, _) => Ok(Found::Nothing),
+        // The record is written before anything is put into a store, so somebody has removed it.
+        (None, true) => {
+            let held = Held::by(&instance.store()).map_err(look)?;
+            if held.data || held.journal {
+                let record = instance.dir.join("instance.json");
+                let what = format!(
+                    "the record {} is missing: nobody can say which directory the data belongs to",
+                    record.display()
+                );
+                return Err(unknown(plan, instance, &what));
+            }
+            Ok(Found::Nothing)
+        }
+        (None, false) => Ok(Found::Nothing),
+    }
+}
+
+/// That nothing can be done with a store.
+fn unknown(plan: &Plan, instance: &Instance, why: &str) -> StartError {
+    let (at, store) = (plan.mount_point.display(), instance.store());
+    StartError::Refused(format!(
+        "an earlier cache at {at} has left a store, {}, that may hold data that nobody else has, and {why}. Put back what is \
+         missing, or give the data up by `ondeck cache unmount --force-lose {at}`",
+        store.display()
+    ))
+}
+
+/// What a store has.
+struct Held {
+    journal: bool,
+    /// Files with data.
+    data: bool,
+}
+
+impl Held {
+    fn by(store: &Path) -> io::Result<Held> {
+        let mut held = Held { journal: store.join("journal").try_exists()?, data: false };
+        for entry in fs::read_dir(store)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() && fs::read_dir(entry.path())?.next().is_some() {
+                held.data = true;
+            }
+        }
+        Ok(held)
     }
 }
 
@@ -129,7 +182,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
         }
         found => {
             if let Found::Lost(record) = &found
-                && record.unwritten > 0
+                && (record.open || record.unwritten > 0)
             {
                 notes.push(lost(record));
             }
@@ -165,12 +218,13 @@ fn lost(record: &Record) -> String {
         Ok(boot) if boot != record.boot => "the machine started again",
         _ => "its store was unmounted",
     };
-    format!(
-        "the cache that was at {} is lost, because {how}: {} bytes or changes had not been written to {}",
-        record.mount_point.display(),
-        record.unwritten,
-        record.backing.display()
-    )
+    let (at, backing) = (record.mount_point.display(), record.backing.display());
+    // The record is a moment old.
+    let what = match record.unwritten {
+        0 => format!("what was changed just before may not have been written to {backing}"),
+        count => format!("{count} bytes or changes had not been written to {backing}"),
+    };
+    format!("the cache that was at {at} is lost, because {how}: {what}")
 }
 
 /// Makes the places of a new cache, and its record.
@@ -183,8 +237,11 @@ fn prepare(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<Record, 
     let (user, settings, run) = (plan.user.clone(), plan.settings.clone(), plan.run.clone());
     let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings, run);
     let keep = || StartError::io("write the record of the cache at", &plan.mount_point);
-    let record = record.map_err(keep())?;
-    show_backing(&backing, &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
+    let mut record = record.map_err(keep())?;
+    let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from);
+    let like = like.map_err(StartError::io("look at", &plan.backing))?.f_flag;
+    record.read_only = like.contains(StatVfsMountFlags::RDONLY);
+    kept::show(backing.as_fd(), &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
     // From here on there is something to recover.
     instance.keep(&record).map_err(keep())?;
     let store = instance.store();
@@ -208,14 +265,6 @@ fn take_away_dead(at: &Path) -> Result<(), StartError> {
         mounts::take_away(mount, true).map_err(look())?;
     }
     Ok(())
-}
-
-/// Mounts the backing directory once more, where only root can reach it, and nothing that is mounted elsewhere appears.
-fn show_backing(backing: &OwnedFd, at: &Path) -> io::Result<()> {
-    make_private(at)?;
-    let place = mounts::open_plainly(at)?;
-    Tree::of(backing.as_fd())?.attach(place.as_fd())?;
-    mounts::make_private(at)
 }
 
 fn mount_store(instance: &Instance, at: &Path, plan: &Plan) -> io::Result<()> {
@@ -274,7 +323,8 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
                 plan.backing.display()
             )));
         }
-        show_backing(&backing, &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
+        kept::show(backing.as_fd(), &instance.backing())
+            .map_err(StartError::io("mount again", &plan.backing))?;
     }
     Ok(())
 }
@@ -287,7 +337,9 @@ fn assemble(
     mut record: Record,
 ) -> Result<Arc<Cache>, StartError> {
     let open = || StartError::io("open", &plan.backing);
-    let backing = mounts::open_plainly(&instance.backing()).map_err(open())?;
+    let backing = kept::work_through(&instance.backing(), record.read_only).map_err(open())?;
+    let store = kept::work_through(&instance.store(), false);
+    let store = store.map_err(StartError::io("open the store of the cache at", &plan.mount_point))?;
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from).map_err(open())?.f_flag;
     let options = MountOptions {
         source: instance.source(),
@@ -302,7 +354,7 @@ fn assemble(
     })?;
     let mut settings = plan.settings.clone();
     if settings.passthrough {
-        match try_passthrough(&server, &instance.store()) {
+        match try_passthrough(&server, &kept::path_through(&store)) {
             Ok(()) => {}
             Err(error) => {
                 tracing::info!(%error, "the kernel can't read resident files by itself");
@@ -311,31 +363,30 @@ fn assemble(
         }
     }
     let user = plan.user.clone().map(Into::into);
-    let owner = Owner::open(backing, &instance.store(), user, settings.clone()).map_err(|error| {
-        StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
-    })?;
+    let owner =
+        Owner::open(backing, &kept::path_through(&store), user, settings.clone()).map_err(|error| {
+            StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
+        })?;
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
+    record.settings = settings.clone();
+    record.others = plan.others;
+    record.server = std::process::id();
+    record.boot = boot().unwrap_or_default();
+    // Before anybody can use it.
+    record.open = true;
+    instance.keep(&record).map_err(StartError::io("write the record of the cache at", &plan.mount_point))?;
     let mount = match &plan.attach {
         Attach::Nowhere => None,
         Attach::Here => Some(attach(plan, &server)?),
         Attach::Inside(namespace) => Some(attach_inside(namespace, plan, &server)?),
     };
-    record.settings = settings.clone();
-    record.others = plan.others;
-    record.server = std::process::id();
-    record.boot = boot().unwrap_or_default();
-    if let Err(error) = instance.keep(&record) {
-        if let Some(mount) = &mount {
-            let _ = mounts::take_away(mount, true);
-        }
-        return Err(StartError::io("write the record of the cache at", &plan.mount_point)(error));
-    }
     let phase = if mount.is_some() { Phase::Mounted } else { Phase::WritingBack };
     Ok(Arc::new(Cache {
         plan: plan.clone(),
         instance,
         settings,
         owner,
+        _store: store,
         mount,
         serving: Mutex::new(Some((server, listener, claim))),
         record: Mutex::new(record),
@@ -416,6 +467,8 @@ struct Cache {
     /// As they are in force.
     settings: Settings,
     owner: Arc<Owner>,
+    /// What the owner works through.
+    _store: OwnedFd,
     /// Where it is, or was, mounted.
     mount: Option<Mount>,
     /// What the life begins with.
@@ -466,6 +519,7 @@ impl Cache {
             // What it shows instead, errors, were right until everything was written back.
             tracing::warn!("{error}");
         }
+        self.note_end();
         if let Err(error) = self.instance.remove(&claim) {
             tracing::error!(%error, "something is left of the cache");
         }
@@ -529,6 +583,15 @@ impl Cache {
         }
     }
 
+    /// Notes that nothing is lost from now on, whatever becomes of the rest.
+    fn note_end(&self) {
+        let mut record = lock(&self.record);
+        (record.open, record.unwritten) = (false, 0);
+        if let Err(error) = self.instance.keep(&record) {
+            tracing::warn!(%error, "can't keep the record of the cache");
+        }
+    }
+
     /// Keeps in the record whether the cache holds what nobody else has.
     fn keep_record(&self) {
         while self.phase() != Phase::Ended {
@@ -536,7 +599,7 @@ impl Cache {
             let unwritten = status.dirty + status.pending_operations + status.dirty_attributes;
             {
                 let mut record = lock(&self.record);
-                if (record.unwritten == 0) != (unwritten == 0) {
+                if record.open && (record.unwritten == 0) != (unwritten == 0) {
                     record.unwritten = unwritten;
                     if let Err(error) = self.instance.keep(&record) {
                         tracing::warn!(%error, "can't keep the record of the cache");

@@ -663,8 +663,9 @@ impl State {
 
     /// Frees a part of a file, so that it reads as zeros; the size stays. Both ends lie on blocks, or at the end of the file.
     pub fn punch(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
-        let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
+        let file = || store.file(ino).map_err(|error| store_error(ino, &error));
         if !self.is_recovering {
+            let file = file()?;
             // The last page of a file goes as a whole, or it would take memory, and be written as zeros.
             let length = end.next_multiple_of(BLOCK) - begin;
             store::punch(&file, begin, length).map_err(|error| store_error(ino, &error))?;
@@ -687,7 +688,7 @@ impl State {
             }
         }
         if is_mapped {
-            rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, begin, end - begin)?;
+            rustix::fs::fallocate(file()?, FallocateFlags::KEEP_SIZE, begin, end - begin)?;
         }
         self.waits.wake(&Need::Space);
         Ok(())

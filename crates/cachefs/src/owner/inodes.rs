@@ -106,6 +106,10 @@ impl Inodes {
         self.places.keys()
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = (Ino, &Inode)> {
+        self.pieces.iter().flatten().flatten().map(|(ino, inode)| (*ino, inode))
+    }
+
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Ino, &mut Inode)> {
         self.pieces.iter_mut().flatten().flatten().map(|(ino, inode)| (*ino, inode))
     }

@@ -4,6 +4,7 @@
 //! last record itself announces.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use hashlink::LinkedHashMap;
@@ -41,13 +42,24 @@ pub fn state(
     let mut inode = Inode::new(root.mode, root.dev);
     inode.take_over(root);
     state.insert(ROOT, inode);
+    let there: HashSet<Ino> = store.files().map_err(OpenError::Store)?.into_iter().collect();
+    let mut missing = Vec::new();
     for (index, record) in records.iter().enumerate() {
+        if index + 1 == records.len() {
+            // What the last record makes dirty may not have a file yet.
+            missing = state.dirty_without(&there);
+        }
         if let Err(stop) = state.replay(store, record) {
             tracing::error!(index, ?record, ?stop, "a record of the cache's journal does not fit");
             return Err(OpenError::Contradiction(index, format!("{record:.500?} ({stop:?})")));
         }
     }
     state.is_recovering = false;
+    // And what the last record makes clean may have none any more.
+    let still = state.dirty_without(&there);
+    if let Some(ino) = missing.into_iter().find(|ino| still.contains(ino)) {
+        return Err(OpenError::Missing { path: state.path_of(ino).display().to_string(), ino });
+    }
     // What the last record announces may not have been done.
     if let Some(last) = records.last() {
         state.finish(store, last).map_err(OpenError::Store)?;
@@ -254,6 +266,44 @@ impl State {
             Record::Forgotten(ino) => self.forget_recovered(store, *ino),
         }
         Ok(())
+    }
+
+    /// Files with data that the backing directory lacks, but for those that are in the store.
+    fn dirty_without(&self, there: &HashSet<Ino>) -> Vec<Ino> {
+        let mut found: Vec<Ino> = Vec::new();
+        for (ino, inode) in self.inodes.iter() {
+            let is_dirty = self.unasked.contains(&ino)
+                || inode
+                    .data()
+                    .is_some_and(|data| data.extents.values().any(|extent| !extent.dirty.is_empty()));
+            if is_dirty && !inode.is_orphan() && !there.contains(&ino) {
+                found.push(ino);
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// One of the paths of an inode, from the root of the cache.
+    fn path_of(&self, ino: Ino) -> PathBuf {
+        let mut names = Vec::new();
+        let mut at = ino;
+        let home = |at| {
+            self.inodes.iter().find_map(|(dir, inode)| match &inode.kind {
+                Kind::Directory(directory) => {
+                    let (name, _) = directory.entries.iter().find(|(_, ino)| **ino == at)?;
+                    Some((dir, name.to_os_string()))
+                }
+                _ => None,
+            })
+        };
+        while at != ROOT
+            && let Some((dir, name)) = home(at)
+        {
+            at = dir;
+            names.push(name);
+        }
+        names.iter().rev().collect()
     }
 
     fn forget_recovered(&mut self, store: &Store, ino: Ino) {

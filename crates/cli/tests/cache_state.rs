@@ -1,0 +1,154 @@
+//! What is left of a cache when somebody removes parts of what the machine keeps of it.
+
+#![allow(clippy::unwrap_used)]
+
+mod cached;
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cached::{Mounted, sh, succeeds};
+
+/// The directory of the only cache of a scene.
+fn state(mounted: &Mounted) -> PathBuf {
+    let command = mounted.scene.ondeck(&["cache", "status"]);
+    let base = command.get_envs().find(|(name, _)| *name == "ONDECK_STATE_DIR").unwrap().1.unwrap();
+    let entries = fs::read_dir(Path::new(base).join("cache")).unwrap();
+    let found: Vec<PathBuf> =
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].clone()
+}
+
+/// What the mounting says that succeeds.
+fn told(mounted: &Mounted) -> String {
+    let output = mounted.mounting().output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    told
+}
+
+/// What the mounting says that is refused.
+fn refused(mounted: &Mounted) -> String {
+    let output = mounted.mounting().output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "it has succeeded: {told}");
+    told
+}
+
+#[test]
+fn who_removes_the_state_directory_removes_nothing_of_the_user_and_nothing_of_the_store() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |backing| {
+        fs::create_dir(backing.join("d")).unwrap();
+        fs::write(backing.join("d/old"), "old").unwrap();
+    }) else {
+        return;
+    };
+    mounted.run("echo new > d/new");
+    let state = state(&mounted);
+    assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o700);
+    let removed = Command::new("rm").arg("-rf").arg(&state).output().unwrap();
+    let told = String::from_utf8_lossy(&removed.stderr);
+    assert!(!removed.status.success() && told.contains("Read-only file system"), "{told}");
+    assert_eq!(fs::read_to_string(mounted.backing.join("d/old")).unwrap(), "old");
+    assert!(state.join("store/journal").exists());
+    assert_eq!(mounted.run("cat d/old d/new; echo more > d/more; rm d/old"), "oldnew\n");
+
+    assert_eq!(sh(&mounted.fast, "cat d/more"), "more\n");
+}
+
+#[test]
+fn the_directory_that_a_mount_makes_for_its_state_is_roots_alone_and_a_run_can_use_it() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let base = mounted.scene.path("state");
+    let _ = fs::remove_dir_all(&base);
+    let mount = mounted.mounting();
+    let mut loose = Command::new("sh");
+    loose.args(["-c", "umask 0 && exec \"$@\"", "sh"]).arg(mount.get_program()).args(mount.get_args());
+    loose.envs(mount.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    succeeds(loose.current_dir(mount.get_current_dir().unwrap()));
+    assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o7777, 0o700);
+    assert_eq!(fs::metadata(state(&mounted)).unwrap().permissions().mode() & 0o7777, 0o700);
+    succeeds(&mut mounted.scene.ondeck(&["run", "--list"]));
+}
+
+#[test]
+fn the_next_server_keeps_the_mounts_read_only_and_writes_through_them() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo first > file");
+    let state = state(&mounted);
+    mounted.kill();
+    assert!(told(&mounted).contains("recovered"));
+    for place in ["store/journal", "backing/file"] {
+        let written = fs::File::options().append(true).create(true).open(state.join(place));
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EROFS), "{place}");
+    }
+    mounted.run("echo second >> file");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(fs::read_to_string(mounted.backing.join("file")).unwrap(), "first\nsecond\n");
+}
+
+#[test]
+fn a_backing_directory_that_is_mounted_read_only_is_never_written_to() {
+    let bind = |backing: &Path| {
+        fs::write(backing.join("file"), "old").unwrap();
+        let script = "mount --bind . . && cd \"$PWD\" && mount -o remount,bind,ro,nosuid .";
+        sh(backing, script);
+    };
+    let Some(mounted) = Mounted::not_yet(&["--age", "1h"], bind) else { return };
+    mounted.mount();
+    for _ in 0..2 {
+        let written = fs::write(mounted.fast.join("file"), "new");
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EROFS));
+        mounted.kill();
+        mounted.mount();
+    }
+    mounted.ondeck(&["unmount", "fast"]);
+    succeeds(Command::new("umount").arg(&mounted.backing));
+    assert_eq!(fs::read_to_string(mounted.backing.join("file")).unwrap(), "old");
+}
+
+#[test]
+fn a_store_without_its_record_or_its_journal_is_not_thrown_away() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo kept > file");
+    let state = state(&mounted);
+    let (record, aside) = (state.join("instance.json"), state.join("aside"));
+    fs::rename(&record, &aside).unwrap();
+    mounted.kill();
+    let message = refused(&mounted);
+    assert!(message.contains("instance.json is missing") && message.contains("--force-lose"), "{message}");
+    fs::rename(&aside, &record).unwrap();
+    // As root, who is told that the mount is read-only, can still do.
+    let store = state.join("store");
+    sh(&store, "mount -o remount,bind,rw . && mv journal aside");
+    let message = refused(&mounted);
+    assert!(message.contains("journal is missing") && message.contains("--force-lose"), "{message}");
+    sh(&store, "mv aside journal");
+    assert!(told(&mounted).contains("recovered"));
+    assert_eq!(mounted.run("cat file"), "kept\n");
+    fs::remove_file(&record).unwrap();
+    mounted.kill();
+    refused(&mounted);
+    let lose = ["cache", "unmount", "--force-lose", "--yes", "fast"];
+    assert_eq!(mounted.scene.ondeck(&lose).status().unwrap().code(), Some(123));
+    assert!(!told(&mounted).contains("recovered"));
+}
+
+#[test]
+fn a_store_that_was_unmounted_is_told_however_young_the_last_write_was() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    let state = state(&mounted);
+    mounted.run("echo young > file");
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    mounted.kill();
+    let message = told(&mounted);
+    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
+    // One that has ended in order is not.
+    mounted.ondeck(&["unmount", "fast"]);
+    let message = told(&mounted);
+    assert!(!message.contains("lost"), "{message}");
+}
