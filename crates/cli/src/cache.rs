@@ -13,14 +13,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use ondeck_cachefs::instance::control::{Answer, Order, Report, ask};
+use ondeck_cachefs::instance::control::{Answer, News, Order, Silent, ask, ask_and_wait, ask_status};
 use ondeck_cachefs::instance::{self, Attach, CacheUser, Caches, Instance, Plan, Record, StartError};
 use ondeck_cachefs::settings::{Settings, SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
+use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration, exit};
 use ondeck_transfer::credentials::User;
 
 use crate::{display, state};
+use report::Found;
 
 /// Show a directory through a write-back cache in RAM
 ///
@@ -233,7 +235,7 @@ pub fn cache(args: &CacheArgs) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("ondeck cache: {error:#}");
+            eprintln!("ondeck cache: {}", lines(&format!("{error:#}")));
             let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
             ExitCode::from(if refused { exit::USAGE } else { exit::FAILED })
         }
@@ -321,14 +323,25 @@ pub fn start(plan: &Plan) -> Result<Vec<String>, StartError> {
 
 /// What a server that does not answer is called.
 fn unanswered(instance: &Instance, at: &Path, error: io::Error) -> anyhow::Error {
-    let at = at.display();
+    let at = display::name(at.as_os_str());
+    let silent = error.get_ref().and_then(|error| error.downcast_ref::<Silent>());
+    if let Some(silent) = silent {
+        return anyhow::anyhow!("the cache at {at}: {silent}; see {}", instance.log().display());
+    }
     match error.kind() {
         io::ErrorKind::NotFound => {
             anyhow::anyhow!("there is no cache at {at}; `ondeck cache status` lists them")
         }
         io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
-            "the server of the cache at {at} is dead, and the cache may hold data that nobody else has: mount it again with \
-             the same command, or write it back by `ondeck cache unmount {at}`, as root; why it died stands in {}",
+            "the server of the cache at {at} is dead, and the cache may hold data that nobody else has: {}; why it died \
+             stands in {}",
+            match instance.record() {
+                Ok(Some(Record { run: Some(run), .. })) =>
+                    format!("`ondeck run --resume {run}` writes it back"),
+                _ => format!(
+                    "mount it again with the same command, or write it back by `ondeck cache unmount {at}`, as root"
+                ),
+            },
             instance.log().display()
         ),
         io::ErrorKind::UnexpectedEof => anyhow::anyhow!("the server of the cache at {at} died meanwhile"),
@@ -337,11 +350,17 @@ fn unanswered(instance: &Instance, at: &Path, error: io::Error) -> anyhow::Error
     }
 }
 
+/// A text of several lines, in each of which what a terminal would obey is taken out.
+fn lines(text: &str) -> String {
+    let lines: Vec<String> = text.lines().map(|line| plain(line, usize::MAX)).collect();
+    lines.join("\n")
+}
+
 /// The exit code of an answer that is the last one, and what it says on standard error.
 fn conclude(answer: Answer) -> u8 {
     match answer {
         Answer::Failed { message, unwritten } => {
-            eprintln!("ondeck cache: {message}");
+            eprintln!("ondeck cache: {}", lines(&message));
             if unwritten { exit::RESULTS_NOT_STAGED } else { exit::FAILED }
         }
         _ => exit::OK,
@@ -352,9 +371,13 @@ fn each(args: &PathArgs, order: impl Fn(PathBuf) -> Order) -> Result<u8> {
     let caches = caches()?;
     let mut code = exit::OK;
     for path in &args.paths {
-        let real = path.canonicalize().with_context(|| format!("can't find {}", path.display()))?;
+        let shown = display::name(path.as_os_str());
+        let real = path.canonicalize().map_err(|error| {
+            let what = if error.kind() == io::ErrorKind::NotFound { "find" } else { "read" };
+            anyhow::Error::new(error).context(format!("can't {what} {shown}"))
+        })?;
         let at = Caches::containing(&real).context("can't read the table of mounts")?;
-        let at = at.with_context(|| format!("{} is in no cache", path.display()))?;
+        let at = at.with_context(|| format!("{shown} is in no cache"))?;
         let instance = caches.at(&at);
         let inside = real.strip_prefix(&at).unwrap_or(Path::new("")).to_owned();
         let answer = ask(instance.socket(), &order(inside), &mut |_| true);
@@ -384,7 +407,7 @@ impl Draining {
         bar.set_position(self.most - status.dirty);
         let changes = status.pending_operations + status.dirty_attributes;
         bar.set_message(match status.failing.first() {
-            Some(failing) => format!("{}: {}", failing.path, failing.error),
+            Some(failing) => plain(&format!("{}: {}", failing.path, failing.error), usize::MAX),
             None => display::count(changes, "change"),
         });
     }
@@ -398,8 +421,18 @@ impl Draining {
 
 fn ask_with_progress(instance: &Instance, at: &Path, order: &Order, quiet: bool) -> Result<Answer> {
     let mut draining = Draining::new(quiet);
-    let answer = ask(instance.socket(), order, &mut |status| {
-        draining.update(status);
+    let mut told = false;
+    let answer = ask_and_wait(instance.socket(), order, &mut |news| {
+        match news {
+            News::Progress(status) => draining.update(status),
+            // Once: whoever reads it need not read it every ten seconds.
+            News::Silence(server) if !told => {
+                told = true;
+                let at = display::name(at.as_os_str());
+                eprintln!("ondeck cache: the cache at {at}: {}; still waiting", Silent { server });
+            }
+            News::Silence(_) => {}
+        }
         true
     });
     draining.end();
@@ -461,7 +494,8 @@ pub fn is_dead(instance: &Instance) -> Result<bool> {
 /// Starts a server that only writes back what a dead one has left.
 pub fn revive(instance: &Instance) -> Result<()> {
     let record: Record = instance
-        .record()?
+        .record()
+        .with_context(|| format!("can't read {}", record_of(instance).display()))?
         .context("the record of the cache is missing: nobody can say what its data belongs to")?;
     let plan = Plan {
         base: instance.base().to_owned(),
@@ -478,7 +512,7 @@ pub fn revive(instance: &Instance) -> Result<()> {
 }
 
 fn ask_or_find(instance: &Instance, at: &Path) -> Result<()> {
-    match ask(instance.socket(), &Order::Status, &mut |_| true) {
+    match ask_status(instance.socket()) {
         Ok(Answer::Failed { message, .. }) => bail!("{message}"),
         Ok(_) => Ok(()),
         Err(_) if is_dead(instance)? => Ok(()),
@@ -500,52 +534,71 @@ fn confirmed(at: &Path) -> Result<bool> {
 
 fn status(args: &StatusArgs) -> Result<u8> {
     let caches = caches()?;
+    let mut code = exit::OK;
+    let mut problem = |text: String| {
+        eprintln!("ondeck cache: {}", lines(&text));
+        code = exit::FAILED;
+    };
     let wanted = match &args.mount_point {
         Some(path) => vec![mount_point(path)?],
-        None => all(&caches)?,
+        None => all(&caches, &mut problem)?,
     };
-    let mut reports: Vec<Report> = Vec::new();
-    let mut code = exit::OK;
+    let mut found: Vec<Found> = Vec::new();
     for at in wanted {
         let instance = caches.at(&at);
-        match ask(instance.socket(), &Order::Status, &mut |_| true) {
-            Ok(Answer::Report(report)) => reports.push(*report),
-            Ok(Answer::Failed { message, .. }) => {
-                eprintln!("ondeck cache: {}: {message}", at.display());
-                code = exit::FAILED;
-            }
-            Ok(_) => bail!("the server of the cache at {} answers something else", at.display()),
+        match ask_status(instance.socket()) {
+            Ok(Answer::Report(report)) => found.push(Found::Serving { report, dead: false }),
+            Ok(Answer::Failed { message, .. }) => problem(format!("{}: {message}", at.display())),
+            Ok(_) => problem(format!("the server of the cache at {} answers something else", at.display())),
             // Unmounted in this moment, or kept in another state directory.
             Err(error) if args.mount_point.is_none() && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                eprintln!("ondeck cache: {:#}", unanswered(&instance, &at, error));
-                code = exit::FAILED;
+                let record = instance.record().ok().flatten();
+                match error.get_ref().and_then(|error| error.downcast_ref::<Silent>()) {
+                    Some(silent) => found.push(Found::without_report(&at, record, silent.server, false)),
+                    None if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        found.push(Found::without_report(&at, record, None, true));
+                    }
+                    None => {}
+                }
+                problem(format!("{:#}", unanswered(&instance, &at, error)));
             }
         }
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&reports)?);
+        println!("{}", serde_json::to_string_pretty(&found)?);
     } else if args.metrics {
-        print!("{}", report::metrics(&reports));
-    } else if reports.is_empty() && code == exit::OK {
+        print!("{}", report::metrics(&found));
+    } else if found.is_empty() && code == exit::OK {
         println!("no caches");
     } else {
-        for report in &reports {
+        for report in found.iter().filter_map(Found::report) {
             print!("{}", report::text(report));
         }
     }
     Ok(code)
 }
 
-/// The mount points of all caches: those that are mounted, and, for root, those that are only left.
-fn all(caches: &Caches) -> Result<Vec<PathBuf>> {
+fn record_of(instance: &Instance) -> PathBuf {
+    instance.log().with_file_name("instance.json")
+}
+
+/// The mount points of all caches: those that are mounted, and, for root, those that are only left. Of which can't be told
+/// where it is, that is a problem.
+fn all(caches: &Caches, problem: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
     let mut all = Caches::mounted().context("can't read the table of mounts")?;
     if rustix::process::geteuid().is_root() {
         for instance in caches.all().with_context(|| format!("can't read {}", caches.base().display()))? {
-            if instance.has_store().context("can't read the table of mounts")?
-                && let Some(record) = instance.record()?
-            {
-                all.push(record.mount_point);
+            if !instance.has_store().context("can't read the table of mounts")? {
+                continue;
+            }
+            match instance.record() {
+                Ok(Some(record)) => all.push(record.mount_point),
+                Ok(None) => {}
+                Err(error) => problem(format!(
+                    "can't read {}, which says what a cache is: {error}",
+                    record_of(&instance).display()
+                )),
             }
         }
     }

@@ -233,6 +233,143 @@ fn a_users_cache_reads_and_changes_what_was_there_already_and_what_others_let_it
     mounted.ondeck(&["unmount", "fast"]);
 }
 
+#[test]
+fn who_is_refused_is_told_why_each_time() {
+    use std::os::unix::process::CommandExt;
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.run("chmod 755 .; echo text > file");
+    // The server has often answered and closed before the command has sent its order.
+    for _ in 0..25 {
+        for order in ["status", "flush"] {
+            let mut command = mounted.scene.ondeck(&["cache", order, "fast"]);
+            let output = command.uid(20_001).gid(20_001).output().unwrap();
+            let told = String::from_utf8(output.stderr).unwrap();
+            assert!(told.contains("this cache is another user's"), "{order}: {told:?} {}", output.status);
+            assert_eq!(output.status.code(), Some(1));
+        }
+    }
+}
+
+/// A process that is stopped until this goes.
+struct Stopped(rustix::process::Pid);
+
+impl Stopped {
+    fn new(process: i32) -> Stopped {
+        let process = rustix::process::Pid::from_raw(process).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+        Stopped(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        rustix::process::kill_process(self.0, rustix::process::Signal::CONT).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_told_and_keeps_no_other_cache_from_being_shown() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.scene.dir("backing2");
+    mounted.scene.dir("fast2");
+    let ondeck = |arguments: &[&str]| mounted.scene.ondeck(&["cache"]).args(arguments).output().unwrap();
+    let other = ondeck(&["mount", "--backing", "backing2", "--capacity", "16MiB", "fast2"]);
+    assert!(other.status.success(), "{other:?}");
+    let server = mounted.server();
+    let stopped = Stopped::new(server);
+    let at = mounted.fast.display().to_string();
+    let began = std::time::Instant::now();
+    for form in ["--json", "--metrics"] {
+        let output = ondeck(&["status", form]);
+        let (shown, told) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("{at}: the server (process {server}) does not answer")), "{told}");
+        assert!(shown.contains(&format!("{at}2\"")), "{shown}");
+        match form {
+            "--json" => {
+                let all: Vec<serde_json::Value> = serde_json::from_str(&shown).unwrap();
+                let this = all.iter().find(|cache| cache["mount_point"] == at.as_str()).unwrap();
+                assert_eq!(this["server"], server);
+                assert_eq!(this["dead"], false);
+                assert!(this["status"].is_null(), "{this}");
+            }
+            _ => assert!(shown.contains(&format!("ondeck_cache_up{{mount_point=\"{at}\"}} 0\n")), "{shown}"),
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    let mut flush = mounted.scene.ondeck(&["cache", "flush", "fast"]);
+    let mut flush = flush.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(flush.stderr.take().unwrap()), &mut told)
+        .unwrap();
+    assert!(told.contains(&format!("the server (process {server}) does not answer")), "{told}");
+    assert!(told.contains("still waiting"), "{told}");
+    drop(stopped);
+    assert!(flush.wait().unwrap().success());
+    let other = ondeck(&["unmount", "fast2"]);
+    assert!(other.status.success(), "{other:?}");
+}
+
+#[test]
+fn dead_caches_and_damaged_records_are_told_beside_the_others() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.scene.dir("backing2");
+    mounted.scene.dir("fast2");
+    let ondeck = |arguments: &[&str]| mounted.scene.ondeck(&["cache"]).args(arguments).output().unwrap();
+    let other = ondeck(&["mount", "--backing", "backing2", "--capacity", "16MiB", "fast2"]);
+    assert!(other.status.success(), "{other:?}");
+    mounted.kill();
+    let at = mounted.fast.display().to_string();
+    let output = ondeck(&["status", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |at: &str| all.iter().find(|cache| cache["mount_point"] == at).unwrap();
+    assert_eq!(of(&at)["dead"], true);
+    assert!(of(&at)["server"].is_null());
+    assert_eq!(of(&at)["backing"], mounted.backing.to_str().unwrap());
+    assert_eq!(of(&format!("{at}2"))["dead"], false);
+    let metrics = String::from_utf8(ondeck(&["status", "--metrics"]).stdout).unwrap();
+    for (cache, up) in [(at.clone(), 0), (format!("{at}2"), 1)] {
+        assert!(metrics.contains(&format!("ondeck_cache_up{{mount_point=\"{cache}\"}} {up}\n")), "{metrics}");
+    }
+
+    let told = String::from_utf8(ondeck(&["status", "fast"]).stderr).unwrap();
+    let log = told.split_whitespace().last().unwrap();
+    let record = Path::new(log).with_file_name("instance.json");
+    let whole = fs::read(&record).unwrap();
+    for damaged in [&b""[..], &whole[..whole.len() / 2], &b"\x00\xff garbage"[..]] {
+        fs::write(&record, damaged).unwrap();
+        let output = ondeck(&["status"]);
+        let (shown, told) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(record.to_str().unwrap()), "{told}");
+        assert!(shown.contains(&format!("{at}2\n")), "{shown}");
+    }
+    fs::write(&record, whole).unwrap();
+    let other = ondeck(&["unmount", "fast2"]);
+    assert!(other.status.success(), "{other:?}");
+}
+
+#[test]
+fn what_users_named_does_not_reach_a_terminal_raw() {
+    let Some(mounted) = Mounted::new() else { return };
+    let name = "a\u{1b}]0;title\u{7}\nb";
+    fs::create_dir(mounted.fast.join(name)).unwrap();
+    let mut holder = Command::new("sleep");
+    let mut holder = holder.arg("1000").current_dir(mounted.fast.join(name)).spawn().unwrap();
+    let (_, told) = mounted.refused(&["unmount", "fast"]);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(told.contains(&format!("process {} (sleep) holds", holder.id())), "{told:?}");
+    let (_, missing) = mounted.refused(&["evict", &format!("fast/{name}/none")]);
+    for told in [told, missing] {
+        assert!(told.contains("a?]0;title? b"), "{told:?}");
+        assert!(told.chars().all(|c| c == '\n' || !c.is_control()), "{told:?}");
+    }
+}
+
 /// A filesystem on a loop device that is frozen, and thawed at the end.
 struct Frozen(PathBuf);
 

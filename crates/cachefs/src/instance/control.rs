@@ -6,7 +6,10 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 
 use super::record::path;
@@ -91,28 +94,155 @@ pub struct Report {
     pub status: Status,
 }
 
+/// After so long without a word from a server, whoever waits for it is told.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long a server may take to say how it is.
+const STATUS: Duration = Duration::from_secs(5);
+
+/// What comes before the last answer.
+pub enum News<'a> {
+    /// It goes on.
+    Progress(&'a Status),
+    /// Nothing was heard of the server for a while: of this process, if it is known.
+    Silence(Option<u32>),
+}
+
 /// Asks a server. `progress` gets how it goes, and gives up by returning false; the server stops then, too, where it can.
 ///
 /// # Errors
-/// The kernel's: `NotFound` or `ConnectionRefused` if there is no server, `PermissionDenied` for who may not ask,
-/// `UnexpectedEof` if it died meanwhile, `Interrupted` if `progress` gave up.
+/// The kernel's: `NotFound` or `ConnectionRefused` if there is no server, `UnexpectedEof` if it died meanwhile,
+/// `Interrupted` if `progress` gave up. Who may not ask is told so by an answer.
 pub fn ask(socket: &Path, order: &Order, progress: &mut dyn FnMut(&Status) -> bool) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
-    let mut line = serde_json::to_vec(order)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answers = BufReader::new(stream);
-    loop {
-        match read_line(&mut answers)? {
-            Some(Answer::Progress { status }) => {
-                if !progress(&status) {
-                    return Err(io::ErrorKind::Interrupted.into());
+    converse(socket, order, SILENCE, &mut |news| match news {
+        News::Progress(status) => progress(status),
+        News::Silence(_) => true,
+    })
+}
+
+/// The same, for those who want to know when a server says nothing for long.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_and_wait(
+    socket: &Path,
+    order: &Order,
+    tell: &mut dyn FnMut(News<'_>) -> bool,
+) -> io::Result<Answer> {
+    converse(socket, order, SILENCE, tell)
+}
+
+/// Asks a server how it is, which it must say soon.
+///
+/// # Errors
+/// As [`ask`], and `TimedOut` with a [`Silent`] if it does not answer.
+pub fn ask_status(socket: &Path) -> io::Result<Answer> {
+    let mut silent = None;
+    let answer = converse(socket, &Order::Status, STATUS, &mut |news| match news {
+        News::Progress(_) => true,
+        News::Silence(server) => {
+            silent = Some(Silent { server });
+            false
+        }
+    });
+    match silent {
+        Some(silent) => Err(io::Error::new(io::ErrorKind::TimedOut, silent)),
+        None => answer,
+    }
+}
+
+/// A server that is there, and does not answer.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "the server{} does not answer; it is stopped, or waits for something that hangs",
+    server.map(|server| format!(" (process {server})")).unwrap_or_default()
+)]
+pub struct Silent {
+    /// Its process, if it is known.
+    pub server: Option<u32>,
+}
+
+fn converse(
+    socket: &Path,
+    order: &Order,
+    silence: Duration,
+    tell: &mut dyn FnMut(News<'_>) -> bool,
+) -> io::Result<Answer> {
+    let is_late = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    let interrupted = || io::Error::from(io::ErrorKind::Interrupted);
+    let stream = loop {
+        match connect(socket, silence) {
+            // So many wait to be heard that no more can.
+            Err(error) if is_late(&error) => {
+                if !tell(News::Silence(None)) {
+                    return Err(interrupted());
                 }
             }
-            Some(last) => return Ok(last),
-            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            other => break other?,
+        }
+    };
+    // The kernel's word, so it is known of one that says nothing, too.
+    let server = sockopt::socket_peercred(&stream).ok();
+    let server = server.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+    let mut line = serde_json::to_vec(order)?;
+    line.push(b'\n');
+    send(&stream, &line)?;
+    let mut answers = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        let room = LONGEST_LINE.saturating_sub(line.len() as u64);
+        match answers.by_ref().take(room).read_until(b'\n', &mut line) {
+            // What came of the line already is kept.
+            Err(error) if is_late(&error) => {
+                if !tell(News::Silence(server)) {
+                    return Err(interrupted());
+                }
+                continue;
+            }
+            // It was killed while it had not read all.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            other => other?,
+        };
+        if line.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match serde_json::from_slice(&line)? {
+            Answer::Progress { status } => {
+                if !tell(News::Progress(&status)) {
+                    return Err(interrupted());
+                }
+            }
+            last => return Ok(last),
+        }
+        line.clear();
+    }
+}
+
+/// Connects to a server. Neither this nor a read lasts longer than `limit`.
+fn connect(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let stream =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // For `connect`, this is how long it waits for a place in the queue.
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, Some(limit))?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(stream);
+    stream.set_read_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+/// Sends all of an order. A server that refuses whoever asks need not listen to it: its answer is there to be read then.
+fn send(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => break,
+            Err(error) => return Err(error.into()),
         }
     }
+    Ok(())
 }
 
 /// Reads one line; `None` at the end.

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_ramdisk::holders::holders;
 use ondeck_ramdisk::mounts::{self, Mount, TakenAway};
 use rustix::fs::StatVfsMountFlags;
@@ -675,7 +676,8 @@ impl Cache {
         };
         let result = |done: Result<(), String>, unwritten| match done {
             Ok(()) => Answer::Done,
-            Err(message) => Answer::Failed { message, unwritten },
+            // It names files as whoever made them did.
+            Err(message) => Answer::Failed { message: plain(&message, MESSAGE), unwritten },
         };
         let answer = match order {
             Order::Status => Answer::Report(Box::new(self.report())),
@@ -747,7 +749,9 @@ impl Cache {
         loop {
             match &*phase {
                 Phase::Ended => return Answer::Done,
-                Phase::Stuck(why) => return Answer::Failed { message: why.clone(), unwritten: true },
+                Phase::Stuck(why) => {
+                    return Answer::Failed { message: plain(why, MESSAGE), unwritten: true };
+                }
                 Phase::Mounted if began.elapsed() >= LINGERS => {
                     drop(phase);
                     let Some(mount) = &self.mount else { return Answer::Done };
@@ -777,7 +781,8 @@ impl Cache {
             }
             Ok(found) => {
                 for holder in found {
-                    message.push_str(&format!("\n  {holder}"));
+                    // Paths and names of programs are their users' words.
+                    message.push_str(&format!("\n  {}", plain(&holder.to_string(), MESSAGE)));
                 }
             }
             Err(error) => message.push_str(&format!(", by whom can't be told: {error}")),

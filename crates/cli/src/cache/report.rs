@@ -1,15 +1,73 @@
 //! What `ondeck cache status` shows.
 
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ondeck_cachefs::instance::Record;
 use ondeck_cachefs::instance::control::Report;
 use ondeck_cachefs::settings::{SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration};
+use serde::Serialize;
 
 use crate::display;
+
+/// A cache that was found.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum Found {
+    /// Its server has answered.
+    Serving {
+        #[serde(flatten)]
+        report: Box<Report>,
+        /// Never.
+        dead: bool,
+    },
+    /// It has not.
+    Unanswered {
+        mount_point: String,
+        /// This and what follows are not known if its record can't be read.
+        backing: Option<String>,
+        user: Option<String>,
+        run: Option<String>,
+        /// Its process, if it lives.
+        server: Option<u32>,
+        /// Whether that is gone.
+        dead: bool,
+    },
+}
+
+impl Found {
+    /// One whose server is dead, or says nothing.
+    pub fn without_report(at: &Path, record: Option<Record>, server: Option<u32>, dead: bool) -> Found {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let (backing, user, run) = match record {
+            Some(record) => {
+                let user = record.user.map_or_else(|| "root".to_owned(), |user| user.name);
+                (Some(text(&record.backing)), Some(user), record.run)
+            }
+            None => (None, None, None),
+        };
+        Found::Unanswered { mount_point: text(at), backing, user, run, server, dead }
+    }
+
+    /// What its server has said.
+    pub fn report(&self) -> Option<&Report> {
+        match self {
+            Found::Serving { report, .. } => Some(report),
+            Found::Unanswered { .. } => None,
+        }
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        match self {
+            Found::Serving { report, .. } => report.mount_point.clone(),
+            Found::Unanswered { mount_point, .. } => PathBuf::from(mount_point),
+        }
+    }
+}
 
 /// A cache for people.
 pub fn text(report: &Report) -> String {
@@ -71,7 +129,10 @@ pub fn text(report: &Report) -> String {
     let passthrough = if is_unasked { "and written by the kernel" } else { passthrough };
     line("settings", format!("written back {sync}; resident files are read {passthrough}"));
     for failing in &status.failing {
-        line("FAILING", format!("{}: {}", plain(&failing.path, usize::MAX), failing.error));
+        line(
+            "FAILING",
+            format!("{}: {}", plain(&failing.path, usize::MAX), plain(&failing.error, usize::MAX)),
+        );
     }
     for conflict in &status.conflicts {
         let ours = match &conflict.ours {
@@ -159,12 +220,18 @@ const fn counter(name: &'static str, help: &'static str, value: fn(&Status) -> f
 }
 
 /// All caches for Prometheus, in its text form.
-pub fn metrics(reports: &[Report]) -> String {
+pub fn metrics(found: &[Found]) -> String {
     let mut out = String::new();
+    // Writing to a string can't fail.
+    let _ = writeln!(out, "# HELP ondeck_cache_up Whether its server answers.\n# TYPE ondeck_cache_up gauge");
+    for cache in found {
+        let at = label(&cache.mount_point().to_string_lossy());
+        let up = u8::from(cache.report().is_some());
+        let _ = writeln!(out, "ondeck_cache_up{{mount_point=\"{at}\"}} {up}");
+    }
     for Metric { name, kind, help, value } in METRICS {
-        // Writing to a string can't fail.
         let _ = writeln!(out, "# HELP ondeck_cache_{name} {help}\n# TYPE ondeck_cache_{name} {kind}");
-        for report in reports {
+        for report in found.iter().filter_map(Found::report) {
             let at = label(&report.mount_point.to_string_lossy());
             let _ = writeln!(out, "ondeck_cache_{name}{{mount_point=\"{at}\"}} {}", value(&report.status));
         }
@@ -173,7 +240,8 @@ pub fn metrics(reports: &[Report]) -> String {
 }
 
 fn label(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    let lines: Vec<String> = text.split('\n').map(|line| plain(line, usize::MAX)).collect();
+    lines.join("\n").replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -224,7 +292,7 @@ mod tests {
 
     #[test]
     fn metrics_have_a_kind_and_escaped_labels() {
-        let text = metrics(&[report()]);
+        let text = metrics(&[Found::Serving { report: Box::new(report()), dead: false }]);
         assert!(text.contains("# TYPE ondeck_cache_dirty_bytes gauge\n"));
         assert!(text.contains("ondeck_cache_dirty_bytes{mount_point=\"/mnt/a\\\"b\"} 1048576\n"));
         assert!(text.contains("ondeck_cache_evictions_total{mount_point=\"/mnt/a\\\"b\"} 0\n"));

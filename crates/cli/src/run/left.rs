@@ -1,9 +1,10 @@
 //! What is left of a run that has no keeper any more: its directory, and its caches, which need none.
 
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ondeck_cachefs::instance::control::{Answer, Order, ask};
+use ondeck_cachefs::instance::control::{Answer, Order, ask, ask_status};
 use ondeck_cachefs::instance::{Caches, Instance, Record};
 use ondeck_core::exit;
 use serde::{Deserialize, Serialize};
@@ -100,13 +101,16 @@ pub fn told_of_caches(dir: &Path) -> Option<(String, bool)> {
         return (!kept.outputs).then_some((told, true));
     };
     let path = record.mount_point.display();
-    let told = match ask(instance.socket(), &Order::Status, &mut |_| true) {
+    let told = match ask_status(instance.socket()) {
         Ok(Answer::Report(report)) if report.mounted => format!(
             "{GONE}; its program goes on, and what it writes to {path} comes to disk when that has ended, at the latest"
         ),
         Ok(_) => format!(
             "{GONE}; the cache of {path} is being written back; `ondeck run --resume` waits for that, and says what hinders it"
         ),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            format!("{GONE}; the cache of {path}: {error}")
+        }
         Err(_) => format!(
             "{GONE}, and the server of the cache of {path} was killed, too; `ondeck run --resume` writes back what it has"
         ),
