@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cached::{Mounted, sh, succeeds};
+use scene::wait_until;
 
 /// The directory of the only cache of a scene.
 fn state(mounted: &Mounted) -> PathBuf {
@@ -50,11 +51,16 @@ fn who_removes_the_state_directory_removes_nothing_of_the_user_and_nothing_of_th
     mounted.run("echo new > d/new");
     let state = state(&mounted);
     assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o700);
+    let record = fs::read(state.join("instance.json")).unwrap();
     let removed = Command::new("rm").arg("-rf").arg(&state).output().unwrap();
     let told = String::from_utf8_lossy(&removed.stderr);
     assert!(!removed.status.success() && told.contains("Read-only file system"), "{told}");
     assert_eq!(fs::read_to_string(mounted.backing.join("d/old")).unwrap(), "old");
     assert!(state.join("store/journal").exists());
+    // No second server comes to the same store, though the lock is gone, too.
+    fs::write(state.join("instance.json"), record).unwrap();
+    let message = refused(&mounted);
+    assert!(message.contains("there is a cache at"), "{message}");
     assert_eq!(mounted.run("cat d/old d/new; echo more > d/more; rm d/old"), "oldnew\n");
 
     assert_eq!(sh(&mounted.fast, "cat d/more"), "more\n");
@@ -117,6 +123,11 @@ fn a_store_without_its_record_or_its_journal_is_not_thrown_away() {
     mounted.run("echo kept > file");
     let state = state(&mounted);
     let (record, aside) = (state.join("instance.json"), state.join("aside"));
+    // From then on the server does not write it again.
+    wait_until("the record says that something is unwritten", || {
+        let text = fs::read(&record).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["unwritten"] != 0
+    });
     fs::rename(&record, &aside).unwrap();
     mounted.kill();
     let message = refused(&mounted);

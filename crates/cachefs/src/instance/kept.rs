@@ -1,10 +1,13 @@
 //! The mounts that the machine keeps of a cache, and how its server works through them.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use ondeck_ramdisk::mounts;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 /// Mounts a directory once more, read-only, where only root can reach it, and nothing that is mounted elsewhere appears.
@@ -25,6 +28,17 @@ pub fn work_through(at: &Path, read_only: bool) -> io::Result<OwnedFd> {
     let tree = copy(kept.as_fd())?;
     set_read_only(tree.as_fd(), read_only)?;
     Ok(tree)
+}
+
+/// Makes the calling process the only one that serves a store, even if the lock in the cache's directory was removed. `None` if
+/// another one does.
+pub fn lock(store: &Path) -> io::Result<Option<File>> {
+    let store = File::open(store)?;
+    match rustix::fs::flock(&store, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(store)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A path that leads to an open directory itself, as long as it is open.

@@ -339,6 +339,10 @@ fn assemble(
 ) -> Result<Arc<Cache>, StartError> {
     let open = || StartError::io("open", &plan.backing);
     let backing = kept::work_through(&instance.backing(), record.read_only).map_err(open())?;
+    let locked = kept::lock(&instance.store()).map_err(open())?;
+    let Some(lock) = locked else {
+        return Err(StartError::Refused(there_is_one(&plan.mount_point, Some(&record))));
+    };
     let store = kept::work_through(&instance.store(), false);
     let store = store.map_err(StartError::io("open the store of the cache at", &plan.mount_point))?;
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from).map_err(open())?.f_flag;
@@ -387,7 +391,7 @@ fn assemble(
         instance,
         settings,
         owner,
-        _store: store,
+        _store: (store, lock),
         mount,
         serving: Mutex::new(Some((server, listener, claim))),
         record: Mutex::new(record),
@@ -468,8 +472,8 @@ struct Cache {
     /// As they are in force.
     settings: Settings,
     owner: Arc<Owner>,
-    /// What the owner works through.
-    _store: OwnedFd,
+    /// What the owner works through, and what keeps others from it.
+    _store: (OwnedFd, File),
     /// Where it is, or was, mounted.
     mount: Option<Mount>,
     /// What the life begins with.
