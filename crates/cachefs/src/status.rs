@@ -71,6 +71,24 @@ pub struct Failing {
 pub struct Conflict {
     /// Its path below the backing directory.
     pub path: String,
-    /// Where ours is; `None` if ours was a removal, which was not carried out.
+    /// Where ours is; `None` if ours was a change that was not carried out.
     pub ours: Option<String>,
+    /// What happened.
+    #[serde(default)]
+    pub kind: ConflictKind,
+}
+
+/// What others and this cache have done to the same name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConflictKind {
+    /// Both have made or changed it: both are there.
+    #[default]
+    Both,
+    /// Others have removed what was changed here: ours is there.
+    Removed,
+    /// Others have changed what was removed here: theirs stays.
+    NotRemoved,
+    /// Others have changed a file of which attributes alone were changed here: theirs stays, with its attributes.
+    Attributes,
 }

@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use client::Cache;
 use ondeck_cachefs::message::OpenMode;
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
+use ondeck_cachefs::status::ConflictKind;
 
 /// A cache that writes nothing back by itself, over a directory that is prepared.
 fn cache(prepare: impl FnOnce(&std::path::Path)) -> Cache {
@@ -44,10 +45,10 @@ fn assert_there(cache: &Cache, expected: &[(&str, &str)]) {
     assert_eq!(there(cache), expected, "{:#?}", cache.owner().status());
 }
 
-/// Each conflict's path, and whether something of ours is beside it.
-fn conflicts(cache: &Cache) -> Vec<(String, bool)> {
+/// Each conflict's path, and what happened.
+fn conflicts(cache: &Cache) -> Vec<(String, ConflictKind)> {
     let conflicts = cache.owner().status().conflicts;
-    conflicts.into_iter().map(|conflict| (conflict.path, conflict.ours.is_some())).collect()
+    conflicts.into_iter().map(|conflict| (conflict.path, conflict.kind)).collect()
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn a_file_that_both_have_changed_is_theirs_and_ours_is_beside_it() {
     fs::write(cache.backing().join("file"), "theirs").unwrap();
     cache.flush();
     assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours!!")]);
-    assert_eq!(conflicts(&cache), [("file".to_owned(), true)]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
     assert_eq!(cache.read("file", 0, 6).unwrap(), b"ours!!", "programs go on to see their own");
     // A second change of ours goes to where ours is.
     cache.write("file", 0, b"again!").unwrap();
@@ -82,6 +83,7 @@ fn a_file_that_was_changed_here_and_removed_by_others_is_ours() {
     fs::remove_file(cache.backing().join("file")).unwrap();
     cache.flush();
     assert_there(&cache, &[("file", "ours!!")]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Removed)]);
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn what_both_have_made_is_theirs_under_its_name() {
     fs::write(cache.backing().join("file"), "theirs").unwrap();
     cache.flush();
     assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours")]);
-    assert_eq!(conflicts(&cache), [("file".to_owned(), true)]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
 }
 
 #[test]
@@ -102,7 +104,7 @@ fn what_was_removed_here_and_changed_by_others_stays() {
     fs::write(cache.backing().join("file"), "theirs").unwrap();
     cache.flush();
     assert_there(&cache, &[("file", "theirs")]);
-    assert_eq!(conflicts(&cache), [("file".to_owned(), false)]);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::NotRemoved)]);
 }
 
 #[test]
@@ -117,6 +119,7 @@ fn attributes_alone_do_not_touch_what_others_have_changed() {
     assert_there(&cache, &[("file", "theirs")]);
     let mode = fs::metadata(cache.backing().join("file")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Attributes)]);
 }
 
 #[test]

@@ -235,7 +235,7 @@ pub fn cache(args: &CacheArgs) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("ondeck cache: {}", lines(&format!("{error:#}")));
+            eprintln!("ondeck cache: {}", display::lines(&format!("{error:#}")));
             let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
             ExitCode::from(if refused { exit::USAGE } else { exit::FAILED })
         }
@@ -350,17 +350,11 @@ fn unanswered(instance: &Instance, at: &Path, error: io::Error) -> anyhow::Error
     }
 }
 
-/// A text of several lines, in each of which what a terminal would obey is taken out.
-fn lines(text: &str) -> String {
-    let lines: Vec<String> = text.lines().map(|line| plain(line, usize::MAX)).collect();
-    lines.join("\n")
-}
-
 /// The exit code of an answer that is the last one, and what it says on standard error.
 fn conclude(answer: Answer) -> u8 {
     match answer {
         Answer::Failed { message, unwritten } => {
-            eprintln!("ondeck cache: {}", lines(&message));
+            eprintln!("ondeck cache: {}", display::lines(&message));
             if unwritten { exit::RESULTS_NOT_STAGED } else { exit::FAILED }
         }
         _ => exit::OK,
@@ -536,7 +530,7 @@ fn status(args: &StatusArgs) -> Result<u8> {
     let caches = caches()?;
     let mut code = exit::OK;
     let mut problem = |text: String| {
-        eprintln!("ondeck cache: {}", lines(&text));
+        eprintln!("ondeck cache: {}", display::lines(&text));
         code = exit::FAILED;
     };
     let wanted = match &args.mount_point {

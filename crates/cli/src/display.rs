@@ -20,6 +20,12 @@ pub fn name(name: &OsStr) -> String {
     plain(&name.to_string_lossy(), usize::MAX)
 }
 
+/// A text of several lines, in each of which what a terminal would obey is taken out.
+pub fn lines(text: &str) -> String {
+    let lines: Vec<String> = text.lines().map(|line| plain(line, usize::MAX)).collect();
+    lines.join("\n")
+}
+
 /// Draws the progress of a copy on standard error until it is told to end.
 pub struct Watch {
     ended: Mutex<bool>,

@@ -317,6 +317,26 @@ fn what_others_changed_meanwhile_is_kept_and_both_versions_are_reported() {
 }
 
 #[test]
+fn attributes_that_are_not_taken_over_and_files_that_others_removed_are_told_with_plain_names() {
+    let Some(scene) = scene() else { return };
+    let odd = "odd\u{1b}]0;title\u{7}\nname";
+    for file in [odd, "removed"] {
+        scene.file(&format!("data/{file}"), "old");
+    }
+    let run = start(&scene, &[], &format!("chmod 600 data/odd*; echo mine > data/removed; {WAIT}"));
+    scene.file(&format!("data/{odd}"), "theirs, longer");
+    fs::remove_file(scene.path("data/removed")).unwrap();
+    end(&scene, run)
+        .assert_code(0)
+        .assert_says(
+            "data/odd?]0;title? name: someone else changed it on disk while the program ran; attributes",
+        )
+        .assert_says("data/removed: someone else removed it on disk");
+    assert_eq!(scene.read("data/removed"), "mine\n");
+    assert_clean(&scene);
+}
+
+#[test]
 fn a_directory_that_is_renamed_meanwhile_gets_what_was_written_where_it_is_now() {
     let Some(scene) = scene() else { return };
     let run = start(&scene, &[], &format!("echo mine > data/x; {WAIT}; exit 4"));
@@ -453,6 +473,8 @@ fn if_all_of_a_run_are_killed_resume_writes_back_what_the_store_holds() {
         scene.file("go", "");
         wait_until("the keeper is gone", || !Path::new(&format!("/proc/{keeper}")).exists());
         wait_until("it is told", || scene.run(&["run", "--list"]).out.contains("was killed, too"));
+        let advice = format!("`ondeck run --resume {id}` writes it back");
+        scene.run(&["cache", "status", "data"]).assert_code(1).assert_says(&advice);
         let refused = scene.run_shell(&CACHE, "true");
         refused.assert_code(125).assert_says(&id);
         assert_eq!(scene.list("data"), Vec::<String>::new());

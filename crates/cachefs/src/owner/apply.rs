@@ -30,7 +30,7 @@ use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time};
-use crate::status::Conflict;
+use crate::status::{Conflict, ConflictKind};
 use crate::store::Store;
 
 /// Operations that are prepared together at most.
@@ -319,7 +319,8 @@ impl State {
                 .map(|names| names.join(OsStr::new("/")).to_string_lossy().into_owned())
                 .unwrap_or_default()
         };
-        let conflict = Conflict { path: path(name), ours: ours.map(path) };
+        let kind = if ours.is_some() { ConflictKind::Both } else { ConflictKind::NotRemoved };
+        let conflict = Conflict { path: path(name), ours: ours.map(path), kind };
         match &conflict.ours {
             Some(ours) => tracing::warn!(
                 path = conflict.path,

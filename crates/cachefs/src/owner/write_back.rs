@@ -25,7 +25,7 @@ use crate::backing;
 use crate::message::Xattrs;
 use crate::message::{Ino, ROOT, Time};
 use crate::settings::EXTENT;
-use crate::status::Conflict;
+use crate::status::{Conflict, ConflictKind};
 use crate::store;
 
 /// What could not be written back is tried again after so long.
@@ -633,7 +633,7 @@ impl Core {
             if let Some(inode) = state.inodes.get_mut(&pass.ino) {
                 inode.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
             }
-            state.conflicts.push(Conflict { path, ours: None });
+            state.conflicts.push(Conflict { path, ours: None, kind: ConflictKind::Attributes });
             pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
             return Ok(());
         }
@@ -670,7 +670,8 @@ impl Core {
             state.home_path(&Home { dir: home.dir, name: name.as_os_str().into() })?.join(OsStr::new("/"));
         let ours_path = ours_path.to_string_lossy().into_owned();
         tracing::warn!(path, ours = ours_path, "somebody else has changed this meanwhile; both are kept");
-        state.conflicts.push(Conflict { path, ours: Some(ours_path) });
+        let kind = if theirs.is_some() { ConflictKind::Both } else { ConflictKind::Removed };
+        state.conflicts.push(Conflict { path, ours: Some(ours_path), kind });
         let mut valid = Vec::new();
         state.now_aside(home.dir);
         if let Some(inode) = state.inodes.get_mut(&pass.ino) {

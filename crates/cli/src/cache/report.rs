@@ -7,7 +7,7 @@ use std::time::Duration;
 use ondeck_cachefs::instance::Record;
 use ondeck_cachefs::instance::control::Report;
 use ondeck_cachefs::settings::{SyncWhen, Writes};
-use ondeck_cachefs::status::Status;
+use ondeck_cachefs::status::{ConflictKind, Status};
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration};
 use serde::Serialize;
@@ -135,11 +135,21 @@ pub fn text(report: &Report) -> String {
         );
     }
     for conflict in &status.conflicts {
-        let ours = match &conflict.ours {
-            Some(ours) => format!("ours is {}", plain(ours, usize::MAX)),
-            None => "it was to be removed, and stays".to_owned(),
-        };
-        line("CONFLICT", format!("{} was changed by others: {ours}", plain(&conflict.path, usize::MAX)));
+        let path = plain(&conflict.path, usize::MAX);
+        let ours = plain(conflict.ours.as_deref().unwrap_or_default(), usize::MAX);
+        line(
+            "CONFLICT",
+            match conflict.kind {
+                ConflictKind::Both => format!("{path} was changed by others: ours is {ours}"),
+                ConflictKind::Removed => format!("{path} was removed by others: ours is {ours}"),
+                ConflictKind::NotRemoved => {
+                    format!("{path} was changed by others: it was to be removed, and stays")
+                }
+                ConflictKind::Attributes => format!(
+                    "{path} was changed by others: attributes that were changed here are not taken over"
+                ),
+            },
+        );
     }
     format!("{}\n{out}", display::name(report.mount_point.as_os_str()))
 }
@@ -250,6 +260,10 @@ mod tests {
     use ondeck_cachefs::settings::Settings;
     use ondeck_cachefs::status::{Conflict, Failing};
 
+    fn conflict(path: &str, ours: Option<&str>, kind: ConflictKind) -> Conflict {
+        Conflict { path: path.to_owned(), ours: ours.map(str::to_owned), kind }
+    }
+
     fn report() -> Report {
         let status = Status {
             capacity: 8 << 30,
@@ -260,7 +274,12 @@ mod tests {
             hit_bytes: 3,
             miss_bytes: 1,
             failing: vec![Failing { path: "a/b".into(), error: "No space left on device".into() }],
-            conflicts: vec![Conflict { path: "c".into(), ours: Some("c.ondeck".into()) }],
+            conflicts: vec![
+                conflict("c", Some("c.ondeck"), ConflictKind::Both),
+                conflict("d", Some("d"), ConflictKind::Removed),
+                conflict("e\u{1b}[2J\n", None, ConflictKind::NotRemoved),
+                conflict("f", None, ConflictKind::Attributes),
+            ],
             ..Status::default()
         };
         Report {
@@ -285,6 +304,9 @@ mod tests {
             "75 % of 4 B",
             "a/b: No space left",
             "c was changed by others: ours is c.ondeck",
+            "d was removed by others: ours is d\n",
+            "e?[2J  was changed by others: it was to be removed, and stays",
+            "f was changed by others: attributes that were changed here are not taken over",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

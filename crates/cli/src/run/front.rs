@@ -275,6 +275,8 @@ impl Front {
         if self.json {
             return; // the event says it
         }
+        // It may name what programs made.
+        let text = display::lines(text);
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("ondeck: {text}")),
             None => eprintln!("ondeck: {text}"),

@@ -40,6 +40,7 @@ use super::report::{self, Report};
 use super::shared::{Margin, Shared, lock};
 use super::watchers::Watchers;
 use super::{RunArgs, claim};
+use crate::display;
 
 /// A job's life from outside.
 pub struct Keeper {
@@ -350,10 +351,12 @@ impl Keeper {
         for beside in &findings.put_beside {
             self.watchers.warning(&format!(
                 "{}: someone else changed it on disk while the program ran; theirs is kept, the program's is beside it as {}",
-                beside.path, beside.name
+                display::name(beside.path.as_ref()),
+                display::name(beside.name.as_ref())
             ));
         }
         for kept in &findings.kept {
+            let kept = display::name(kept.as_ref());
             self.watchers.warning(&format!(
                 "{kept}: kept, because someone else changed it or put it there while the program ran; the program had deleted \
                  it or its directory"

@@ -13,7 +13,7 @@ use super::caches::{clear, give_up, without_store};
 use super::claim::LOCK;
 use super::message::RunOrder;
 use super::places::caches_path;
-use crate::{cache, state};
+use crate::{cache, display, state};
 
 /// What the files of a run that it keeps in its directory end in.
 const OURS: [&str; 5] = ["manifest", "baseline", "journal", "record", "partial"];
@@ -100,7 +100,7 @@ pub fn told_of_caches(dir: &Path) -> Option<(String, bool)> {
         let told = format!("{GONE}; what its program wrote through the cache is on disk");
         return (!kept.outputs).then_some((told, true));
     };
-    let path = record.mount_point.display();
+    let path = display::name(record.mount_point.as_os_str());
     let told = match ask_status(instance.socket()) {
         Ok(Answer::Report(report)) if report.mounted => format!(
             "{GONE}; its program goes on, and what it writes to {path} comes to disk when that has ended, at the latest"
@@ -124,7 +124,7 @@ pub fn end_caches(id: &str, dir: &Path, order: RunOrder) -> Result<u8> {
     let gives_up = matches!(order, RunOrder::Abandon);
     let mut problems = Vec::new();
     for (instance, record) in left_of(dir)? {
-        let path = record.mount_point.display();
+        let path = display::name(record.mount_point.as_os_str());
         if gives_up {
             give_up(&instance, &record).with_context(|| format!("can't give up the cache of {path}"))?;
             continue;
@@ -150,7 +150,7 @@ pub fn end_caches(id: &str, dir: &Path, order: RunOrder) -> Result<u8> {
         eprintln!(
             "ondeck: THE RESULTS ARE NOT ALL ON DISK.\n{}\nThey are held in RAM. Make room or mend the directory, then run \
              again:\n  ondeck run --resume {id}\nor give them up with: ondeck run --abandon {id}",
-            problems.join("\n")
+            display::lines(&problems.join("\n"))
         );
         return Ok(exit::RESULTS_NOT_STAGED);
     }

@@ -4,11 +4,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use ondeck_cachefs::status::ConflictKind;
 use ondeck_ramdisk::namespace::Namespaces;
 use ondeck_transfer::Progress;
 
 use super::Keeper;
 use super::bring_home::Abort;
+use crate::display;
 use crate::run::copy_out::Ticker;
 use crate::run::left::Kept;
 use crate::run::message::RunOrder;
@@ -117,18 +119,37 @@ impl Keeper {
     }
 
     /// What a cache and somebody else both had changed.
-    fn take_conflicts(&self, index: usize) {
+    fn take_conflicts(&mut self, index: usize) {
+        let mut notes = Vec::new();
         let cache = &self.shared.plan.caches[index];
         let mut findings = lock(&self.shared.findings);
         for conflict in cache.conflicts() {
             let path = cache.path.join(&conflict.path).to_string_lossy().into_owned();
-            match conflict.ours {
-                Some(ours) => {
+            match (conflict.kind, conflict.ours) {
+                (ConflictKind::Attributes, _) => {
+                    let path = display::name(path.as_ref());
+                    notes.push(format!(
+                        "{path}: someone else changed it on disk while the program ran; attributes that the program changed \
+                         are not taken over"
+                    ));
+                }
+                (ConflictKind::Removed, _) => {
+                    let path = display::name(path.as_ref());
+                    notes.push(format!(
+                        "{path}: someone else removed it on disk while the program ran; the program's is there"
+                    ));
+                }
+                (_, Some(ours)) => {
                     let name = ours.rsplit('/').next().unwrap_or_default().to_owned();
                     findings.put_beside.push(ConflictReport { path, name });
                 }
-                None => findings.kept.push(path),
+                (_, None) => findings.kept.push(path),
             }
+        }
+        drop(findings);
+        for note in notes {
+            self.watchers.warning(&note);
+            self.report.notes.push(note);
         }
     }
 
