@@ -238,6 +238,8 @@ fn who_is_refused_is_told_why_each_time() {
     use std::os::unix::process::CommandExt;
     let Some(mounted) = Mounted::new() else { return };
     mounted.run("chmod 755 .; echo text > file");
+    // Others reach the usual state directory, and not one that is named.
+    sh(mounted.scene.dir.path(), "chmod 711 state");
     // The server has often answered and closed before the command has sent its order.
     for _ in 0..25 {
         for order in ["status", "flush"] {
