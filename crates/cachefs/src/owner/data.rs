@@ -379,6 +379,10 @@ impl State {
     /// # Errors
     /// `ENOSPC` if too little were left to all others, who could only wait for ever.
     fn pin_growth(&mut self, ino: Ino, end: u64) -> Result<(), Stop> {
+        // What the kernel writes to is counted as soon as it is seen.
+        if self.unasked.contains(&ino) {
+            return Ok(());
+        }
         let most = self.settings.capacity.0 / 4 * 3;
         let pinned = self.pinned;
         let Some(data) = self.inode_mut(ino)?.data_mut().filter(|data| data.passthrough > 0) else {
