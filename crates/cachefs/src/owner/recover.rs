@@ -44,7 +44,11 @@ pub fn state(
     state.insert(ROOT, inode);
     let there: HashSet<Ino> = store.files().map_err(OpenError::Store)?.into_iter().collect();
     let mut missing = Vec::new();
+    let mut unclear = HashSet::new();
     for (index, record) in records.iter().enumerate() {
+        if let Record::Unasked(ino, _) = record {
+            unclear.insert(*ino);
+        }
         if index + 1 == records.len() {
             // What the last record makes dirty may not have a file yet.
             missing = state.dirty_without(&there);
@@ -57,7 +61,10 @@ pub fn state(
     state.is_recovering = false;
     // And what the last record makes clean may have none any more.
     let still = state.dirty_without(&there);
-    if let Some(ino) = missing.into_iter().find(|ino| still.contains(ino)) {
+    // Of a file that the kernel wrote to, and that is closed, the journal does not tell holes from data, and holes take no file.
+    let is_certain =
+        |ino: &Ino| still.contains(ino) && (!unclear.contains(ino) || state.unasked.contains(ino));
+    if let Some(ino) = missing.into_iter().find(is_certain) {
         return Err(OpenError::Missing { path: state.path_of(ino).display().to_string(), ino });
     }
     // What the last record announces may not have been done.
@@ -366,7 +373,7 @@ impl State {
     fn finish(&mut self, store: &Store, last: &Record) -> std::io::Result<()> {
         match last {
             Record::Size { ino, size, .. } => store.file(*ino)?.set_len(*size),
-            Record::Zero { ino, begin, end, .. } => {
+            Record::Zero { ino, begin, end, .. } if begin < end => {
                 store::punch(&*store.file(*ino)?, *begin, end.next_multiple_of(BLOCK) - begin)
             }
             _ => Ok(()),
