@@ -113,3 +113,19 @@ fn a_file_keeps_its_capabilities_and_set_ids_however_often_it_is_written_to() {
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o4755);
 }
+
+#[test]
+fn a_hole_stays_a_hole_when_a_part_of_it_is_punched() {
+    use std::os::unix::fs::MetadataExt;
+    let cache = Cache::new(Settings::new(LEAST_CAPACITY));
+    cache.create("holes", 0o644).unwrap();
+    cache.truncate("holes", 3 << 20).unwrap();
+    cache.punch("holes", 8446, 60719).unwrap();
+    cache.punch("holes", 100, 50).unwrap();
+    cache.write("holes", 200_000, b"data").unwrap();
+    cache.punch("holes", 200_001, 2).unwrap();
+    cache.flush();
+    let holes = cache.backing().join("holes");
+    assert_eq!(&fs::read(&holes).unwrap()[200_000..200_004], b"d\0\0a");
+    assert_eq!(fs::metadata(&holes).unwrap().blocks(), 8);
+}

@@ -665,6 +665,23 @@ impl State {
         self.remove_if_unused(ino, store);
     }
 
+    /// Whether the block of a byte is a hole.
+    fn is_hole(&mut self, store: &Store, ino: Ino, at: u64) -> Result<bool, Stop> {
+        let (number, block) = ((at / EXTENT) as u32, touched(at, at + 1));
+        self.need_blocks(store, ino, number, &block)?;
+        let data = self.inode(ino)?.data();
+        if data.is_some_and(|data| data.passthrough > 0) {
+            // The kernel may have written there, and nobody was told.
+            let begin = at / BLOCK * BLOCK;
+            let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
+            let parts =
+                store::segments(&*file, begin, begin + BLOCK).map_err(|error| store_error(ino, &error))?;
+            return Ok(parts.iter().all(|part| !part.data));
+        }
+        let extent = data.and_then(|data| data.extents.get(&number));
+        Ok(extent.is_none_or(|extent| extent.held.within(&block).is_empty()))
+    }
+
     /// Frees a part of a file, so that it reads as zeros; the size stays. Both ends lie on blocks, or at the end of the file.
     pub fn punch(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
         let file = || store.file(ino).map_err(|error| store_error(ino, &error));
@@ -871,26 +888,28 @@ impl Core {
         if begin >= end {
             return Ok(());
         }
-        // Blocks are freed as a whole; what remains at both ends is overwritten.
+        // Blocks are freed as a whole; of those at both ends a part is overwritten, which would make a block of a hole.
         let (first, last) =
             (begin.next_multiple_of(BLOCK), if end == size { end } else { end / BLOCK * BLOCK });
-        let write = |from: u64, until: u64| match from < until {
-            true => self.write(caller, ino, from, &vec![0; (until - from) as usize]).map(drop),
-            false => Ok(()),
+        let overwrite = |from: u64, until: u64| -> Result<(), Stop> {
+            if from >= until || self.lock().is_hole(&self.store, ino, from)? {
+                return Ok(());
+            }
+            self.write(caller, ino, from, &vec![0; (until - from) as usize]).map(drop)
         };
-        if first >= last {
-            return write(begin, end);
-        }
-        write(begin, first)?;
-        write(last, end)?;
+        overwrite(begin, first.min(end))?;
+        overwrite(last.max(first), end)?;
         let mut state = self.lock();
-        if state.is_busy(ino, first, last) {
+        if first < last && state.is_busy(ino, first, last) {
             return Err(Stop::Wait(Need::Quiet(ino)));
         }
         let at = Time::now();
         state.inode_mut(ino)?.data_or_new();
-        state.journal_zero(ino, first, last, at);
-        state.punch(&self.store, ino, first, last)?;
+        // Also if no block is freed: it has a new time.
+        state.journal_zero(ino, first, last.max(first), at);
+        if first < last {
+            state.punch(&self.store, ino, first, last)?;
+        }
         let inode = state.inode_mut(ino)?;
         (inode.mtime, inode.ctime) = (at, at);
         state.mark_dirty(ino, dirty::TIMES);
