@@ -322,9 +322,3 @@ fn after_a_lost_machine_a_file_is_the_old_one_or_the_new_one() {
     let Some(machine) = Machine::new(&marks) else { return };
     lose_machines(&machine, false, wanted("ONDECK_LOST_MACHINES", 8));
 }
-
-#[test]
-fn what_was_synced_with_sync_fsync_is_there_after_a_lost_machine() {
-    let Some(machine) = Machine::new(&["--sync", "fsync", "--age", "1s"]) else { return };
-    lose_machines(&machine, true, wanted("ONDECK_LOST_MACHINES", 8) / 2);
-}
