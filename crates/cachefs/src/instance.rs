@@ -20,13 +20,14 @@
 //!
 //! # Layout
 //!
-//! - `record`: `instance.json`
+//! - `record`: `instance.json`; `found`: what a dead server has left
 //! - `start`: starting a server, and what must be right before
 //! - `kept`: the mounts that outlive it
 //! - `server`: the life of that process; `harden`: what it is protected from
 //! - `control`: what it can be asked, and asking it
 
 pub mod control;
+mod found;
 mod harden;
 mod kept;
 mod record;
@@ -108,11 +109,16 @@ impl Caches {
             if but_for.is_some_and(|one| one.id == instance.id) || !instance.has_store()? {
                 continue;
             }
-            // One that can't be read is another release's.
-            let Ok(Some(record)) = instance.record() else { continue };
             let store = rustix::fs::statvfs(instance.store())?;
-            let taken = store.f_blocks.saturating_sub(store.f_bfree).saturating_mul(store.f_frsize);
-            promised = promised.saturating_add(promise(record.settings.capacity).0.saturating_sub(taken));
+            let size = store.f_blocks.saturating_mul(store.f_frsize);
+            let taken = size.saturating_sub(store.f_bfree.saturating_mul(store.f_frsize));
+            let most = match instance.record() {
+                Ok(Some(record)) => promise(record.settings.capacity).0,
+                // Another release's, or damaged: it may fill its store, if that has not ended meanwhile.
+                _ if instance.has_store()? => size,
+                _ => continue,
+            };
+            promised = promised.saturating_add(most.saturating_sub(taken));
         }
         Ok(Bytes(promised))
     }
@@ -185,12 +191,17 @@ impl Instance {
     /// # Errors
     /// If it can't be read or understood.
     pub fn record(&self) -> io::Result<Option<Record>> {
-        record::read(&self.dir.join("instance.json"))
+        record::read(&self.record_path())
+    }
+
+    /// Where that stands.
+    pub fn record_path(&self) -> PathBuf {
+        self.dir.join("instance.json")
     }
 
     /// Keeps what it is.
     fn keep(&self, record: &Record) -> io::Result<()> {
-        record::write(&self.dir.join("instance.json"), record)
+        record::write(&self.record_path(), record)
     }
 
     fn store(&self) -> PathBuf {

@@ -489,7 +489,7 @@ pub fn is_dead(instance: &Instance) -> Result<bool> {
 pub fn revive(instance: &Instance) -> Result<()> {
     let record: Record = instance
         .record()
-        .with_context(|| format!("can't read {}", record_of(instance).display()))?
+        .with_context(|| format!("can't read {}", instance.record_path().display()))?
         .context("the record of the cache is missing: nobody can say what its data belongs to")?;
     let plan = Plan {
         base: instance.base().to_owned(),
@@ -573,10 +573,6 @@ fn status(args: &StatusArgs) -> Result<u8> {
     Ok(code)
 }
 
-fn record_of(instance: &Instance) -> PathBuf {
-    instance.log().with_file_name("instance.json")
-}
-
 /// The mount points of all caches: those that are mounted, and, for root, those that are only left. Of which can't be told
 /// where it is, that is a problem.
 fn all(caches: &Caches, problem: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
@@ -588,10 +584,14 @@ fn all(caches: &Caches, problem: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>>
             }
             match instance.record() {
                 Ok(Some(record)) => all.push(record.mount_point),
+                Ok(None) if instance.may_hold_data().context("can't look into a store")? => problem(format!(
+                    "the record {} is missing: nobody can say where the cache was, whose store may hold data that nobody else has",
+                    instance.record_path().display()
+                )),
                 Ok(None) => {}
                 Err(error) => problem(format!(
                     "can't read {}, which says what a cache is: {error}",
-                    record_of(&instance).display()
+                    instance.record_path().display()
                 )),
             }
         }

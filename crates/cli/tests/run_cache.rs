@@ -465,14 +465,7 @@ fn a_killed_server_loses_nothing_that_was_closed() {
 fn if_all_of_a_run_are_killed_resume_writes_back_what_the_store_holds() {
     let Some(scene) = scene() else { return };
     for abandon in [false, true] {
-        let run = start(&scene, &[], &format!("echo kept > data/x; {WAIT}"));
-        let (id, keeper) = (run_id(&scene), keeper(run.id()));
-        kill_command(run);
-        kill(keeper);
-        kill_server(&scene);
-        scene.file("go", "");
-        wait_until("the keeper is gone", || !Path::new(&format!("/proc/{keeper}")).exists());
-        wait_until("it is told", || scene.run(&["run", "--list"]).out.contains("was killed, too"));
+        let id = kill_all(&scene);
         let advice = format!("`ondeck run --resume {id}` writes it back");
         scene.run(&["cache", "status", "data"]).assert_code(1).assert_says(&advice);
         let refused = scene.run_shell(&CACHE, "true");
@@ -488,9 +481,99 @@ fn if_all_of_a_run_are_killed_resume_writes_back_what_the_store_holds() {
             fs::remove_file(scene.path("data/x")).unwrap();
         }
         assert_clean(&scene);
-        fs::remove_file(scene.path("go")).unwrap();
-        fs::remove_file(scene.path("started")).unwrap();
+        again(&scene);
     }
+}
+
+/// Starts a run that writes `kept` to `data/x`, and kills its command, its keeper and its server. Returns its name.
+fn kill_all(scene: &Scene) -> String {
+    let run = start(scene, &[], &format!("echo kept > data/x; {WAIT}"));
+    let (id, keeper) = (run_id(scene), keeper(run.id()));
+    kill_command(run);
+    kill(keeper);
+    kill_server(scene);
+    scene.file("go", "");
+    wait_until("the keeper is gone", || !Path::new(&format!("/proc/{keeper}")).exists());
+    wait_until("it is told", || scene.run(&["run", "--list"]).out.contains("was killed, too"));
+    id
+}
+
+/// Lets the next program of a scene wait again.
+fn again(scene: &Scene) {
+    fs::remove_file(scene.path("go")).unwrap();
+    fs::remove_file(scene.path("started")).unwrap();
+}
+
+/// The only cache of a scene.
+fn place(scene: &Scene) -> PathBuf {
+    let places: Vec<_> = files(&scene.path("state/cache")).into_iter().filter(|path| path.is_dir()).collect();
+    assert_eq!(places.len(), 1, "{places:?}");
+    places[0].clone()
+}
+
+#[test]
+fn what_a_cache_without_a_readable_record_holds_is_neither_thrown_away_nor_called_on_disk() {
+    let Some(scene) = scene() else { return };
+    for damaged in [None, Some("{")] {
+        for abandon in [false, true] {
+            let id = kill_all(&scene);
+            let (record, aside) = (place(&scene).join("instance.json"), scene.path("aside"));
+            fs::rename(&record, &aside).unwrap();
+            if let Some(damaged) = damaged {
+                fs::write(&record, damaged).unwrap();
+            }
+            for _ in 0..2 {
+                let told = scene.run(&["run", "--list"]);
+                assert!(told.out.contains(&id) && told.out.contains("instance.json"), "{}", told.out);
+            }
+            scene.run(&["cache", "status"]).assert_code(1).assert_says("instance.json");
+            scene.run_shell(&CACHE, "true").assert_code(125).assert_says("data");
+            let refused = scene.run(&["run", "--resume", &id]);
+            refused.assert_code(122).assert_says("instance.json").assert_says(&format!("--abandon {id}"));
+            if abandon {
+                scene.run(&["run", "--abandon", &id, "--yes"]).assert_code(123);
+                assert_eq!(scene.list("data"), Vec::<String>::new());
+                fs::remove_file(&aside).unwrap();
+            } else {
+                fs::rename(&aside, &record).unwrap();
+                scene.run(&["run", "--resume", &id]).assert_code(0);
+                assert_eq!(scene.read("data/x"), "kept\n");
+                fs::remove_file(scene.path("data/x")).unwrap();
+            }
+            assert_clean(&scene);
+            again(&scene);
+        }
+    }
+}
+
+#[test]
+fn what_is_remembered_of_a_run_and_cant_be_read_is_no_run_without_caches() {
+    let Some(scene) = scene() else { return };
+    let id = kill_all(&scene);
+    let kept = scene.state().into_iter().find(|path| path.ends_with(&id)).unwrap().join("caches.record");
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, &text[..text.len() / 2]).unwrap();
+    let told = scene.run(&["run", "--list"]);
+    assert!(told.out.contains("caches.record") && !told.out.contains("on disk"), "{}", told.out);
+    scene.run(&["run", "--resume", &id]).assert_code(125).assert_says("caches.record");
+    fs::write(&kept, text).unwrap();
+    scene.run(&["run", "--resume", &id]).assert_code(0);
+    assert_eq!(scene.read("data/x"), "kept\n");
+    assert_clean(&scene);
+}
+
+#[test]
+fn a_store_that_is_unmounted_with_its_server_dead_is_told_however_young_the_last_write_was() {
+    let Some(scene) = scene() else { return };
+    let id = kill_all(&scene);
+    let store = place(&scene).join("store");
+    assert!(Command::new("umount").arg(&store).status().unwrap().success());
+    scene
+        .run(&["run", "--resume", &id])
+        .assert_code(122)
+        .assert_says("is lost, because its store was unmounted");
+    scene.run(&["run", "--abandon", &id, "--yes"]).assert_code(123);
+    assert_clean(&scene);
 }
 
 #[test]

@@ -100,6 +100,24 @@ impl Record {
             run,
         })
     }
+
+    /// What may be lost if the store of this cache is gone; nothing of one that was never used, or has ended in order.
+    pub fn lost(&self) -> Option<String> {
+        if !self.open && self.unwritten == 0 {
+            return None;
+        }
+        let how = match boot() {
+            Ok(boot) if boot != self.boot => "the machine started again",
+            _ => "its store was unmounted",
+        };
+        let (at, backing) = (self.mount_point.display(), self.backing.display());
+        // The record is a moment old.
+        let what = match self.unwritten {
+            0 => format!("what was changed just before may not have been written to {backing}"),
+            count => format!("{count} bytes or changes had not been written to {backing}"),
+        };
+        Some(format!("the cache that was at {at} is lost, because {how}: {what}"))
+    }
 }
 
 /// Which start of the machine this is.

@@ -30,6 +30,7 @@ use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::control::{Answer, Order, Report, read_line, write_line};
+use super::found::{Found, find};
 use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
@@ -82,88 +83,6 @@ pub fn serve(plan: &Plan) -> bool {
     }
 }
 
-/// What an earlier server left.
-enum Found {
-    Nothing,
-    /// A store, with what it holds.
-    Store(Box<Record>),
-    /// A record whose store is gone.
-    Lost(Box<Record>),
-}
-
-fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
-    let look = |error: io::Error| {
-        StartError::Failed(format!(
-            "can't tell what an earlier cache at {} left: {error}",
-            plan.mount_point.display()
-        ))
-    };
-    let record = instance.record().map_err(look)?;
-    match (record, instance.has_store().map_err(look)?) {
-        (Some(record), _) if record.mount_point != plan.mount_point => Err(StartError::Refused(format!(
-            "the cache at {} has the same number as {}: choose another mount point",
-            record.mount_point.display(),
-            plan.mount_point.display()
-        ))),
-        (Some(record), true) => {
-            let held = Held::by(&instance.store()).map_err(look)?;
-            if held.data && !held.journal {
-                return Err(unknown(
-                    plan,
-                    instance,
-                    "its journal is missing: nobody can say what the data is",
-                ));
-            }
-            Ok(Found::Store(Box::new(record)))
-        }
-        (Some(record), false) => Ok(Found::Lost(Box::new(record))),
-        // The record is written before anything is put into a store, so somebody has removed it.
-        (None, true) => {
-            let held = Held::by(&instance.store()).map_err(look)?;
-            if held.data || held.journal {
-                let record = instance.dir.join("instance.json");
-                let what = format!(
-                    "the record {} is missing: nobody can say which directory the data belongs to",
-                    record.display()
-                );
-                return Err(unknown(plan, instance, &what));
-            }
-            Ok(Found::Nothing)
-        }
-        (None, false) => Ok(Found::Nothing),
-    }
-}
-
-/// That nothing can be done with a store.
-fn unknown(plan: &Plan, instance: &Instance, why: &str) -> StartError {
-    let (at, store) = (plan.mount_point.display(), instance.store());
-    StartError::Refused(format!(
-        "an earlier cache at {at} has left a store, {}, that may hold data that nobody else has, and {why}. Put back what is \
-         missing, or give the data up by `ondeck cache unmount --force-lose {at}`",
-        store.display()
-    ))
-}
-
-/// What a store has.
-struct Held {
-    journal: bool,
-    /// Files with data.
-    data: bool,
-}
-
-impl Held {
-    fn by(store: &Path) -> io::Result<Held> {
-        let mut held = Held { journal: store.join("journal").try_exists()?, data: false };
-        for entry in fs::read_dir(store)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() && fs::read_dir(entry.path())?.next().is_some() {
-                held.data = true;
-            }
-        }
-        Ok(held)
-    }
-}
-
 fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
     let caches = Caches::new(&plan.base);
     let instance = caches.at(&plan.mount_point);
@@ -182,10 +101,8 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             cache.map(|cache| (cache, notes))
         }
         found => {
-            if let Found::Lost(record) = &found
-                && (record.open || record.unwritten > 0)
-            {
-                notes.push(lost(record));
+            if let Found::Lost(record) = &found {
+                notes.extend(record.lost());
             }
             take_away_dead(&plan.mount_point)?;
             // Also what a start that was killed has made.
@@ -212,20 +129,6 @@ fn discard(instance: &Instance) {
     if let Err(error) = removed {
         tracing::warn!(%error, "something is left of a start that failed");
     }
-}
-
-fn lost(record: &Record) -> String {
-    let how = match boot() {
-        Ok(boot) if boot != record.boot => "the machine started again",
-        _ => "its store was unmounted",
-    };
-    let (at, backing) = (record.mount_point.display(), record.backing.display());
-    // The record is a moment old.
-    let what = match record.unwritten {
-        0 => format!("what was changed just before may not have been written to {backing}"),
-        count => format!("{count} bytes or changes had not been written to {backing}"),
-    };
-    format!("the cache that was at {at} is lost, because {how}: {what}")
 }
 
 /// Makes the places of a new cache, and its record.

@@ -222,21 +222,23 @@ impl RunCache {
     }
 
     /// What is left of it, if anything is.
+    ///
+    /// # Errors
+    /// If that can't be told.
     fn left(&self, run: &str) -> Result<Option<Record>> {
-        let record = self.instance.record();
-        let record = record
-            .with_context(|| format!("can't see what is left of the cache of {}", self.path.display()))?;
-        Ok(record.filter(|record| record.run.as_deref() == Some(run)))
+        of_run(&self.instance, run).with_context(|| format!("the cache of {}", self.path.display()))
     }
 
-    /// Removes it, if the program was not started: then it holds nothing.
+    /// Removes it, if the program was not started: then it holds nothing. What its server has refused to touch stays.
     ///
     /// # Errors
     /// What is left of it.
     pub fn discard(&self, run: &str) -> Result<()> {
-        match self.left(run)? {
-            Some(record) => give_up(&self.instance, &record),
-            None => clear(&self.instance, &self.path),
+        match self.instance.record().with_context(|| unreadable(&self.instance))? {
+            Some(record) if record.run.as_deref() == Some(run) => {
+                give_up(&self.instance, &record.mount_point)
+            }
+            _ => clear(&self.instance, &self.path),
         }
     }
 
@@ -325,11 +327,11 @@ impl RunCache {
         })
     }
 
-    /// Gives up what is not written back.
+    /// Gives up what is not written back, also if nobody can say what it is.
     pub fn give_up(&self, run: &str) -> Result<()> {
-        match self.left(run)? {
-            Some(record) => give_up(&self.instance, &record),
-            None => Ok(()),
+        match self.left(run) {
+            Ok(None) => Ok(()),
+            _ => give_up(&self.instance, &self.path),
         }
     }
 }
@@ -354,40 +356,57 @@ fn finished(answer: io::Result<Answer>) -> Result<(), Unfinished> {
     }
 }
 
+/// The record of a cache, if it is one of this run. No store is taken for nothing because its record is lost or damaged.
+///
+/// # Errors
+/// If nobody can say what a store holds.
+pub fn of_run(instance: &Instance, run: &str) -> Result<Option<Record>> {
+    let record = instance.record().with_context(|| unreadable(instance))?;
+    if record.is_none() && instance.may_hold_data().context("can't look into its store")? {
+        bail!(
+            "the record {} is missing: nobody can say which directory the data in its store belongs to. Put it back",
+            instance.record_path().display()
+        );
+    }
+    Ok(record.filter(|record| record.run.as_deref() == Some(run)))
+}
+
+fn unreadable(instance: &Instance) -> String {
+    format!("can't read {}, which says what a cache is", instance.record_path().display())
+}
+
 /// Removes what is there of a cache that has a record and no store: its server was killed before it had made one, or when
 /// everything was written back. Or somebody has unmounted it.
 ///
 /// # Errors
 /// If something was in it.
 pub fn without_store(instance: &Instance, record: &Record) -> Result<()> {
-    if record.unwritten > 0 {
-        bail!(
-            "the store of the cache was unmounted, and with it {} bytes or changes are lost",
-            record.unwritten
-        );
+    if let Some(lost) = record.lost() {
+        bail!(lost);
     }
     Ok(instance.abandon(&record.mount_point)?)
 }
 
 /// Removes what is there of a cache without a record: its server was killed before it had put anything into its store, or
-/// after it had written everything back. One that has a record stays, and one whose server lives.
+/// after it had written everything back. One that has a record stays, one that has lost it, and one whose server lives.
 pub fn clear(instance: &Instance, at: &Path) -> Result<()> {
-    if instance.record()?.is_some() {
+    let what = || format!("can't remove what is left of the cache of {}", at.display());
+    if instance.record().with_context(what)?.is_some() || instance.may_hold_data().with_context(what)? {
         return Ok(());
     }
     match instance.abandon(at) {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
-        other => other.with_context(|| format!("can't remove what is left of the cache of {}", at.display())),
+        other => other.with_context(what),
     }
 }
 
 /// Gives up what a cache has not written back, whether or not it has a server.
-pub fn give_up(instance: &Instance, record: &Record) -> Result<()> {
+pub fn give_up(instance: &Instance, at: &Path) -> Result<()> {
     match ask(instance.socket(), &Order::Unmount { lose: true }, &mut |_| true) {
         Ok(Answer::Failed { message, .. }) => bail!(message),
         Ok(_) => Ok(()),
         // Its server is dead, or ends just now.
-        Err(_) => Ok(instance.abandon(&record.mount_point)?),
+        Err(_) => Ok(instance.abandon(at)?),
     }
 }
 

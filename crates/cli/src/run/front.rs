@@ -41,7 +41,7 @@ pub fn attach(id: &str, order: RunOrder, json: bool, quiet: bool) -> Result<u8> 
     let line = match connect(&socket, order) {
         // A new keeper is on its way.
         Err(_) if is_claimed(&dir).unwrap_or(false) => reconnect(&socket, order),
-        Err(_) if left::told_of_caches(&dir).is_some() => return left::end_caches(id, &dir, order),
+        Err(_) if left::told_of_caches(&dir)?.is_some() => return left::end_caches(id, &dir, order),
         connected => connected,
     };
     let line = line.with_context(|| {

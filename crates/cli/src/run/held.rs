@@ -32,7 +32,7 @@ pub fn list() -> Result<u8> {
         let text = std::fs::read_to_string(entry.path().join("state")).unwrap_or_default();
         // Its results may be held: nothing of it is removed because it can't be asked.
         let state = state_of(&entry.path(), text.trim())
-            .unwrap_or_else(|error| format!("it can't be asked what it does: {error}"));
+            .unwrap_or_else(|error| format!("it can't be told what it does: {error:#}"));
         println!("{id}  {state}");
     }
     if !any {
@@ -42,19 +42,19 @@ pub fn list() -> Result<u8> {
 }
 
 /// What a run does, of which `last` is the last that it wrote down. What is left of one that is gone is removed.
-fn state_of(dir: &Path, last: &str) -> std::io::Result<String> {
+fn state_of(dir: &Path, last: &str) -> Result<String> {
     match UnixStream::connect(dir.join("control")) {
         Ok(_) => return Ok(last.to_owned()),
         Err(error) if is_nobody(&error) => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     }
     // The command that started it lives, and takes the keeper's place.
     if is_claimed(dir)? {
         return Ok("starting, ending, or getting a new keeper".to_owned());
     }
-    if let Some((told, is_over)) = left::told_of_caches(dir) {
+    if let Some((told, is_over)) = left::told_of_caches(dir)? {
         if is_over {
-            remove_dead(dir);
+            remove_dead(dir)?;
         }
         return Ok(told);
     }
@@ -66,7 +66,7 @@ fn state_of(dir: &Path, last: &str) -> std::io::Result<String> {
             ram_disk.display()
         ),
         None => {
-            remove_dead(dir);
+            remove_dead(dir)?;
             "its keeper was killed, and its RAM disk is gone; what was copied out before is on disk"
                 .to_owned()
         }
