@@ -291,7 +291,6 @@ impl State {
         self.inodes.get(&ino).and_then(|inode| inode.seen)
     }
 
-    /// The files whose data has to be on the disk before an operation is carried out.
     /// Whether a file that is to be made has lost all its names again, and nobody has to find it until then, or it can't get its
     /// name at all.
     fn is_lost(&self, ino: Ino) -> bool {
@@ -299,6 +298,7 @@ impl State {
         orphan.is_some_and(|inode| inode.needless || self.stuck.contains_key(&inode.made_by))
     }
 
+    /// The files whose data has to be on the disk before an operation is carried out.
     fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
         let shown = match operation {
             Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => {

@@ -20,7 +20,7 @@ use super::names::without_set_ids;
 use super::state::{State, Stop};
 use crate::message::{Ino, Time};
 use crate::settings::Writes;
-use crate::store::{self, Store};
+use crate::store::{self, Segment, Store};
 
 impl State {
     /// Whether the kernel may write to a file that is about to be opened without asking.
@@ -170,11 +170,9 @@ impl State {
 
     /// Counts what a file has become longer by.
     fn grown(&mut self, store: &Store, ino: Ino, before: u64, size: u64) {
-        let parts =
-            store.file(ino).and_then(|file| store::segments(&*file, before, size)).unwrap_or_default();
-        for written in parts.iter().filter(|part| part.data) {
-            for number in extents(written.begin, written.end) {
-                let (begin, end) = part(number, written.begin, written.end);
+        for piece in written(store, ino, before, size) {
+            for number in extents(piece.begin, piece.end) {
+                let (begin, end) = part(number, piece.begin, piece.end);
                 self.hold_recovered(ino, number, &touched(begin, end));
                 self.now_dirty(ino, number, &touched(begin, end));
             }
@@ -204,18 +202,14 @@ impl State {
     pub fn absorb(&mut self, store: &Store, ino: Ino) {
         self.look(store, ino);
         let Some(size) = self.inodes.get(&ino).map(|inode| inode.size) else { return };
-        let parts = match store.file(ino).and_then(|file| store::segments(&*file, 0, size)) {
-            Ok(parts) => parts,
-            Err(error) => return tracing::error!(ino, %error, "the store fails"),
-        };
         // What never had pages and is not known of is a hole here and there.
         let data = self.inodes.get(&ino).and_then(|inode| inode.data());
         let mut pages: BTreeMap<u32, Blocks> = (data.into_iter().flat_map(|data| data.extents.keys()))
             .map(|number| (*number, Blocks::default()))
             .collect();
-        for written in parts.iter().filter(|part| part.data) {
-            for number in extents(written.begin, written.end) {
-                let (begin, end) = part(number, written.begin, written.end);
+        for piece in written(store, ino, 0, size) {
+            for number in extents(piece.begin, piece.end) {
+                let (begin, end) = part(number, piece.begin, piece.end);
                 pages.entry(number).or_default().add(&touched(begin, end));
             }
         }
@@ -229,5 +223,16 @@ impl State {
             self.resident = self.resident + extent.held.count() * BLOCK - before * BLOCK;
         }
         self.crowded(store);
+    }
+}
+
+/// The parts of `begin..end` that somebody may have written to: all of it, if the store can't say.
+fn written(store: &Store, ino: Ino, begin: u64, end: u64) -> Vec<Segment> {
+    match store.file(ino).and_then(|file| store::segments(&*file, begin, end)) {
+        Ok(parts) => parts.into_iter().filter(|part| part.data).collect(),
+        Err(error) => {
+            tracing::error!(ino, %error, "the store fails");
+            vec![Segment { begin, end, data: true }]
+        }
     }
 }
