@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ondeck_core::exit;
 
 use super::claim::is_claimed;
@@ -46,7 +46,7 @@ fn state_of(dir: &Path, last: &str) -> Result<String> {
     match UnixStream::connect(dir.join("control")) {
         Ok(_) => return Ok(last.to_owned()),
         Err(error) if is_nobody(&error) => {}
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error).context("its keeper can't be asked"),
     }
     // The command that started it lives, and takes the keeper's place.
     if is_claimed(dir)? {
