@@ -5,11 +5,13 @@
 //! # Layout
 //!
 //! - `state`: what it knows; `inode`: of a file or directory; `blocks`: of the blocks of an extent
-//! - `names`, `data`: what requests do with it; `xattrs`, `accepted`: extended attributes; `forget`: names that take
+//! - `names`, `data`, `handles`, `holes`: what requests do with it; `xattrs`, `accepted`: extended attributes; `forget`: names that take
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
-//! - `write_back`: data and attributes on their way to the backing directory; `apply`: names
+//! - `write_back`: data and attributes on their way to the backing directory; `apply`: names, `turns`: in which order,
+//!   `applied`: what is known after
+//! - `orders`: what people want of it
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
 //!
 //! # Why it can't stand still
@@ -24,18 +26,23 @@
 //! has no room, waiting writers are told so.
 
 mod accepted;
+mod applied;
 mod apply;
 mod blocks;
 mod data;
 mod forget;
+mod handles;
+mod holes;
 mod inode;
 mod inodes;
 mod journal;
 mod load;
 mod names;
 mod notes;
+mod orders;
 mod recover;
 mod state;
+mod turns;
 mod unasked;
 mod unfinished;
 mod wait;
@@ -46,7 +53,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -56,8 +63,8 @@ use ondeck_transfer::credentials::User;
 use rustix::io::Errno;
 
 use crate::backing::Backing;
-use crate::message::{Answer, Caller, Client, Ino, ROOT, Reply, Request, Service};
-use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
+use crate::message::{Answer, Caller, Client, Ino, Reply, Request, Service};
+use crate::settings::{LEAST_CAPACITY, Settings, SyncWhen};
 use crate::status::{Failing, Status};
 use crate::store::Store;
 use journal::{Journal, JournalError};
@@ -66,9 +73,6 @@ use wait::{Need, Parked};
 
 /// How often it is looked whether those who wait were killed, and whether anything has become old.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// How often progress of a flush is told.
-const PROGRESS: Duration = Duration::from_millis(100);
 
 /// The space of the backing directory is asked for again after so long.
 const SPACE_IS_KNOWN: Duration = Duration::from_secs(1);
@@ -685,75 +689,6 @@ impl Owner {
         }
     }
 
-    /// Returns once everything that was changed before the call is on the backing directory, and synced.
-    ///
-    /// It is asked about ten times a second whether to go on.
-    ///
-    /// # Errors
-    /// It was given up, or what is left can't be written: then with what fails. Nothing is lost, and it is tried again all the
-    /// while.
-    pub fn flush(&self, progress: &mut dyn FnMut(&Status) -> bool) -> Result<(), String> {
-        let begun = Instant::now();
-        let last = {
-            let mut state = self.core.lock();
-            state.wanted = state.last_pending();
-            state.try_stuck();
-            state.wanted
-        };
-        let names = self.flush_until(progress, begun, |state| state.first_pending > last);
-        // Names that can't be changed there hold up no data of others.
-        let generation = self.core.lock().generation;
-        let data = self.flush_until(progress, begun, |state| {
-            let left: Vec<Ino> = (state.dirty_by_age.iter())
-                .filter(|(_, dirty)| dirty.generation <= generation)
-                .map(|(ino, _)| *ino)
-                .filter(|ino| state.inodes.get(ino).is_some_and(|inode| !inode.is_orphan()))
-                .collect();
-            state.urgent.extend(&left);
-            left.is_empty() && state.passes.is_empty()
-        });
-        let synced = self
-            .as_the_user(|core| core.sync_all())
-            .map_err(|error| format!("can't sync the backing directory: {error}"));
-        names.and(data).and(synced)
-    }
-
-    fn flush_until(
-        &self,
-        progress: &mut dyn FnMut(&Status) -> bool,
-        begun: Instant,
-        is_done: impl Fn(&mut State) -> bool,
-    ) -> Result<(), String> {
-        let mut told = Instant::now();
-        loop {
-            let mut state = self.core.lock();
-            if is_done(&mut state) {
-                return Ok(());
-            }
-            if state.stopped {
-                return Err("the cache is ending".into());
-            }
-            // It has failed since this began, and since anything else went well.
-            let since = begun.max(state.progress) + RETRY;
-            let failing = state.failing.iter().find(|(_, (_, until))| *until > since);
-            if let Some((ino, (error, _))) = failing
-                && since.elapsed() > RETRY
-                && state.passes.is_empty()
-                && state.urgent.iter().all(|ino| state.is_held_up(*ino))
-            {
-                return Err(format!("{}: {}", state.shown(*ino), io::Error::from(*error)));
-            }
-            self.core.work.notify_all();
-            drop(self.core.wait(state));
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
-                if !progress(&self.status()) {
-                    return Err("given up".into());
-                }
-            }
-        }
-    }
-
     /// Does something with the user's identity, on a thread of its own.
     fn as_the_user<T: Send>(&self, act: impl FnOnce(&Core) -> Result<T, Errno> + Send) -> Result<T, Errno> {
         std::thread::scope(|scope| {
@@ -777,96 +712,6 @@ impl Owner {
         // Whoever waits is there.
         self.ask(caller, request, Box::new(move |answer| drop(tell.send(answer))));
         told.recv().unwrap_or(Err(Errno::IO))
-    }
-
-    /// Reads a file, or all files below a directory, into the cache; the path is below its root.
-    ///
-    /// # Errors
-    /// What failed first, by its path.
-    pub fn preload(&self, path: &Path) -> Result<(), String> {
-        self.below(path, &mut |ino, size| {
-            let mut offset = 0;
-            while offset < size {
-                let read = Request::Read { ino, handle: 0, offset, size: EXTENT as u32 };
-                self.call(NOBODY, read)?;
-                offset += EXTENT;
-            }
-            Ok(())
-        })
-    }
-
-    /// Gives up the resident data of a file, or of all below a directory, as far as it is clean and nobody uses it.
-    ///
-    /// # Errors
-    /// As of [`preload`](Owner::preload).
-    pub fn evict(&self, path: &Path) -> Result<(), String> {
-        self.below(path, &mut |ino, _| {
-            let mut state = self.core.lock();
-            state.evict_file(&self.core.store, ino);
-            drop(state);
-            self.core.wake_all();
-            Ok(())
-        })
-    }
-
-    /// Forgets names that nobody uses if they take too much, without waiting until it is looked for that.
-    pub fn forget_names(&self) {
-        self.core.forget_if_many();
-        self.core.wake_all();
-    }
-
-    /// Does something with all regular files at or below a path.
-    fn below(&self, path: &Path, act: &mut dyn FnMut(Ino, u64) -> Result<(), Errno>) -> Result<(), String> {
-        let of = |path: &Path, error: Errno| format!("{}: {}", path.display(), io::Error::from(error));
-        let mut found = (ROOT, libc::S_IFDIR, 0);
-        // What is known by its number must not be forgotten meanwhile.
-        let give_back = |ino: Ino| {
-            if ino != ROOT {
-                self.forget(&[(ino, 1)]);
-            }
-        };
-        let mut walked = std::path::PathBuf::new();
-        let mut done = Ok(());
-        for part in path.components() {
-            let Component::Normal(name) = part else {
-                done = Err(format!("{}: a path below the cache's root is needed", path.display()));
-                break;
-            };
-            walked.push(name);
-            match self.call(NOBODY, Request::Lookup { parent: found.0, name: name.to_owned() }) {
-                Ok(Reply::Entry(entry)) => {
-                    give_back(found.0);
-                    found = (entry.ino, entry.mode, entry.size);
-                }
-                Ok(_) => done = Err(of(&walked, Errno::IO)),
-                Err(error) => done = Err(of(&walked, error)),
-            }
-            if done.is_err() {
-                break;
-            }
-        }
-        let mut stack = vec![(walked, found)];
-        while let Some((path, (ino, mode, size))) = stack.pop() {
-            match mode & libc::S_IFMT {
-                _ if done.is_err() => {}
-                libc::S_IFREG => done = act(ino, size).map_err(|error| of(&path, error)),
-                libc::S_IFDIR => match self.call(NOBODY, Request::List { ino }) {
-                    Ok(Reply::Listed(entries)) => {
-                        for entry in entries.iter().filter(|entry| entry.kind != libc::S_IFLNK) {
-                            let lookup = Request::Lookup { parent: ino, name: entry.name.clone() };
-                            // Gone meanwhile: nothing is to be done.
-                            let Ok(Reply::Entry(found)) = self.call(NOBODY, lookup) else { continue };
-                            stack.push((path.join(&entry.name), (found.ino, found.mode, found.size)));
-                        }
-                    }
-                    Ok(_) => done = Err(of(&path, Errno::IO)),
-                    Err(error) => done = Err(of(&path, error)),
-                },
-                _ => {}
-            }
-            give_back(ino);
-        }
-        done
     }
 }
 

@@ -21,7 +21,8 @@
 //! # Layout
 //!
 //! - `connection`: making the mount, and showing it somewhere
-//! - `filesystem`: from requests to replies
+//! - `filesystem`: from requests to replies; `replies`: those that several have
+//! - `set_id`: files whose set-uid bits the kernel has to be told of
 //! - `passthrough`: files that the kernel reads by itself
 //! - `directories`: directories that are being read
 //! - `processor`: where requests are served
@@ -35,6 +36,8 @@ mod filesystem;
 mod give_back;
 mod passthrough;
 mod processor;
+mod replies;
+mod set_id;
 
 use std::fs::File;
 use std::io;

@@ -12,7 +12,6 @@
 //! [begun](super::journal::Record::Begun). So each one recognizes that it is done already, by the inode numbers that were noted
 //! before.
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,20 +23,14 @@ use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Home, Homes, Kind, Operation, Seen, dirty};
+use super::inode::{Home, Homes, Kind, Operation, Seen};
 use super::state::{Pending, State};
+use super::turns::{Held, Turn, is_its_own};
 use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time};
 use crate::status::{Conflict, ConflictKind};
-use crate::store::Store;
-
-/// Operations that are prepared together at most.
-const BATCH: u64 = 256;
-
-/// When so many operations are stuck or depend on such, the rest waits in its order: each is looked at every second.
-const MOST_HELD: u64 = 1024;
 
 /// Conflicts that are remembered for people.
 const CONFLICTS: usize = 1000;
@@ -51,234 +44,12 @@ struct Done {
     kept: bool,
 }
 
-/// What becomes of an operation in a round.
-enum Turn {
-    Try(Operation),
-    /// It is stuck, or depends on one that is.
-    Hold(Operation, Errno),
-    /// Nothing is to be done.
-    Pass(Operation),
-}
-
-impl Turn {
-    /// The operation, if it is to be carried out.
-    fn operation(&self) -> Option<&Operation> {
-        match self {
-            Turn::Try(operation) => Some(operation),
-            Turn::Hold(..) | Turn::Pass(_) => None,
-        }
-    }
-}
-
-/// What operations that can't be carried out now are about. Later ones about something else go on: they change neither the same
-/// files nor the same names, and no directory that the others make, move or remove.
-#[derive(Default)]
-struct Held {
-    inodes: HashMap<Ino, Errno>,
-    names: HashMap<(Ino, OsString), Errno>,
-    directories: HashMap<Ino, Errno>,
-}
-
-impl Held {
-    fn add(&mut self, operation: &Operation, error: Errno) {
-        self.inodes.extend(operation.subjects().into_iter().map(|ino| (ino, error)));
-        self.names.extend(operation.names().into_iter().map(|(dir, name)| ((dir, name.clone()), error)));
-        self.directories.extend(operation.directories().into_iter().map(|dir| (dir, error)));
-    }
-
-    /// Why an operation has to wait for others, if it has to.
-    fn holds(&self, operation: &Operation) -> Option<Errno> {
-        if self.inodes.is_empty() {
-            return None;
-        }
-        let subjects = operation.subjects();
-        let of_inodes =
-            subjects.iter().find_map(|ino| self.inodes.get(ino).or_else(|| self.directories.get(ino)));
-        let directories = operation.directories();
-        let of_directories = || directories.iter().find_map(|dir| self.inodes.get(dir));
-        let of_names = || {
-            let mut names = operation.names().into_iter();
-            names.find_map(|(dir, name)| self.names.get(&(dir, name.clone())))
-        };
-        of_inodes.or_else(of_directories).or_else(of_names).copied()
-    }
-}
-
-/// Whether an error is about the file or the name; otherwise the backing directory itself can't be reached or written to, and
-/// everything waits in its order.
-fn is_its_own(error: Errno) -> bool {
-    !matches!(
-        error,
-        Errno::AGAIN
-            | Errno::INTR
-            | Errno::IO
-            | Errno::NOMEM
-            | Errno::NODEV
-            | Errno::NXIO
-            | Errno::ROFS
-            | Errno::NOTCONN
-            | Errno::SHUTDOWN
-            | Errno::TIMEDOUT
-            | Errno::HOSTDOWN
-            | Errno::HOSTUNREACH
-            | Errno::NETDOWN
-            | Errno::NETUNREACH
-            | Errno::CONNREFUSED
-    )
-}
-
 impl State {
-    /// The operations that are looked at next, by number: those to be carried out, and those before them that can't be now.
-    fn next_round(&mut self) -> Vec<(u64, Turn)> {
-        let until = self.due();
-        let now = Instant::now();
-        let (mut round, mut held) = (Vec::new(), Held::default());
-        let (mut tried, mut waiting) = (0, 0);
-        let mut told = Vec::new();
-        for (number, pending) in (self.first_pending..=until).zip(&self.log) {
-            let operation = &pending.operation;
-            let is_stuck = self.stuck.get(&number).filter(|(_, until)| *until > now);
-            let turn = if pending.cancelled {
-                Turn::Pass(operation.clone())
-            } else if let Some((error, _)) = is_stuck {
-                Turn::Hold(operation.clone(), *error)
-            } else if let Some(error) = held.holds(operation) {
-                told.push((operation.subjects()[0], error));
-                Turn::Hold(operation.clone(), error)
-            } else {
-                Turn::Try(operation.clone())
-            };
-            match &turn {
-                Turn::Hold(operation, error) => {
-                    held.add(operation, *error);
-                    waiting += 1;
-                }
-                // It goes from the log when what is stuck before it does.
-                Turn::Pass(_) if waiting > 0 => continue,
-                Turn::Try(_) | Turn::Pass(_) => tried += 1,
-            }
-            round.push((number, turn));
-            if tried == BATCH || waiting == MOST_HELD {
-                break;
-            }
-        }
-        for (ino, error) in told {
-            self.waits.fail(&Need::Synced(ino), error);
-        }
-        if tried == 0 {
-            round.clear();
-        }
-        round
-    }
-
     /// The operation that may have been done and not noted.
     pub fn doubtful(&self) -> Option<(u64, Pending)> {
         let number = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
         let index = number.checked_sub(self.first_pending)? as usize;
         self.log.get(index).map(|pending| (number, pending.clone()))
-    }
-
-    /// Changes the homes as an operation of the log says, which is done. Recovery does the same again.
-    pub fn applied(&mut self, store: &Store, number: u64, other_name: Option<&OsStr>) {
-        let index = number.checked_sub(self.first_pending).map(|index| index as usize);
-        let Some(pending) = index.and_then(|index| self.log.get_mut(index)) else { return };
-        let was_cancelled = std::mem::replace(&mut pending.cancelled, true);
-        let operation = pending.operation.clone();
-        self.doubtful = 0;
-        self.stuck.remove(&number);
-        while self.log.front().is_some_and(|pending| pending.cancelled) {
-            self.log.pop_front();
-            self.stuck.remove(&self.first_pending);
-            self.first_pending += 1;
-        }
-        self.progress = Instant::now();
-        self.waits.carried_out(self.first_pending - 1);
-        self.waits.wake(&Need::Log);
-        if was_cancelled {
-            return;
-        }
-        let named = |state: &State, dir: Ino, name: &OsStr| Home {
-            dir,
-            name: state.name(dir, other_name.unwrap_or(name)),
-        };
-        let lose = |state: &mut State, ino: Ino, dir: Ino, name: &OsStr| {
-            if let Some(inode) = state.inodes.get_mut(&ino) {
-                inode.homes.retain(|home| home.dir != dir || *home.name != *name);
-            }
-        };
-        match &operation {
-            Operation::Make { ino, dir, name } => {
-                let home = named(self, *dir, name);
-                if let Some(inode) = self.inodes.get_mut(ino) {
-                    inode.made_by = 0;
-                    if !inode.homes.is_empty() {
-                        inode.homes = Homes::One(home);
-                    }
-                }
-            }
-            Operation::Link { ino, dir, name } => {
-                let home = named(self, *dir, name);
-                if let Some(inode) = self.inodes.get_mut(ino)
-                    && !inode.homes.is_empty()
-                {
-                    inode.homes.push(home);
-                }
-            }
-            Operation::Unlink { ino, dir, name } => lose(self, *ino, *dir, name),
-            Operation::Rename { ino, dir, name, to_dir, to_name, over } => {
-                if let Some(over) = over {
-                    lose(self, *over, *to_dir, to_name);
-                }
-                let new = named(self, *to_dir, to_name);
-                if let Some(home) = self.home_mut(*ino, *dir, name) {
-                    *home = new;
-                }
-            }
-            Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
-                let (first, second) = (
-                    self.home_mut(*ino, *dir, name).is_some(),
-                    self.home_mut(*other, *to_dir, to_name).is_some(),
-                );
-                let (to, from) = (named(self, *to_dir, to_name), named(self, *dir, name));
-                if first && let Some(home) = self.home_mut(*ino, *dir, name) {
-                    *home = to;
-                }
-                if second
-                    && let Some(home) = self.inodes.get_mut(other).and_then(|inode| {
-                        inode.homes.iter_mut().find(|home| home.dir == *to_dir && *home.name == **to_name)
-                    })
-                {
-                    *home = from;
-                }
-            }
-        }
-        for ino in operation.inodes() {
-            if let Some(inode) = self.inodes.get_mut(&ino) {
-                inode.pending = inode.pending.saturating_sub(1);
-            }
-            self.waits.wake(&Need::Synced(ino));
-        }
-        if other_name.is_some() {
-            let (dir, ino) = (operation.shown_in(), operation.inodes()[0]);
-            self.now_aside(dir);
-            if let Some(inode) = self.inodes.get_mut(&ino) {
-                inode.aside = true;
-            }
-        }
-        // It has changed their times there.
-        for dir in operation.directories() {
-            self.mark_dirty(dir, dirty::TIMES);
-        }
-        for ino in operation.inodes() {
-            self.remove_if_unused(ino, store);
-        }
-        if self.names_and_operations() > 0 {
-            self.waits.wake(&Need::Space);
-        }
-    }
-
-    fn home_mut(&mut self, ino: Ino, dir: Ino, name: &OsStr) -> Option<&mut Home> {
-        self.inodes.get_mut(&ino)?.homes.iter_mut().find(|home| home.dir == dir && *home.name == *name)
     }
 
     fn has_home(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {

@@ -4,22 +4,18 @@
 //! ([`FileData::backing_len`]), and is zeros otherwise. A block of memory is *held* before anything is written to the store, so
 //! that the store never is full unexpectedly; if there is none to hold, the request waits until something was evicted.
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::Core;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::inode::{Extent, FileData, Kind, blocks_before, dirty};
 use super::names::without_set_ids;
-use super::state::{OpenFile, State, Stop};
+use super::state::{State, Stop};
 use super::wait::Need;
-use crate::message::{Caller, Handle, Ino, OpenMode, Opened, Reply, Time};
+use crate::message::{Caller, Ino, Reply, Time};
 use crate::settings::EXTENT;
 use crate::store::{self, Store};
 
@@ -31,9 +27,6 @@ pub fn part(number: u32, begin: u64, end: u64) -> (u64, u64) {
     let first = u64::from(number) * EXTENT;
     (begin.max(first), end.min(first + EXTENT))
 }
-
-/// Extents that are asked about at once, when somebody looks for holes.
-const LOOK_AHEAD: usize = 256;
 
 /// The extents that `begin..end` touches.
 pub fn extents(begin: u64, end: u64) -> std::ops::Range<u32> {
@@ -135,7 +128,7 @@ impl State {
     }
 
     /// Holds the blocks of an extent that are not held.
-    fn hold(&mut self, store: &Store, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
+    pub fn hold(&mut self, store: &Store, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
         let held = self
             .inode(ino)?
             .data()
@@ -170,61 +163,6 @@ impl State {
         self.waits.begin(&Need::Extent(ino, number));
         self.jobs.push_back(Need::Extent(ino, number));
         Ok(())
-    }
-
-    /// Sees to it that it is known which blocks of an extent are holes.
-    fn need_holes(&mut self, ino: Ino, number: u32, last: u32) -> Result<(), Stop> {
-        let data = self.inode_mut(ino)?.data_or_new().ok_or(Errno::ISDIR)?;
-        let wait = Err(Stop::Wait(Need::Extent(ino, number)));
-        match data.extents.get(&number) {
-            Some(extent) if extent.fetching => return wait,
-            Some(extent) if extent.looked => return Ok(()),
-            _ if data.is_missing(number).is_empty() => return Ok(()),
-            _ => {}
-        }
-        // Those that come next are asked about, too: a file may be mostly holes.
-        let is_free = |number: &u32| data.extents.get(number).is_none_or(|extent| !extent.fetching);
-        let count = (number..=last).take(LOOK_AHEAD).take_while(is_free).count() as u32;
-        for number in number..number + count {
-            data.extents.entry(number).or_default().fetching = true;
-        }
-        for number in number..number + count {
-            self.clean.remove(&(ino, number));
-            self.waits.begin(&Need::Extent(ino, number));
-        }
-        self.jobs.push_back(Need::Holes(ino, number, count));
-        wait
-    }
-
-    /// Notes which blocks of extents are holes on the backing directory.
-    pub fn holes_found(
-        &mut self,
-        store: &Store,
-        ino: Ino,
-        numbers: std::ops::Range<u32>,
-        found: Result<Vec<(u32, Blocks)>, Errno>,
-    ) {
-        let error = found.as_ref().err().copied();
-        let mut holes: BTreeMap<u32, Blocks> = found.unwrap_or_default().into_iter().collect();
-        for number in numbers {
-            let data = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut());
-            if let Some(extent) = data.and_then(|data| data.extents.get_mut(&number)) {
-                extent.fetching = false;
-                if let Some(holes) = holes.remove(&number) {
-                    extent.valid.add(&holes);
-                    extent.looked = true;
-                }
-            }
-            self.touch(ino, number);
-            match error {
-                None => self.waits.wake(&Need::Extent(ino, number)),
-                Some(error) => self.waits.fail(&Need::Extent(ino, number), error),
-            }
-        }
-        if self.waits.is_waited_for(&Need::Quiet(ino)) {
-            self.waits.wake(&Need::Quiet(ino));
-        }
-        self.remove_if_unused(ino, store);
     }
 
     /// Sees to it that these blocks of an extent can be read from the store, or are zeros.
@@ -461,7 +399,7 @@ impl State {
     }
 
     /// Whether somebody reads or writes a part of a file from `offset` on, so that it can't be cut now.
-    fn is_busy(&self, ino: Ino, begin: u64, end: u64) -> bool {
+    pub fn is_busy(&self, ino: Ino, begin: u64, end: u64) -> bool {
         let Some(data) = self.inodes.get(&ino).and_then(|inode| inode.data()) else { return false };
         let first = (begin / EXTENT) as u32;
         let last = (end.div_ceil(EXTENT)).min(u64::from(u32::MAX)) as u32;
@@ -543,175 +481,6 @@ impl State {
             // The store's file is cut in any case, so that what lay behind its new end never comes back.
             store.file(ino).and_then(|file| file.set_len(size)).map_err(|error| store_error(ino, &error))?;
         }
-        Ok(())
-    }
-
-    /// Opens a file.
-    pub fn open(&mut self, store: &Store, caller: Caller, ino: Ino, mode: OpenMode) -> Result<Opened, Stop> {
-        let kind = &self.inode(ino)?.kind;
-        if !matches!(kind, Kind::File(_)) {
-            return Err(if matches!(kind, Kind::Directory(_)) { Errno::ISDIR } else { Errno::NXIO }.into());
-        }
-        if mode.truncate && self.inode(ino)?.size > 0 {
-            self.truncate(store, caller, ino, 0)?;
-        }
-        let unasked = mode.write && mode.unasked && self.can_be_unasked(store, ino)?;
-        let passthrough = match unasked {
-            true => Some(self.begin_unasked(store, ino)?),
-            false => self.passthrough(store, ino, mode.write)?,
-        };
-        let inode = self.inode_mut(ino)?;
-        inode.handles += 1;
-        if let Some(data) = inode.data_or_new() {
-            match &passthrough {
-                Some(_) => {
-                    data.passthrough += 1;
-                    data.unasked += u32::from(unasked);
-                    data.shared_writers += u32::from(mode.write && !unasked);
-                }
-                None => data.direct += 1,
-            }
-        }
-        self.next_handle += 1;
-        let handle = self.next_handle;
-        let open = OpenFile { ino, write: mode.write, passthrough: passthrough.is_some(), unasked };
-        self.handles.insert(handle, open);
-        Ok(Opened { handle, passthrough, unasked, writable: mode.write })
-    }
-
-    /// The store's file, if the kernel may, or has to, use it by itself.
-    fn passthrough(&mut self, store: &Store, ino: Ino, write: bool) -> Result<Option<Arc<File>>, Stop> {
-        if !self.settings.passthrough {
-            return Ok(None);
-        }
-        self.look(store, ino);
-        let half = self.settings.capacity.0 / 2;
-        let inode = self.inode(ino)?;
-        let size = inode.size;
-        let Some(data) = inode.data() else { return Ok(None) };
-        let is_unasked = data.unasked > 0;
-        if data.passthrough == 0 {
-            let pins = size.next_multiple_of(BLOCK);
-            let can = !write
-                && size > 0
-                && data.direct == 0
-                && data.is_all_resident(size)
-                && self.pinned + pins <= half;
-            if !can {
-                return Ok(None);
-            }
-            self.pinned += pins;
-            if let Some(data) = self.inode_mut(ino)?.data_mut() {
-                data.pinned = pins;
-            }
-        } else if write && data.shared_writers == 0 {
-            // Its maps will write to the store unseen: everything must have its memory before.
-            for number in extents(0, size) {
-                self.hold(store, ino, number, &blocks_before(number, size))?;
-            }
-            if size > 0 {
-                let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
-                rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, size)?;
-            }
-        }
-        let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
-        // Programs that write to it without asking make it longer meanwhile.
-        if !is_unasked && file.metadata().map_err(|error| store_error(ino, &error))?.len() != size {
-            file.set_len(size).map_err(|error| store_error(ino, &error))?;
-        }
-        Ok(Some(file))
-    }
-
-    /// The last use of a handle is over.
-    pub fn release(&mut self, store: &Store, handle: Handle) {
-        let Some(OpenFile { ino, write, passthrough, unasked }) = self.handles.remove(&handle) else {
-            return;
-        };
-        if unasked {
-            self.end_unasked(store, ino);
-        }
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.handles -= 1;
-        let size = inode.size;
-        let mut mapped = false;
-        let mut touched = Vec::new();
-        if let Some(data) = inode.data_mut() {
-            if passthrough {
-                data.passthrough -= 1;
-                if write && !unasked {
-                    data.shared_writers -= 1;
-                    mapped = true;
-                }
-                if data.passthrough == 0 {
-                    self.pinned -= std::mem::take(&mut data.pinned);
-                    touched = data.extents.keys().copied().collect();
-                    self.waits.wake(&Need::Space);
-                }
-            } else {
-                data.direct -= 1;
-            }
-        }
-        for number in touched {
-            self.touch(ino, number);
-        }
-        if mapped && size > 0 {
-            // Nobody knows what its maps have changed.
-            for number in extents(0, size) {
-                self.now_dirty(ino, number, &blocks_before(number, size));
-            }
-            self.mark_dirty(ino, dirty::TIMES);
-            self.journal_write(ino, 0, size, dirty::TIMES);
-        }
-        self.remove_if_unused(ino, store);
-    }
-
-    /// Whether the block of a byte is a hole.
-    fn is_hole(&mut self, store: &Store, ino: Ino, at: u64) -> Result<bool, Stop> {
-        let (number, block) = ((at / EXTENT) as u32, touched(at, at + 1));
-        self.need_blocks(store, ino, number, &block)?;
-        let data = self.inode(ino)?.data();
-        if data.is_some_and(|data| data.passthrough > 0) {
-            // The kernel may have written there, and nobody was told.
-            let begin = at / BLOCK * BLOCK;
-            let file = store.file(ino).map_err(|error| store_error(ino, &error))?;
-            let parts =
-                store::segments(&*file, begin, begin + BLOCK).map_err(|error| store_error(ino, &error))?;
-            return Ok(parts.iter().all(|part| !part.data));
-        }
-        let extent = data.and_then(|data| data.extents.get(&number));
-        Ok(extent.is_none_or(|extent| extent.held.within(&block).is_empty()))
-    }
-
-    /// Frees a part of a file, so that it reads as zeros; the size stays. Both ends lie on blocks, or at the end of the file.
-    pub fn punch(&mut self, store: &Store, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
-        let file = || store.file(ino).map_err(|error| store_error(ino, &error));
-        if !self.is_recovering {
-            let file = file()?;
-            // The last page of a file goes as a whole, or it would take memory, and be written as zeros.
-            let length = end.next_multiple_of(BLOCK) - begin;
-            store::punch(&file, begin, length).map_err(|error| store_error(ino, &error))?;
-        }
-        let is_mapped = self.inode(ino)?.data().is_some_and(|data| data.shared_writers > 0);
-        for number in extents(begin, end) {
-            let (from, until) = part(number, begin, end);
-            let blocks = touched(from, until);
-            self.now_dirty(ino, number, &blocks);
-            if is_mapped {
-                // Maps will write there again, without asking.
-                continue;
-            }
-            if let Some(extent) =
-                self.inode_mut(ino)?.data_mut().and_then(|data| data.extents.get_mut(&number))
-            {
-                let freed = extent.held.within(&blocks).count() * BLOCK;
-                extent.held.take(&blocks);
-                self.resident -= freed;
-            }
-        }
-        if is_mapped {
-            rustix::fs::fallocate(file()?, FallocateFlags::KEEP_SIZE, begin, end - begin)?;
-        }
-        self.waits.wake(&Need::Space);
         Ok(())
     }
 
@@ -841,107 +610,6 @@ impl Core {
         state.end_write(&self.store, caller, ino, offset, end);
         state.tell_time(&self.store, ino);
         Ok(Reply::Written(data.len() as u32))
-    }
-
-    /// fallocate(2). Room is not set aside: who writes later waits for it, if need be.
-    pub fn allocate(
-        &self,
-        caller: Caller,
-        ino: Ino,
-        offset: u64,
-        length: u64,
-        mode: i32,
-    ) -> Result<Reply, Stop> {
-        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
-        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        if length == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            0 => {}
-            libc::FALLOC_FL_PUNCH_HOLE if keep_size => self.zero(caller, ino, offset, end)?,
-            libc::FALLOC_FL_ZERO_RANGE => self.zero(caller, ino, offset, end)?,
-            _ => return Err(Errno::OPNOTSUPP.into()),
-        }
-        let mut state = self.lock();
-        state.look(&self.store, ino);
-        if !keep_size && state.inode(ino)?.size < end {
-            state.truncate(&self.store, caller, ino, end)?;
-        }
-        let mode = state.inode(ino)?.mode;
-        if caller.uid != 0 && without_set_ids(mode) != mode {
-            state.inode_mut(ino)?.mode = without_set_ids(mode);
-            state.mark_dirty(ino, dirty::MODE);
-            state.journal_inode(ino);
-        }
-        Ok(Reply::Done)
-    }
-
-    /// Has a part of a file read as zeros; the size stays.
-    fn zero(&self, caller: Caller, ino: Ino, begin: u64, end: u64) -> Result<(), Stop> {
-        let size = {
-            let mut state = self.lock();
-            state.look(&self.store, ino);
-            state.inode(ino)?.size
-        };
-        let end = end.min(size);
-        if begin >= end {
-            return Ok(());
-        }
-        // Blocks are freed as a whole; of those at both ends a part is overwritten, which would make a block of a hole.
-        let (first, last) =
-            (begin.next_multiple_of(BLOCK), if end == size { end } else { end / BLOCK * BLOCK });
-        let overwrite = |from: u64, until: u64| -> Result<(), Stop> {
-            if from >= until || self.lock().is_hole(&self.store, ino, from)? {
-                return Ok(());
-            }
-            self.write(caller, ino, from, &vec![0; (until - from) as usize]).map(drop)
-        };
-        overwrite(begin, first.min(end))?;
-        overwrite(last.max(first), end)?;
-        let mut state = self.lock();
-        if first < last && state.is_busy(ino, first, last) {
-            return Err(Stop::Wait(Need::Quiet(ino)));
-        }
-        let at = Time::now();
-        state.inode_mut(ino)?.data_or_new();
-        // Also if no block is freed: it has a new time.
-        state.journal_zero(ino, first, last.max(first), at);
-        if first < last {
-            state.punch(&self.store, ino, first, last)?;
-        }
-        let inode = state.inode_mut(ino)?;
-        (inode.mtime, inode.ctime) = (at, at);
-        state.mark_dirty(ino, dirty::TIMES);
-        Ok(())
-    }
-
-    /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. The store knows of what is resident, and the backing directory of the rest.
-    pub fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<Reply, Stop> {
-        let mut state = self.lock();
-        state.look(&self.store, ino);
-        let size = state.inode(ino)?.size;
-        if offset >= size {
-            return Err(Errno::NXIO.into());
-        }
-        let file = self.store.file(ino).map_err(|error| store_error(ino, &error))?;
-        let numbers = extents(offset, size);
-        let last = numbers.end - 1;
-        for number in numbers {
-            state.need_holes(ino, number, last)?;
-            let mut data = state.inode(ino)?.data().map(|data| data.is_missing(number)).unwrap_or_default();
-            let (begin, end) = part(number, offset, size);
-            let parts = store::segments(&file, begin, end).map_err(|error| store_error(ino, &error))?;
-            for part in parts.iter().filter(|part| part.data) {
-                data.add(&touched(part.begin, part.end));
-            }
-            let wanted = if hole { Blocks::First(BLOCKS).without(&data) } else { data };
-            if let Some((first, _)) = wanted.within(&touched(begin, end)).runs().first() {
-                let found = u64::from(number) * EXTENT + u64::from(*first) * BLOCK;
-                return Ok(Reply::Offset(found.max(offset)));
-            }
-        }
-        if hole { Ok(Reply::Offset(size)) } else { Err(Errno::NXIO.into()) }
     }
 }
 

@@ -2,12 +2,10 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -20,14 +18,16 @@ use fuser::{
 use rustix::io::Errno;
 
 use super::convert::ONLY;
-use super::directories::{self, Directories, Directory, fill, fill_with_attributes};
+use super::directories::{Directories, fill};
 use super::give_back::GivesBack;
 use super::passthrough::PassthroughFiles;
 use super::processor::Processors;
+use super::replies::{attr, data, done, failed, with_attributes, written, xattr};
+use super::set_id::SetIdFiles;
 use super::{KEPT, LARGEST, convert};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Client, Ino, Listed, Named, New, OpenMode, Opened, Replace, Reply,
-    Request, Service,
+    Answer, Attributes, Caller, Change, Client, Ino, Named, New, OpenMode, Opened, Replace, Reply, Request,
+    Service,
 };
 use crate::settings::Writes;
 
@@ -48,7 +48,7 @@ pub struct Kernel {
 #[derive(Default)]
 pub struct Shared {
     kernel: OnceLock<Kernel>,
-    service: OnceLock<Arc<dyn Service>>,
+    pub service: OnceLock<Arc<dyn Service>>,
     notifier: OnceLock<Notifier>,
     directories: Directories,
     passthrough: PassthroughFiles,
@@ -107,7 +107,7 @@ impl Shared {
     }
 
     /// Attributes for the kernel, and how long it may keep them.
-    fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
+    pub fn attributes(&self, of: &Attributes) -> (FileAttr, Duration) {
         self.set_id.note(of);
         let kept = if self.passthrough.is_writable(of.ino) { Duration::ZERO } else { KEPT };
         (convert::attributes(of), kept)
@@ -148,40 +148,6 @@ impl Shared {
                 (self.direct() | unreported, None)
             }
         }
-    }
-}
-
-/// Files with set-uid or set-gid bits, as far as the kernel was told of them. They are few.
-#[derive(Default)]
-struct SetIdFiles {
-    any: AtomicBool,
-    files: Mutex<HashSet<Ino>>,
-}
-
-impl SetIdFiles {
-    fn note(&self, of: &Attributes) {
-        let has = of.mode & convert::KIND == libc::S_IFREG && of.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-        if has {
-            self.lock().insert(of.ino);
-            self.any.store(true, Ordering::Release);
-        } else if self.any.load(Ordering::Acquire) {
-            self.lock().remove(&of.ino);
-        }
-    }
-
-    fn take(&self, ino: Ino) -> bool {
-        self.any.load(Ordering::Acquire) && self.lock().remove(&ino)
-    }
-
-    fn forget(&self, ino: Ino) {
-        if self.any.load(Ordering::Acquire) {
-            self.lock().remove(&ino);
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Ino>> {
-        // A set is whole after every statement.
-        self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -230,35 +196,6 @@ impl Filesystem {
             Ok(Reply::Entry(entry)) => shared.entry(reply, &entry),
             other => reply.error(failed(other)),
         });
-    }
-}
-
-/// What an answer that is not the expected one is called.
-fn failed(answer: Result<Reply, Errno>) -> fuser::Errno {
-    match answer {
-        Err(errno) => convert::error(errno),
-        Ok(reply) => {
-            tracing::error!(?reply, "the owner answers something else than it was asked for");
-            fuser::Errno::EIO
-        }
-    }
-}
-
-fn done(reply: ReplyEmpty, result: Result<Reply, Errno>) {
-    match result {
-        Ok(Reply::Done) => reply.ok(),
-        other => reply.error(failed(other)),
-    }
-}
-
-fn xattr(reply: ReplyXattr, size: u32, result: Result<Reply, Errno>) {
-    match result {
-        Ok(Reply::Data(value)) => match u32::try_from(value.len()) {
-            Ok(length) if size == 0 => reply.size(length),
-            Ok(length) if length <= size => reply.data(&value),
-            _ => reply.error(fuser::Errno::ERANGE),
-        },
-        other => reply.error(failed(other)),
     }
 }
 
@@ -831,59 +768,5 @@ impl fuser::Filesystem for Filesystem {
             shared.privileges_ended(target.0);
             written(reply, result);
         });
-    }
-}
-
-/// Answers with entries of a directory that was listed, and their attributes, having asked for so many.
-fn with_attributes(
-    shared: &Arc<Shared>,
-    caller: Caller,
-    (directory, ino): (Arc<Directory>, Ino),
-    listed: Arc<Vec<Listed>>,
-    (offset, count): (u64, usize),
-    reply: ReplyDirectoryPlus,
-) {
-    let Some(service) = shared.service.get() else { return reply.error(fuser::Errno::EIO) };
-    let names = directories::names(&listed, offset, count);
-    let request = Request::Entries { ino, names: names.clone() };
-    let shared = Arc::clone(shared);
-    let answer = move |result| match (result, shared.service.get()) {
-        (Ok(Reply::Entries(found)), _) if directories::says_nothing(&found, offset) => {
-            // All were removed since. Ever more are asked for, so that there are few such rounds within each other.
-            let next = (offset + found.len() as u64, count * 2);
-            with_attributes(&shared, caller, (directory, ino), listed, next, reply);
-        }
-        (Ok(Reply::Entries(found)), Some(service)) => {
-            let attributes = |of: &Attributes| shared.attributes(of);
-            let surplus =
-                fill_with_attributes(reply, attributes, (&directory, ino), (&names, &found), offset);
-            service.forget(&surplus);
-        }
-        (other, _) => reply.error(failed(other)),
-    };
-    service.ask(caller, request, Box::new(answer));
-}
-
-fn attr(shared: &Shared, reply: ReplyAttr, result: Result<Reply, Errno>) {
-    match result {
-        Ok(Reply::Attributes(of)) => {
-            let (attributes, kept) = shared.attributes(&of);
-            reply.attr(&kept, &attributes);
-        }
-        other => reply.error(failed(other)),
-    }
-}
-
-fn data(reply: ReplyData, result: Result<Reply, Errno>) {
-    match result {
-        Ok(Reply::Data(data)) => reply.data(&data),
-        other => reply.error(failed(other)),
-    }
-}
-
-fn written(reply: ReplyWrite, result: Result<Reply, Errno>) {
-    match result {
-        Ok(Reply::Written(length)) => reply.written(length),
-        other => reply.error(failed(other)),
     }
 }
