@@ -6,6 +6,7 @@ mod client;
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use client::{Cache, Small};
@@ -208,6 +209,40 @@ fn who_takes_back_what_is_refused_is_free_of_it() {
     cache.flush();
     assert_eq!(names(&locked), [""; 0]);
     assert_eq!(cache.owner().status().failing, []);
+}
+
+#[test]
+fn a_link_that_is_taken_back_while_it_is_tried_is_not_tried_for_ever() {
+    let Some(small) = Small::new("size=64m") else { return };
+    let locked = small.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::write(small.path().join("file"), b"file").unwrap();
+    let (cache, _store) = over(small.path());
+    set_immutable(&locked, true);
+    let all_made = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !all_made.load(Ordering::Relaxed) {
+                let _ = cache.owner().flush(&mut |_| false);
+            }
+        });
+        for number in 0..300 {
+            let name = format!("locked/{number}");
+            cache.link("file", &name).unwrap();
+            // Here and there in the attempt.
+            for _ in 0..number % 20 {
+                std::thread::yield_now();
+            }
+            cache.unlink(&name).unwrap();
+        }
+        all_made.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(flush_fails(&cache), "locked: Operation not permitted (os error 1)");
+    assert_eq!(cache.owner().status().pending_operations, 0);
+    set_immutable(&locked, false);
+    cache.flush();
+    assert_eq!(names(&locked), [""; 0]);
+    assert_eq!(cache.owner().status().conflicts, []);
 }
 
 #[test]

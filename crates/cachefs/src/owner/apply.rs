@@ -69,6 +69,18 @@ impl State {
         orphan.is_some_and(|inode| inode.needless || self.stuck.contains_key(&inode.made_by))
     }
 
+    /// Whether a name that a file is to get is removed again by what comes next in the log that is about this name.
+    fn is_taken_back(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {
+        let name = name.to_owned();
+        let link = Operation::Link { ino, dir, name: name.clone() };
+        let mut about_it = (self.log.iter().filter(|pending| !pending.cancelled))
+            .map(|pending| &pending.operation)
+            .filter(|operation| operation.names().contains(&(dir, &name)))
+            .skip_while(|operation| **operation != link);
+        let next = about_it.nth(1);
+        matches!(next, Some(Operation::Unlink { ino: removed, .. }) if *removed == ino)
+    }
+
     /// The files whose data has to be on the disk before an operation is carried out.
     fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
         let shown = match operation {
@@ -598,6 +610,10 @@ impl Core {
         match link(name) {
             Ok(()) => return Ok(Done::default()),
             Err(Errno::EXIST) => {}
+            // What is not there any more need not be there first. It was removed while this was tried before.
+            Err(error) if is_its_own(error) && self.lock().is_taken_back(ino, dir, name) => {
+                return Ok(Done::default());
+            }
             Err(error) => return Err(error),
         }
         let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
