@@ -7,11 +7,12 @@ mod client;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{PipeReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use client::{Cache, same_trees};
@@ -205,6 +206,68 @@ fn the_process_that_is_killed() {
     }
 }
 
+/// Starts one of the processes that are killed; what it writes to its pipe can be read.
+fn start(which: &str, backing: &Path, store: &Path, seed: u64) -> (Child, PipeReader) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
+    let command = format!("exec \"$0\" --exact {which} --nocapture 9>&{} >/dev/null", writer.as_raw_fd());
+    let child = Command::new("bash")
+        .args(["-c", &command])
+        .arg(std::env::current_exe().unwrap())
+        .env(CHILD, format!("{} {} {seed}", backing.display(), store.display()))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    (child, reader)
+}
+
+/// Another one, which changes a file's data, and its mode while that is written back.
+#[test]
+fn the_process_that_changes_modes() {
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store) = (told.next().unwrap(), told.next().unwrap());
+    let cache = Cache::at(settings(), Path::new(backing), Path::new(store));
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    let data = vec![1; 256 << 10];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                let _ = cache.owner().flush(&mut |_| true);
+            }
+        });
+        loop {
+            cache.write("file", 0, &data).unwrap();
+            for mode in 0..64 {
+                cache.set_mode("file", 0o700 | mode).unwrap();
+            }
+            out.write_all(b".").unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_file_that_was_changed_while_it_was_written_back_is_known_after_a_kill() {
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    // On a disk, where it takes a while.
+    let (backing, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    fs::write(backing.path().join("file"), "").unwrap();
+    let mut numbers = Numbers(1);
+    for life in 0..40 {
+        let (mut child, mut reader) =
+            start("the_process_that_changes_modes", backing.path(), store.path(), 0);
+        reader.read_exact(&mut [0; 2]).unwrap();
+        std::thread::sleep(Duration::from_micros(numbers.below(5000)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cache = Cache::at(settings(), backing.path(), store.path());
+        cache.flush();
+        assert_eq!(cache.owner().status().conflicts, [], "life {life}");
+    }
+}
+
 /// Whether a tree is the one before a step, with the step done by halves: some bytes of a write are the former ones.
 fn is_between(
     found: &BTreeMap<PathBuf, (u32, Vec<u8>)>,
@@ -235,25 +298,8 @@ fn round(seed: u64) {
     let mut lives = Numbers(seed ^ 0x9e37_79b9);
     // It is killed more than once, over the same directories.
     for _ in 0..3 {
-        let (reader, writer) = std::io::pipe().unwrap();
-        let from = numbers.0;
-        let mut child = {
-            use std::os::fd::AsRawFd;
-            let command = format!(
-                "exec \"$0\" --exact the_process_that_is_killed --nocapture 9>&{} >/dev/null",
-                writer.as_raw_fd()
-            );
-            rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
-            Command::new("bash")
-                .args(["-c", &command])
-                .arg(std::env::current_exe().unwrap())
-                .env(CHILD, format!("{} {} {from}", backing.path().display(), store.path().display()))
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap()
-        };
-        drop(writer);
-        let mut reader = reader;
+        let (mut child, mut reader) =
+            start("the_process_that_is_killed", backing.path(), store.path(), numbers.0);
         let mut byte = [0];
         reader.read_exact(&mut byte).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         // A moment by a count of steps and some microseconds, so that it comes in the middle of one.

@@ -94,6 +94,10 @@ fn what_both_have_made_is_theirs_under_its_name() {
     fs::write(cache.backing().join("file"), "theirs").unwrap();
     cache.flush();
     assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "ours")]);
+    // It was given that name by us: what is written now is no second conflict.
+    cache.write("file", 0, b"more").unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "theirs"), ("file.ondeck", "more")]);
     assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
 }
 

@@ -310,7 +310,7 @@ impl Core {
     }
 
     fn end(&self, number: u64, operation: &Operation, done: &Done) {
-        let moved = self.seen_now(operation);
+        let moved = self.seen_now(operation, done.beside.as_deref());
         let mut state = self.lock();
         for (ino, seen) in moved {
             if let Some(inode) = state.inodes.get_mut(&ino) {
@@ -349,8 +349,9 @@ impl Core {
         self.wake_all();
     }
 
-    /// How the files of an operation look on the backing directory, now that it has changed their names.
-    fn seen_now(&self, operation: &Operation) -> Vec<(Ino, Seen)> {
+    /// How the files of an operation look on the backing directory, now that it has changed their names; the new name may be
+    /// another than it says.
+    fn seen_now(&self, operation: &Operation, beside: Option<&OsStr>) -> Vec<(Ino, Seen)> {
         let mut found = Vec::new();
         let mut look = |ino: Ino, dir: Ino, name: &OsStr| {
             let Ok(directory) = self.backing_directory(dir) else { return };
@@ -361,8 +362,10 @@ impl Core {
             }
         };
         match operation {
-            Operation::Make { ino, dir, name } | Operation::Link { ino, dir, name } => look(*ino, *dir, name),
-            Operation::Rename { ino, to_dir, to_name, .. } => look(*ino, *to_dir, to_name),
+            Operation::Make { ino, dir, name } | Operation::Link { ino, dir, name } => {
+                look(*ino, *dir, beside.unwrap_or(name));
+            }
+            Operation::Rename { ino, to_dir, to_name, .. } => look(*ino, *to_dir, beside.unwrap_or(to_name)),
             Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
                 look(*ino, *to_dir, to_name);
                 look(*other, *dir, name);

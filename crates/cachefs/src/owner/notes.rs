@@ -31,11 +31,19 @@ impl State {
                     names.push(Record::Entry(*dir, name.to_os_string(), ino));
                 }
             }
-            self.journal.add(&Record::Inode(ino, Box::new(image)));
+            self.add_image(ino, image);
         }
         // Only now all of the directories are there.
         for name in names {
             self.journal.add(&name);
+        }
+    }
+
+    fn add_image(&mut self, ino: Ino, image: Image) {
+        self.journal.add(&Record::Inode(ino, Box::new(image)));
+        // It says how this was left on the backing directory, where it is being changed again.
+        if self.passes.contains(&ino) {
+            self.journal.add(&Record::Writing(ino));
         }
     }
 
@@ -100,7 +108,7 @@ impl State {
         self.anchor(ino);
         if let Some(inode) = self.inodes.get(&ino) {
             let image = Image::of(inode);
-            self.journal.add(&Record::Inode(ino, Box::new(image)));
+            self.add_image(ino, image);
             self.end_record();
         }
     }
@@ -211,9 +219,6 @@ impl State {
                 .collect();
             for (number, blocks) in dirty {
                 self.journal.add(&Record::Dirty(ino, number, blocks));
-            }
-            if self.passes.contains(&ino) {
-                self.journal.add(&Record::Writing(ino));
             }
             if self.unasked.contains(&ino) {
                 self.journal.add(&Record::Unasked(ino, true));
