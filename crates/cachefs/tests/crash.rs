@@ -268,6 +268,24 @@ fn a_file_that_was_changed_while_it_was_written_back_is_known_after_a_kill() {
     }
 }
 
+#[test]
+fn a_further_name_that_was_found_after_its_file_was_changed_is_removed_by_the_next_process() {
+    let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+    fs::write(backing.path().join("a"), "data").unwrap();
+    fs::hard_link(backing.path().join("a"), backing.path().join("b")).unwrap();
+    let settings = Settings { idle: true, ..settings() };
+    let mut cache = Cache::at(settings, backing.path(), store.path());
+    cache.write("a", 0, b"DATA").unwrap();
+    cache.unlink("b").unwrap();
+    cache.create("b", 0o644).unwrap();
+    cache.replace();
+    cache.flush();
+    assert_eq!(cache.owner().status().conflicts, []);
+    assert_eq!(tree(backing.path()).into_keys().collect::<Vec<_>>(), [Path::new("a"), Path::new("b")]);
+    assert_eq!(fs::read(backing.path().join("a")).unwrap(), b"DATA");
+    assert_eq!(fs::read(backing.path().join("b")).unwrap(), b"");
+}
+
 /// Whether a tree is the one before a step, with the step done by halves: some bytes of a write are the former ones.
 fn is_between(
     found: &BTreeMap<PathBuf, (u32, Vec<u8>)>,

@@ -63,6 +63,7 @@ impl State {
         };
         // It was there a moment ago.
         let _ = self.put_entry(dir, &name, ino);
+        self.journal_found(ino, dir, &name);
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use super::blocks::Blocks;
-use super::inode::{Home, Operation, Seen};
+use super::inode::{Home, Name, Operation, Seen};
 use super::journal::{HEADER, Image, Record, SHORT, new_file};
 use super::state::State;
 use crate::message::{Ino, Time};
@@ -51,6 +51,20 @@ impl State {
         self.journal.write();
         if self.journal.length > SHORT.max(4 * self.journal.length_at_first) {
             self.checkpoint();
+        }
+    }
+
+    /// Notes a further name that was found of what the journal knows already: it may be removed or changed next.
+    pub fn journal_found(&mut self, ino: Ino, dir: Ino, name: &Name) {
+        if !self.journal.known.contains(&ino) {
+            return;
+        }
+        self.anchor(dir);
+        if let Some(inode) = self.inodes.get(&ino) {
+            let image = Image::of(inode);
+            self.add_image(ino, image);
+            self.journal.add(&Record::Entry(dir, name.to_os_string(), ino));
+            self.end_record();
         }
     }
 
