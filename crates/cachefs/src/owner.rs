@@ -29,6 +29,7 @@ mod accepted;
 mod applied;
 mod apply;
 mod blocks;
+mod changes;
 mod data;
 mod forget;
 mod handles;
@@ -42,6 +43,7 @@ mod notes;
 mod orders;
 mod recover;
 mod state;
+mod synced;
 mod turns;
 mod unasked;
 mod unfinished;
@@ -69,7 +71,7 @@ use crate::status::{Failing, Status};
 use crate::store::Store;
 use journal::{Journal, JournalError};
 use state::{State, Stop};
-use wait::{Need, Parked};
+use wait::{Need, Parked, Target};
 
 /// How often it is looked whether those who wait were killed, and whether anything has become old.
 const LOOK: Duration = Duration::from_millis(100);
@@ -180,7 +182,7 @@ impl Core {
         request: Request<'_>,
         answer: Answer,
         since: Instant,
-        mut target: Option<(u64, u64)>,
+        mut target: Option<Target>,
         again: bool,
     ) {
         loop {
@@ -220,7 +222,7 @@ impl Core {
         &self,
         caller: Caller,
         request: &Request<'_>,
-        target: &mut Option<(u64, u64)>,
+        target: &mut Option<Target>,
         again: bool,
     ) -> Result<Reply, Stop> {
         let store = &self.store;
@@ -392,7 +394,9 @@ impl Core {
     /// Carries out the log, until the end.
     fn run_applier(&self) {
         loop {
-            match self.apply_some() {
+            let done = self.apply_some();
+            self.sync_changes();
+            match done {
                 Ok(true) => {}
                 Ok(false) => {
                     let state = self.lock();
@@ -400,7 +404,8 @@ impl Core {
                         return;
                     }
                     // What is stuck is due, and its time comes.
-                    if state.due() < state.first_pending || !state.stuck.is_empty() {
+                    let is_due = state.due() >= state.first_pending && state.stuck.is_empty();
+                    if !is_due && !state.changes.are_wanted() {
                         drop(self.wait(state));
                     }
                 }
@@ -462,56 +467,6 @@ impl State {
     fn is_without(&self, xattr: &OsStr) -> bool {
         let is_acl = xattr == crate::acl::ACCESS || xattr == crate::acl::DEFAULT;
         if is_acl { !self.keeps_acls } else { !self.keeps_xattrs }
-    }
-
-    /// Tells once what could not be written back of a file.
-    fn error_of(&mut self, ino: Ino) -> Result<(), Stop> {
-        match self.inode_mut(ino)?.data_mut().and_then(|data| data.error.take()) {
-            Some(error) => Err(Errno::from_raw_os_error(error).into()),
-            None => Ok(()),
-        }
-    }
-
-    /// Has what is stuck be tried again at once: somebody wants to know.
-    fn try_stuck(&mut self) {
-        let now = Instant::now();
-        self.stuck.values_mut().for_each(|(_, until)| *until = now);
-    }
-
-    /// Whether an operation about an inode is in the log, up to this one. As long as nothing is stuck, the one behind it ends last.
-    fn is_pending(&self, ino: Ino, until: u64) -> bool {
-        let mut log = (self.first_pending..=until).zip(&self.log);
-        self.stuck.is_empty()
-            || log.any(|(_, pending)| !pending.cancelled && pending.operation.inodes().contains(&ino))
-    }
-
-    /// Whether all that there was of an inode when this was first asked is on the backing directory.
-    fn synced(&mut self, ino: Ino, target: &mut Option<(u64, u64)>) -> Result<(), Stop> {
-        let inode = self.inode(ino)?;
-        if inode.is_orphan() {
-            return Ok(());
-        }
-        let (is_dir, pending) = (inode.is_dir(), inode.pending);
-        if target.is_none() && pending > 0 {
-            self.try_stuck();
-        }
-        let (generation, operation) = *target.get_or_insert_with(|| {
-            let operation = if pending > 0 { self.first_pending + self.log.len() as u64 - 1 } else { 0 };
-            (self.generation, operation)
-        });
-        if pending > 0 && self.first_pending <= operation && self.is_pending(ino, operation) {
-            self.wanted = self.wanted.max(operation);
-            return Err(Stop::Wait(Need::Synced(ino)));
-        }
-        // A directory's own times are no data.
-        if !is_dir && self.dirty_by_age.get(&ino).is_some_and(|dirty| dirty.generation <= generation) {
-            self.urgent.insert(ino);
-            return Err(Stop::Wait(Need::Synced(ino)));
-        }
-        if self.passes.contains(&ino) && !is_dir {
-            return Err(Stop::Wait(Need::Synced(ino)));
-        }
-        Ok(())
     }
 }
 

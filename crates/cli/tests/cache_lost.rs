@@ -247,7 +247,15 @@ fn check(dir: &Path) -> BTreeMap<String, u64> {
                 // It may have got its name before the rest was written; what is there is right.
                 let (found, expected) =
                     (fs::read(&path).unwrap(), bytes(&words(300, number.parse().unwrap())));
-                assert!(expected.starts_with(&found), "{} has what nobody wrote", path.display());
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+                let zeros = differs.map(|at| found[at..].iter().all(|byte| *byte == 0));
+                assert!(
+                    expected.starts_with(&found),
+                    "{} of {} bytes has {}, which differ at {differs:?}; zeros from there: {zeros:?}",
+                    path.display(),
+                    expected.len(),
+                    found.len()
+                );
             }
             Some(("log", "1")) => {
                 let found = fs::read(&path).unwrap();
@@ -321,4 +329,10 @@ fn after_a_lost_machine_a_file_is_the_old_one_or_the_new_one() {
     let marks = ["--age", "1s", "--dirty-high", "30", "--dirty-low", "10"];
     let Some(machine) = Machine::new(&marks) else { return };
     lose_machines(&machine, false, wanted("ONDECK_LOST_MACHINES", 8));
+}
+
+#[test]
+fn what_was_synced_with_sync_fsync_is_there_after_a_lost_machine() {
+    let Some(machine) = Machine::new(&["--sync", "fsync", "--age", "1s"]) else { return };
+    lose_machines(&machine, true, wanted("ONDECK_LOST_MACHINES", 8) / 2);
 }

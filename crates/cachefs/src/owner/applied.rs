@@ -16,6 +16,7 @@ impl State {
         let Some(pending) = index.and_then(|index| self.log.get_mut(index)) else { return };
         let was_cancelled = std::mem::replace(&mut pending.cancelled, true);
         let operation = pending.operation.clone();
+        self.changes.add();
         self.doubtful = 0;
         self.stuck.remove(&number);
         while self.log.front().is_some_and(|pending| pending.cancelled) {

@@ -12,6 +12,7 @@ use hashlink::LinkedHashMap;
 use super::OpenError;
 use super::accepted::Accepted;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
+use super::changes::Changes;
 use super::data::{extents, part, touched};
 use super::inode::{FileData, Home, Homes, Inode, Kind, KnownXattrs, Operation, Seen, blocks_before, dirty};
 use super::inodes::Inodes;
@@ -120,6 +121,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         batch_end: 0,
         stuck: BTreeMap::new(),
         doubtful: 0,
+        changes: Changes::default(),
         last_move: 0,
         moving: None,
         is_recovering: false,

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::accepted::Accepted;
 use super::blocks::BLOCK;
+use super::changes::Changes;
 use super::inode::{Directory, Home, Inode, Kind, Name, Operation};
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
@@ -156,6 +157,8 @@ pub struct State {
     pub stuck: BTreeMap<u64, (Errno, Instant)>,
     /// The operation that the journal says may have been done and not noted; 0: the first one.
     pub doubtful: u64,
+    /// Those there that may not be on the disk.
+    pub changes: Changes,
     /// The last operation that gives a directory another name. What was made in it before has to be there then.
     pub last_move: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.

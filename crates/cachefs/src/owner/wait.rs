@@ -82,8 +82,19 @@ pub struct Parked {
     pub request: Request<'static>,
     pub answer: Answer,
     pub since: Instant,
-    /// What was begun for it, so that it is not begun again: the change after which [`Need::Synced`] is fulfilled.
-    pub target: Option<(u64, u64)>,
+    /// Of one that syncs: what there was when it came.
+    pub target: Option<Target>,
+}
+
+/// What a request waits for by [`Need::Synced`]: what there was when it was first tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Data that became dirty up to this.
+    pub generation: u64,
+    /// The last operation of the log; 0: none.
+    pub operation: u64,
+    /// The last change of the backing directory, once these are done there.
+    pub change: Option<u64>,
 }
 
 /// All requests that wait.
@@ -137,18 +148,31 @@ impl Waits {
     /// Has everybody be tried again who waits until an operation of the log, or an earlier one, is carried out. It may be about
     /// other files than theirs.
     pub fn carried_out(&mut self, last: u64) {
-        self.wakes[Need::Synced(0).kind()] += 1;
-        let waits =
-            |parked: &Parked| parked.target.is_some_and(|(_, operation)| (1..=last).contains(&operation));
-        let ids: Vec<u64> = (self.parked.iter())
-            .filter(|(_, (need, parked))| matches!(need, Need::Synced(_)) && waits(parked))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            if let Some(parked) = self.unpark(id) {
-                self.ready.push(parked);
+        let is_it = |target: &Target| (1..=last).contains(&target.operation);
+        for parked in self.unpark_syncing(is_it) {
+            self.ready.push(parked);
+        }
+    }
+
+    /// Has everybody be tried again, or fail, who waits until changes of the backing directory up to this one are on its disk.
+    pub fn synced(&mut self, last: u64, done: Result<(), Errno>) {
+        for parked in self.unpark_syncing(|target| target.change.is_some_and(|change| change <= last)) {
+            match done {
+                Ok(()) => self.ready.push(parked),
+                Err(error) => self.failed.push((parked, error)),
             }
         }
+    }
+
+    fn unpark_syncing(&mut self, is_it: impl Fn(&Target) -> bool) -> Vec<Parked> {
+        self.wakes[Need::Synced(0).kind()] += 1;
+        let ids: Vec<u64> = (self.parked.iter())
+            .filter(|(_, (need, parked))| {
+                matches!(need, Need::Synced(_)) && parked.target.as_ref().is_some_and(&is_it)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        ids.into_iter().filter_map(|id| self.unpark(id)).collect()
     }
 
     fn unpark(&mut self, id: u64) -> Option<Parked> {

@@ -24,7 +24,7 @@ use super::wait::Need;
 use crate::backing;
 use crate::message::Xattrs;
 use crate::message::{Ino, ROOT, Time};
-use crate::settings::EXTENT;
+use crate::settings::{EXTENT, SyncWhen};
 use crate::status::{Conflict, ConflictKind};
 use crate::store;
 
@@ -65,6 +65,8 @@ pub struct Pass {
     file: Option<Arc<File>>,
     seen: Option<Seen>,
     written: u64,
+    /// All of it is on the disk.
+    synced: bool,
     /// Since when it was dirty.
     since: Option<DirtySince>,
     /// Attributes that the backing directory does not take now, and why.
@@ -199,6 +201,7 @@ impl State {
             file: orphan,
             seen: inode.seen,
             written: 0,
+            synced: false,
             since: self.dirty_by_age.get(&ino).copied(),
             refused: None,
         };
@@ -259,6 +262,9 @@ impl State {
             extent.flight.take(blocks);
         });
         self.counters.written_back_bytes += pass.written;
+        if !pass.synced && !pass.orphan && (is_file(pass.mode) || pass.bits & !dirty::TIMES != 0) {
+            self.changes.add();
+        }
         self.failing.remove(&ino);
         if pass.cut || !pass.extents.is_empty() || pass.bits & !refused != 0 {
             self.progress = Instant::now();
@@ -401,7 +407,7 @@ impl Core {
     /// The kernel's; it is noted, and dirty as before.
     pub fn write_back(&self, ino: Ino) -> Result<(), Errno> {
         let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS, &self.store) else { return Ok(()) };
-        let done = self.carry(&mut pass).and_then(|()| sync(&pass));
+        let done = self.carry(&mut pass).and_then(|()| self.sync(&mut pass));
         self.end_of(pass, done)
     }
 
@@ -460,11 +466,14 @@ impl Core {
         let together = filesystem
             .filter(|_| with_data > SYNC_ONE_BY_ONE)
             .map(|filesystem| filesystem.and_then(|filesystem| rustix::fs::syncfs(&filesystem)));
-        for pass in passes {
+        for mut pass in passes {
             let ino = pass.ino;
             let synced = match together {
-                Some(result) if pass.written > 0 => result,
-                _ => sync(&pass),
+                Some(result) if pass.written > 0 => {
+                    pass.synced = result.is_ok();
+                    result
+                }
+                _ => self.sync(&mut pass),
             };
             if let Err(error) = self.end_of(pass, synced) {
                 failed.push((ino, error));
@@ -492,6 +501,18 @@ impl Core {
     fn open_filesystem(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(self.backing.root(), ".", flags, Mode::empty())
+    }
+
+    /// Has what a pass has written be on the disk. If somebody may wait for all of it there, its size and attributes, too.
+    fn sync(&self, pass: &mut Pass) -> Result<(), Errno> {
+        let Some(file) = pass.file.as_ref().filter(|_| !pass.orphan) else { return Ok(()) };
+        if self.lock().settings.sync != SyncWhen::Later {
+            rustix::fs::fsync(file)?;
+            pass.synced = true;
+        } else if pass.written > 0 {
+            rustix::fs::fdatasync(file)?;
+        }
+        Ok(())
     }
 
     /// How it looks after it was written.
@@ -712,13 +733,6 @@ fn taken_by_writes(inode: &Inode) -> u8 {
 
 fn is_file(mode: u32) -> bool {
     FileType::from_raw_mode(mode) == FileType::RegularFile
-}
-
-fn sync(pass: &Pass) -> Result<(), Errno> {
-    match &pass.file {
-        Some(file) if pass.written > 0 && !pass.orphan => rustix::fs::fdatasync(file),
-        _ => Ok(()),
-    }
 }
 
 fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {
