@@ -81,14 +81,15 @@ impl State {
         matches!(next, Some(Operation::Unlink { ino: removed, .. }) if *removed == ino)
     }
 
-    /// The files whose data has to be on the disk before an operation is carried out.
+    /// The files whose data has to be on the disk before an operation is carried out: those that get a name; and those that lose
+    /// one, because it may be the last that is known here, and has others.
     fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
+        let is_left = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_orphan());
         let shown = match operation {
-            Operation::Make { ino, .. } | Operation::Link { ino, .. } | Operation::Rename { ino, .. } => {
-                [Some(*ino), None]
-            }
+            Operation::Make { ino, .. } | Operation::Link { ino, .. } => [Some(*ino), None],
+            Operation::Rename { ino, over, .. } => [Some(*ino), over.filter(is_left)],
             Operation::Exchange { ino, other, .. } => [Some(*ino), Some(*other)],
-            Operation::Unlink { .. } => [None, None],
+            Operation::Unlink { ino, .. } => [Some(*ino).filter(is_left), None],
         };
         let is_file =
             |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_dir()) && !self.is_lost(*ino);
@@ -370,23 +371,29 @@ impl Core {
                 look(*ino, *to_dir, to_name);
                 look(*other, *dir, name);
             }
-            Operation::Unlink { ino, .. } => {
-                // Its other names have another time of change now.
-                let home = self.lock().inodes.get(ino).and_then(|inode| {
-                    let Operation::Unlink { dir, name, .. } = operation else { return None };
-                    inode.homes.iter().find(|home| home.dir != *dir || *home.name != **name).cloned()
-                });
-                if let Some(home) = home {
-                    look(*ino, home.dir, &home.name);
-                }
-            }
+            Operation::Unlink { .. } => {}
         }
-        if let Operation::Rename { over: Some(over), to_dir, to_name, .. } = operation {
-            let home = self.lock().inodes.get(over).and_then(|inode| {
-                inode.homes.iter().find(|home| home.dir != *to_dir || *home.name != **to_name).cloned()
-            });
-            if let Some(home) = home {
-                look(*over, home.dir, &home.name);
+        // The other names of what has lost one have another time of change now.
+        let lost = match operation {
+            Operation::Unlink { ino, dir, name } => Some((*ino, *dir, name)),
+            Operation::Rename { over: Some(over), to_dir, to_name, .. } => Some((*over, *to_dir, to_name)),
+            _ => None,
+        };
+        if let Some((ino, dir, name)) = lost {
+            let (home, seen) = {
+                let state = self.lock();
+                let inode = state.inodes.get(&ino);
+                let is_other = |home: &&Home| home.dir != dir || *home.name != **name;
+                let has_unknown = inode.is_some_and(|inode| !inode.is_orphan() && !inode.is_dir());
+                (
+                    inode.and_then(|inode| inode.homes.iter().find(is_other).cloned()),
+                    inode.and_then(|inode| inode.seen).filter(|_| has_unknown),
+                )
+            };
+            match (home, seen) {
+                (Some(home), _) => look(ino, home.dir, &home.name),
+                (None, Some(seen)) => found.push((ino, Seen { ino: seen.ino, ctime: Seen::UNKNOWN })),
+                (None, None) => {}
             }
         }
         found
@@ -659,12 +666,14 @@ impl Core {
         }
     }
 
-    /// Opens a file that is about to lose its last name there, if somebody has it open here and may need its data.
+    /// Opens a file that is about to lose its last name there, or the last that is known here, if somebody has it open here and may
+    /// need its data.
     fn keep_open(&self, ino: Ino) -> Result<(), Errno> {
         let needs = {
             let mut state = self.lock();
             let Some(inode) = state.inodes.get_mut(&ino) else { return Ok(()) };
-            let needs = inode.is_orphan() && inode.handles > 0 && matches!(inode.kind, Kind::File(_));
+            let is_last = inode.is_orphan() || inode.homes.len() < 2;
+            let needs = is_last && inode.handles > 0 && matches!(inode.kind, Kind::File(_));
             // What is not resident is read from there, also when it has no home any more.
             needs && inode.data_or_new().is_some_and(|data| data.orphan.is_none())
         };

@@ -386,7 +386,7 @@ impl Operation {
 
     /// Whether it gives this inode a name, or takes one from it.
     pub fn shows(&self, ino: Ino) -> bool {
-        self.inodes()[0] == ino || matches!(self, Operation::Exchange { other, .. } if *other == ino)
+        self.subjects().contains(&ino)
     }
 
     /// The directories whose entries it changes, each once.

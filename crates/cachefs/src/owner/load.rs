@@ -1,13 +1,13 @@
 //! What is read from the backing directory, by threads of their own.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Core;
@@ -25,6 +25,9 @@ use crate::store;
 /// How often a file that was renamed while it was opened is looked for again.
 const TRIES: u32 = 16;
 
+/// Names from the root of the backing directory, and what they lead to.
+type Found = Vec<(OsString, Stat)>;
+
 impl State {
     /// Takes over what the backing directory has under a name that nobody has said anything about here.
     pub fn add_found(&mut self, dir: Ino, name: &OsStr, found: &Stat) {
@@ -38,8 +41,10 @@ impl State {
         let home = Home { dir, name: Arc::clone(&name) };
         let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
         let several = found.nlink > 1 && !is_dir;
-        let known = if several { self.several.get(&(found.dev, found.ino)).copied() } else { None };
-        let ino = match known.filter(|ino| self.inodes.contains_key(ino)) {
+        // It may be the last that is left of several.
+        let known = if is_dir { None } else { self.several.get(&(found.dev, found.ino)).copied() };
+        let is_named = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_orphan());
+        let ino = match known.filter(is_named) {
             Some(ino) => {
                 if let Some(inode) = self.inodes.get_mut(&ino) {
                     inode.homes.push(home);
@@ -64,6 +69,21 @@ impl State {
         // It was there a moment ago.
         let _ = self.put_entry(dir, &name, ino);
         self.journal_found(ino, dir, &name);
+    }
+}
+
+impl State {
+    /// Takes over a path of the backing directory. Whether it leads to this file then; names may have been changed here.
+    fn add_path(&mut self, ino: Ino, names: &[(OsString, Stat)]) -> bool {
+        let mut at = ROOT;
+        for (name, found) in names {
+            self.add_found(at, name, found);
+            match self.directory(at).ok().and_then(|dir| dir.entries.get(name.as_os_str())) {
+                Some(next) => at = *next,
+                None => return false,
+            }
+        }
+        at == ino
     }
 }
 
@@ -171,6 +191,54 @@ impl Core {
                 break;
             }
             failed_before = Some(home);
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Looks through the backing directory for a name of a file of which none is known here. It has one: a name that nobody has
+    /// asked for.
+    ///
+    /// # Errors
+    /// The kernel's; `ESTALE` if it has none that could be found.
+    pub fn find_home(&self, ino: Ino) -> Result<(), Errno> {
+        let (dev, theirs) = {
+            let state = self.lock();
+            let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
+            (inode.dev, inode.seen.ok_or(Errno::STALE)?.ino)
+        };
+        let open = |at: BorrowedFd<'_>, name: &OsStr| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(at, name, flags, Mode::empty())
+        };
+        let root = Arc::new(open(self.backing.root().as_fd(), OsStr::new("."))?);
+        // Directories that are to be looked through, by the one above and their names from the root.
+        let mut stack: Vec<(Arc<OwnedFd>, Found)> = vec![(root, Vec::new())];
+        while let Some((above, path)) = stack.pop() {
+            let directory = match path.last() {
+                None => above,
+                Some((name, _)) => match open(above.as_fd(), name) {
+                    Ok(directory) => Arc::new(directory),
+                    // Removed meanwhile.
+                    Err(Errno::NOENT | Errno::NOTDIR) => continue,
+                    Err(error) => return Err(error),
+                },
+            };
+            for (name, found) in backing::list(directory.as_fd())? {
+                let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
+                let is_it = (found.dev, found.ino) == (dev, theirs);
+                if found.dev != dev
+                    || !(is_dir || is_it)
+                    || name.as_bytes().starts_with(UNFINISHED.as_bytes())
+                {
+                    continue;
+                }
+                let names: Found = path.iter().cloned().chain([(name, found)]).collect();
+                if !is_it {
+                    stack.push((Arc::clone(&directory), names));
+                } else if self.lock().add_path(ino, &names) {
+                    return Ok(());
+                }
+            }
         }
         Err(Errno::STALE)
     }

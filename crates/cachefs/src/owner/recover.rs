@@ -412,7 +412,8 @@ impl State {
                 self.next_ino = self.next_ino.max(ino);
             }
             let (size, has_home) = (inode.size, !inode.homes.is_empty());
-            if let (true, Some(seen)) = (inode.nlink > 1 && !inode.is_dir(), inode.seen) {
+            // It may have had several names before one was removed.
+            if let (false, Some(seen)) = (inode.is_dir(), inode.seen) {
                 self.several.insert((inode.dev, seen.ino), ino);
             }
             match &mut inode.kind {

@@ -139,7 +139,7 @@ impl State {
         if inode.is_orphan() && is_never_found {
             return turn(for_room && inode.data().is_some());
         }
-        if inode.homes.is_empty() && ino != ROOT {
+        if inode.homes.is_empty() && inode.made_by != 0 {
             return Turn::After(inode.made_by);
         }
         // Every operation in a directory changes its times there.
@@ -522,7 +522,7 @@ impl Core {
         }
         let found = match &pass.file {
             Some(file) => backing::stat(file.as_fd(), OsStr::new(""))?,
-            None => backing::stat(self.backing_entry(pass.ino)?.as_fd(), OsStr::new(""))?,
+            None => backing::stat(self.entry_for_pass(pass.ino)?.as_fd(), OsStr::new(""))?,
         };
         pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
         Ok(())
@@ -533,7 +533,7 @@ impl Core {
         if pass.orphan {
             return self.carry_orphan(pass);
         }
-        let entry = match self.backing_entry(pass.ino) {
+        let entry = match self.entry_for_pass(pass.ino) {
             Ok(entry) => entry,
             Err(Errno::STALE) if is_file(pass.mode) => return self.set_aside(pass),
             Err(error) => return Err(error),
@@ -549,6 +549,27 @@ impl Core {
             pass.file = Some(file);
         }
         carry_attributes(pass, &entry, self.backing.uid())
+    }
+
+    /// What is to be written to. A file that has lost all names that are known here has others.
+    fn entry_for_pass(&self, ino: Ino) -> Result<OwnedFd, Errno> {
+        let open = {
+            let state = self.lock();
+            let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
+            let is_nowhere = inode.homes.is_empty() && !inode.is_dir();
+            is_nowhere.then(|| inode.data().and_then(|data| data.orphan.clone()))
+        };
+        match open {
+            None => {}
+            Some(Some(open)) => {
+                return open
+                    .as_fd()
+                    .try_clone_to_owned()
+                    .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE));
+            }
+            Some(None) => self.find_home(ino)?,
+        }
+        self.backing_entry(ino)
     }
 
     fn carry_data(&self, pass: &mut Pass, to: &File) -> Result<(), Errno> {
