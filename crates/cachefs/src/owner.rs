@@ -541,7 +541,12 @@ impl Owner {
         });
         let owner = Arc::new(Owner { core, threads: Mutex::default() });
         if is_recovered {
-            owner.as_the_user(Core::settle_doubt).map_err(OpenError::Backing)?;
+            let settle = |core: &Core| {
+                core.settle_doubt()?;
+                core.remove_half_made();
+                Ok(())
+            };
+            owner.as_the_user(settle).map_err(OpenError::Backing)?;
         }
         owner.start().inspect_err(|_| owner.stop()).map_err(OpenError::Threads)?;
         Ok(owner)

@@ -286,6 +286,59 @@ fn a_further_name_that_was_found_after_its_file_was_changed_is_removed_by_the_ne
     assert_eq!(fs::read(backing.path().join("b")).unwrap(), b"");
 }
 
+#[test]
+fn a_journal_that_ends_anywhere_is_recovered() {
+    let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+    let settings = || Settings { idle: true, ..settings() };
+    let cache = Cache::at(settings(), backing.path(), store.path());
+    let journal = store.path().join("journal");
+    cache.create("a", 0o644).unwrap();
+    cache.write("a", 0, b"data").unwrap();
+    let begin = fs::metadata(&journal).unwrap().len();
+    cache.make_directory("d", 0o755).unwrap();
+    cache.create("d/new", 0o644).unwrap();
+    cache.write("d/new", 0, b"new").unwrap();
+    cache.link("a", "b").unwrap();
+    cache.rename("d/new", "c", 0).unwrap();
+    cache.symlink("link", "c").unwrap();
+    cache.unlink("a").unwrap();
+    cache.owner().stop();
+    let whole = fs::read(&journal).unwrap();
+    let end = whole.len();
+    let mut seen = Vec::new();
+    for length in (begin as usize..end).step_by(11).chain([end]) {
+        let [backing, other] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+        let copied = Command::new("cp").arg("-aT").args([store.path(), other.path()]).status();
+        assert!(copied.unwrap().success());
+        fs::write(other.path().join("journal"), &whole[..length]).unwrap();
+        let cache = Cache::at(settings(), backing.path(), other.path());
+        let shown = cache.contents();
+        cache.flush();
+        assert_eq!(tree(backing.path()), shown, "{length} bytes of {end}");
+        seen.push(shown.len());
+    }
+    seen.dedup();
+    assert_eq!(seen, [1, 2, 3, 4, 5, 4], "what is there after each of the operations");
+}
+
+#[test]
+fn what_was_half_made_and_is_not_needed_any_more_is_removed() {
+    let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+    let settings = Settings { idle: true, ..settings() };
+    let mut cache = Cache::at(settings, backing.path(), store.path());
+    cache.create("a", 0o644).unwrap();
+    cache.link("a", "b").unwrap();
+    let id = fs::read_to_string(store.path().join("id")).unwrap();
+    let open = cache.open("a").unwrap();
+    fs::write(backing.path().join(format!(".ondeck-cache-{id}-{:x}", open.ino)), "").unwrap();
+    cache.close(open);
+    cache.unlink("a").unwrap();
+    cache.unlink("b").unwrap();
+    cache.replace();
+    cache.flush();
+    assert!(tree(backing.path()).is_empty());
+}
+
 /// Whether a tree is the one before a step, with the step done by halves: some bytes of a write are the former ones.
 fn is_between(
     found: &BTreeMap<PathBuf, (u32, Vec<u8>)>,

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use super::Core;
 use super::inode::{Home, Homes, Kind, Operation, Seen};
 use super::state::{Pending, State};
-use super::turns::{Held, Turn, is_its_own};
+use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
 use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::backing::{self, Stat};
@@ -67,6 +67,15 @@ impl State {
     fn is_lost(&self, ino: Ino) -> bool {
         let orphan = self.inodes.get(&ino).filter(|inode| inode.is_orphan() && !inode.is_dir());
         orphan.is_some_and(|inode| inode.needless || self.stuck.contains_key(&inode.made_by))
+    }
+
+    /// Where something is made that is to be in a directory: the nearest one that is on the backing directory.
+    fn place_for(&self, dir: Ino) -> Ino {
+        let mut within = dir;
+        while within != ROOT && self.inodes.get(&within).is_some_and(|inode| inode.homes.is_empty()) {
+            within = self.directory(within).map_or(ROOT, |directory| directory.parent);
+        }
+        within
     }
 
     /// Whether a name that a file is to get is removed again by what comes next in the log that is about this name.
@@ -233,6 +242,32 @@ impl Core {
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Removes what was made by a process that was killed before it could note that. It may be made again under the same name,
+    /// or never.
+    pub fn remove_half_made(&self) {
+        let half_made: Vec<(Ino, Ino)> = {
+            let state = self.lock();
+            let tried = state.log.iter().filter(|pending| !pending.cancelled).take(LONGEST_ROUND);
+            let makes = tried.filter_map(|pending| match &pending.operation {
+                Operation::Make { ino, dir, .. } => Some((*ino, *dir)),
+                _ => None,
+            });
+            let is_unnoted = |ino: &Ino| state.inodes.get(ino).is_none_or(|inode| inode.homes.is_empty());
+            makes.filter(|(ino, _)| is_unnoted(ino)).map(|(ino, dir)| (ino, state.place_for(dir))).collect()
+        };
+        for (ino, within) in half_made {
+            let name = unfinished(&self.store, ino);
+            let removed = self.backing_directory(within).and_then(|directory| {
+                let at = directory.as_fd();
+                backing::within(self.backing.uid(), at, || remove(at, &name))
+            });
+            match removed {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => tracing::warn!(?name, %error, "can't remove what a killed server has left"),
+            }
         }
     }
 
@@ -431,10 +466,7 @@ impl Core {
                 Kind::Symlink(target) => target.as_deref().cloned(),
                 _ => None,
             };
-            let mut within = dir;
-            while within != ROOT && state.inodes.get(&within).is_some_and(|inode| inode.homes.is_empty()) {
-                within = state.directory(within).map_or(ROOT, |directory| directory.parent);
-            }
+            let within = state.place_for(dir);
             (inode.mode, inode.rdev(), target, within)
         };
         let directory = self.backing_directory(within)?;

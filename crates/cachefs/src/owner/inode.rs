@@ -507,6 +507,11 @@ impl Inode {
         }
     }
 
+    /// Whether it was noted, and the operation that was to make it was not: nobody was told that it is there.
+    pub fn is_not_to_be(&self) -> bool {
+        self.seen.is_none() && self.homes.is_empty() && self.made_by == 0 && self.pending == 0
+    }
+
     /// Whether no name leads to it.
     pub fn is_orphan(&self) -> bool {
         self.nlink == 0

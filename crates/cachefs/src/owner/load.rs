@@ -46,7 +46,10 @@ impl State {
         let is_named = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_orphan());
         let ino = match known.filter(is_named) {
             Some(ino) => {
-                if let Some(inode) = self.inodes.get_mut(&ino) {
+                // The journal may have it from before, without the name.
+                if let Some(inode) = self.inodes.get_mut(&ino)
+                    && inode.homes.iter().all(|known| *known != home)
+                {
                     inode.homes.push(home);
                 }
                 ino

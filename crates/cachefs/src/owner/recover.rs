@@ -398,6 +398,9 @@ impl State {
         for ino in &all {
             if self.inodes.get(ino).is_some_and(Inode::is_orphan) {
                 self.remove_if_unused(*ino, store);
+            } else if *ino != ROOT && self.inodes.get(ino).is_some_and(Inode::is_not_to_be) {
+                self.drop_data(*ino, store);
+                self.remove(*ino);
             }
         }
         self.clean.clear();

@@ -17,6 +17,9 @@ const BATCH: u64 = 256;
 /// When so many operations are stuck or depend on such, the rest waits in its order: each is looked at every second.
 const MOST_HELD: u64 = 1024;
 
+/// No round has more operations.
+pub const LONGEST_ROUND: usize = (BATCH + MOST_HELD) as usize;
+
 /// What becomes of an operation in a round.
 pub enum Turn {
     Try(Operation),
