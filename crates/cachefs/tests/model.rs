@@ -438,6 +438,24 @@ proptest! {
 }
 
 #[test]
+fn a_file_takes_blocks_also_when_it_was_written_back_and_is_not_resident() {
+    // tar takes a file of no blocks for one hole, and does not read it.
+    let mut cache = Cache::new(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) });
+    cache.create("file", 0o644).unwrap();
+    cache.write("file", 0, &[1; 5000]).unwrap();
+    cache.create("hole", 0o644).unwrap();
+    cache.truncate("hole", 5000).unwrap();
+    assert_eq!(cache.attributes("file").unwrap().blocks, 16);
+    cache.flush();
+    cache.evict();
+    assert_eq!(cache.attributes("file").unwrap().blocks, 16);
+    assert_eq!(cache.attributes("hole").unwrap().blocks, 0);
+    cache.set_mode("file", 0o600).unwrap();
+    cache.replace();
+    assert_ne!(cache.attributes("file").unwrap().blocks, 0);
+}
+
+#[test]
 fn a_hole_up_to_the_end_of_a_file_takes_its_last_block_too() {
     let cache = Cache::new(settings());
     cache.create("file", 0o600).unwrap();

@@ -116,6 +116,24 @@ fn a_database_of_sqlite_is_whole_with_two_writers_and_after_a_kill_amid_their_tr
 }
 
 #[test]
+fn tar_unpacks_what_it_packed() {
+    let Some(mounted) = Mounted::with(&BUSY, |_| ()) else { return };
+    let source = source(&mounted);
+    let tar = "tar --acls --xattrs --sparse --format=posix";
+    sh(&source, &format!("{tar} -cf {}/archive.tar .", mounted.fast.display()));
+    mounted.run(&format!("mkdir t; cd t; {tar} -xpf ../archive.tar"));
+    // Out of the cache again, and compared with what it was.
+    let check = format!(
+        "cd t; {tar} -df ../archive.tar; cd {source}; {tar} -df $OLDPWD/../archive.tar
+         diff -r --no-dereference --exclude=pipe {source} $OLDPWD; getfacl -cp $OLDPWD/2/f4 | grep nobody
+         rm -rf ../again; mkdir ../again; {tar} -C $OLDPWD -cf - . | {tar} -C ../again -xpf -
+         diff -r --no-dereference --exclude=pipe ../again .",
+        source = source.display()
+    );
+    is_found_everywhere(&mounted, "user:nobody:r--\n", &check, "cd t; cp -a large copy; mv copy large");
+}
+
+#[test]
 fn rsync_finds_no_difference_to_what_it_copied() {
     let Some(mounted) = Mounted::with(&BUSY, |_| ()) else { return };
     let source = source(&mounted);

@@ -415,6 +415,10 @@ impl State {
                 self.next_ino = self.next_ino.max(ino);
             }
             let (size, has_home) = (inode.size, !inode.homes.is_empty());
+            // What was written back since is not in the journal. A file of no blocks would be taken for one hole.
+            if size > 0 && matches!(inode.kind, Kind::File(_)) {
+                inode.blocks = inode.blocks.max(1);
+            }
             // It may have had several names before one was removed.
             if let (false, Some(seen)) = (inode.is_dir(), inode.seen) {
                 self.several.insert((inode.dev, seen.ino), ino);

@@ -64,6 +64,10 @@ pub struct Pass {
     /// Set as it goes.
     file: Option<Arc<File>>,
     seen: Option<Seen>,
+    /// What it takes there, in units of 512 bytes, once it is written.
+    blocks: Option<u64>,
+    /// Something else than holes was written.
+    has_data: bool,
     written: u64,
     /// All of it is on the disk.
     synced: bool,
@@ -200,6 +204,8 @@ impl State {
             orphan: inode.is_orphan() && inode.homes.is_empty(),
             file: orphan,
             seen: inode.seen,
+            blocks: None,
+            has_data: false,
             written: 0,
             synced: false,
             since: self.dirty_by_age.get(&ino).copied(),
@@ -236,6 +242,10 @@ impl State {
             inode.dirty |= refused;
             if !pass.orphan {
                 inode.seen = pass.seen;
+            }
+            if let Some(blocks) = pass.blocks {
+                // Some filesystems count later; programs take a file of no blocks for one hole, and do not read it.
+                inode.blocks = blocks.max(u64::from(pass.has_data));
             }
             let size = inode.size;
             if let Some(data) = inode.data_mut() {
@@ -525,6 +535,7 @@ impl Core {
             None => backing::stat(self.entry_for_pass(pass.ino)?.as_fd(), OsStr::new(""))?,
         };
         pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+        pass.blocks = Some(found.blocks);
         Ok(())
     }
 
@@ -594,6 +605,7 @@ impl Core {
                         buffer.resize(size as usize, 0);
                         store::read(from, part.begin, &mut buffer).map_err(errno)?;
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
+                        pass.has_data = true;
                         length = length.max(part.end);
                     } else if part.begin < length {
                         // The last block of a file goes as a whole.

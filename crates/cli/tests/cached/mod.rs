@@ -109,8 +109,9 @@ pub fn succeeds(command: &mut Command) -> String {
 pub fn sh(dir: &Path, script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).current_dir(dir).env("HOME", dir).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {} {told}", output.status);
-    String::from_utf8(output.stdout).unwrap()
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{script}: {} {told}{out}", output.status);
+    out
 }
 
 impl Drop for Mounted {
