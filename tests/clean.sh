@@ -26,7 +26,7 @@ losetup -n -O NAME,MAJ:MIN,BACK-FILE 2>/dev/null | grep 'ondeck-\(bench\|demo\)'
     losetup -d "$device"
     echo "detached $image"
 done
-for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/ondeck-*; do
+for group in /sys/fs/cgroup/blkio/ondeck-* /sys/fs/cgroup/memory/ondeck-cache-* /sys/fs/cgroup/ondeck-*; do
     [ -d "$group" ] && rmdir "$group" && echo "removed $group"
 done
 # Those of testbeds' hosts: what is frozen there can't even be killed.
