@@ -1,11 +1,12 @@
 #!/bin/sh
 # What happens now and then. The transparent cache: killed ONDECK_CRASHES (200) times three random moments; ONDECK_OPERATIONS
-# (20,000) random operations on a file of three times its capacity, and ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES
-# (100,000) files, and as many that are made; its machine lost at ONDECK_LOST_MACHINES (200) moments. Then all scenarios beside
-# a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round
-# it says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said
-# stays in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3)
-# scenarios run at a time; many more than there are cores make it rough.
+# (20,000) random operations on a file of three times its capacity, and as many of fsx in each of several configurations;
+# ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES (100,000) files, and as many that are made; its machine lost at
+# ONDECK_LOST_MACHINES (200) moments; ONDECK_USERS_SEEDS (20) orders of what several users do; eight writers for
+# ONDECK_WRITERS_SECONDS (600). Then all scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in
+# the one of many jobs. It stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the
+# end all of it together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs root.
+# 1 if anything failed. ONDECK_CLUSTERS (3) scenarios run at a time; many more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
@@ -17,26 +18,30 @@ ONDECK_OPERATIONS=${ONDECK_OPERATIONS:-20000}
 ONDECK_FILES=${ONDECK_FILES:-10000}
 ONDECK_NAMES=${ONDECK_NAMES:-100000}
 ONDECK_LOST_MACHINES=${ONDECK_LOST_MACHINES:-200}
-export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES
+ONDECK_USERS_SEEDS=${ONDECK_USERS_SEEDS:-20}
+ONDECK_WRITERS_SECONDS=${ONDECK_WRITERS_SECONDS:-600}
+export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES \
+    ONDECK_USERS_SEEDS ONDECK_WRITERS_SECONDS
 logs=target/soak
 
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
-rm -f "$logs"/round-* "$logs"/crashes "$logs"/data "$logs"/names "$logs"/lost
+rm -f "$logs"/round-* "$logs"/cache-*
 "$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run &&
-    "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --test cache_lost --no-run &&
+    "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --test cache_lost --test cache_users --test cache_load \
+        --no-run &&
     "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
 
 of_result() {
     sed -n "s/^test result: .* \([0-9]*\) $2;.*/\1/p" "$1" | tail -n 1
 }
 
-# Of a cache: what it is, the log, and what cargo is to test.
+# Of a cache: what it is, the log, and the command.
 of_cache() {
-    what=$1 log=$logs/$2
+    what=$1 log=$logs/cache-$2
     shift 2
     start=$(date +%s)
-    if timeout -s KILL 1h "$CARGO" test --locked "$@" > "$log" 2>&1; then
+    if timeout -s KILL 1h "$@" > "$log" 2>&1; then
         echo "a cache, $what: nothing lost, $(($(date +%s) - start)) s"
         passed=$((passed + 1))
         rm "$log"
@@ -46,12 +51,20 @@ of_cache() {
     fi
 }
 
+# A test of a crate.
+test_cache() {
+    of_cache "$1" "$2" "$CARGO" test --locked -p "$3" --test "$4"
+}
+
 began=$(date +%s)
 round=1 passed=0 failed=0
-of_cache "killed in $ONDECK_CRASHES rounds" crashes -p ondeck-cachefs --test crash
-of_cache "$ONDECK_OPERATIONS operations and $ONDECK_FILES files" data -p ondeck --test cache_data
-of_cache "$ONDECK_NAMES names" names -p ondeck --test cache_names
-of_cache "its machine lost at $ONDECK_LOST_MACHINES moments" lost -p ondeck --test cache_lost
+test_cache "killed in $ONDECK_CRASHES rounds" crashes ondeck-cachefs crash
+test_cache "$ONDECK_OPERATIONS operations and $ONDECK_FILES files" data ondeck cache_data
+of_cache "$ONDECK_OPERATIONS operations of fsx" fsx tests/fsx.sh
+test_cache "$ONDECK_NAMES names" names ondeck cache_names
+test_cache "its machine lost at $ONDECK_LOST_MACHINES moments" lost ondeck cache_lost
+test_cache "users in $ONDECK_USERS_SEEDS orders" users ondeck cache_users
+test_cache "eight writers for $ONDECK_WRITERS_SECONDS s" load ondeck cache_load
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)
