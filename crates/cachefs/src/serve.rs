@@ -38,6 +38,7 @@ mod passthrough;
 mod processor;
 mod replies;
 mod set_id;
+mod shared;
 
 use std::fs::File;
 use std::io;
@@ -51,9 +52,10 @@ use fuser::{BackingId, Config, Session, SessionACL};
 use crate::message::{Client, Service};
 use crate::settings::Writes;
 pub use connection::{MountOptions, SUBTYPE};
-pub use filesystem::Kernel;
-use filesystem::{Filesystem, Shared};
+use filesystem::Filesystem;
 use give_back::GivesBack;
+pub use shared::Kernel;
+use shared::Shared;
 
 /// How long the kernel keeps names and attributes, unless it is told otherwise.
 pub const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);

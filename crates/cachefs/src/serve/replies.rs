@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::convert;
 use super::directories::{self, Directory, fill_with_attributes};
-use super::filesystem::Shared;
+use super::shared::Shared;
 use crate::message::{Attributes, Caller, Ino, Listed, Reply, Request};
 
 /// What an answer that is not the expected one is called.
