@@ -41,14 +41,18 @@ impl State {
         let home = Home { dir, name: Arc::clone(&name) };
         let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
         let several = found.nlink > 1 && !is_dir;
-        // It may be the last that is left of several.
         let known = if is_dir { None } else { self.several.get(&(found.dev, found.ino)).copied() };
-        let is_named = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_orphan());
-        let ino = match known.filter(is_named) {
+        // One of which all names are known has no other: its number is another file's now. The journal may have known this name.
+        let can_be_it = |ino: &Ino| {
+            self.inodes.get(ino).is_some_and(|inode| {
+                let is_its = inode.homes.contains(&home);
+                !inode.is_orphan() && (is_its || (inode.homes.len() as u64) < u64::from(found.nlink))
+            })
+        };
+        let ino = match known.filter(can_be_it) {
             Some(ino) => {
-                // The journal may have it from before, without the name.
                 if let Some(inode) = self.inodes.get_mut(&ino)
-                    && inode.homes.iter().all(|known| *known != home)
+                    && !inode.homes.contains(&home)
                 {
                     inode.homes.push(home);
                 }
@@ -216,17 +220,25 @@ impl Core {
         let root = Arc::new(open(self.backing.root().as_fd(), OsStr::new("."))?);
         // Directories that are to be looked through, by the one above and their names from the root.
         let mut stack: Vec<(Arc<OwnedFd>, Found)> = vec![(root, Vec::new())];
+        // It may be somewhere else than where nobody may look.
+        let mut unread = None;
         while let Some((above, path)) = stack.pop() {
             let directory = match path.last() {
-                None => above,
-                Some((name, _)) => match open(above.as_fd(), name) {
-                    Ok(directory) => Arc::new(directory),
-                    // Removed meanwhile.
-                    Err(Errno::NOENT | Errno::NOTDIR) => continue,
-                    Err(error) => return Err(error),
-                },
+                None => Ok(above),
+                Some((name, _)) => open(above.as_fd(), name).map(Arc::new),
             };
-            for (name, found) in backing::list(directory.as_fd())? {
+            let listed = directory
+                .and_then(|directory| backing::list(directory.as_fd()).map(|listed| (directory, listed)));
+            let (directory, listed) = match listed {
+                Ok(listed) => listed,
+                // Removed meanwhile.
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
+                Err(error) => {
+                    unread.get_or_insert(error);
+                    continue;
+                }
+            };
+            for (name, found) in listed {
                 let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
                 let is_it = (found.dev, found.ino) == (dev, theirs);
                 if found.dev != dev
@@ -243,7 +255,7 @@ impl Core {
                 }
             }
         }
-        Err(Errno::STALE)
+        Err(unread.unwrap_or(Errno::STALE))
     }
 
     fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {
