@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use ondeck_cachefs::instance::control::{Answer, News, Order, Silent, ask, ask_and_wait, ask_status};
+use ondeck_cachefs::instance::control::{Answer, News, Order, Silent, ask_and_wait, ask_status};
 use ondeck_cachefs::instance::{self, Attach, CacheUser, Caches, Instance, Plan, Record, StartError};
 use ondeck_cachefs::settings::{Settings, SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
@@ -374,7 +374,18 @@ fn each(args: &PathArgs, order: impl Fn(PathBuf) -> Order) -> Result<u8> {
         let at = at.with_context(|| format!("{shown} is in no cache"))?;
         let instance = caches.at(&at);
         let inside = real.strip_prefix(&at).unwrap_or(Path::new("")).to_owned();
-        let answer = ask(instance.socket(), &order(inside), &mut |_| true);
+        let mut told = false;
+        let answer = ask_and_wait(instance.socket(), &order(inside), &mut |news| {
+            // While it works it says nothing; but it would say how it is.
+            if let News::Silence(server) = news
+                && !told
+                && ask_status(instance.socket()).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
+            {
+                told = true;
+                still_waits(&at, server);
+            }
+            true
+        });
         let answer = answer.map_err(|error| unanswered(&instance, &at, error))?;
         code = code.max(conclude(answer));
     }
@@ -413,23 +424,41 @@ impl Draining {
     }
 }
 
+/// Says that a server does not answer, for which somebody waits.
+fn still_waits(at: &Path, server: Option<u32>) {
+    let at = display::name(at.as_os_str());
+    eprintln!("ondeck cache: the cache at {at}: {}; still waiting", Silent { server });
+}
+
 fn ask_with_progress(instance: &Instance, at: &Path, order: &Order, quiet: bool) -> Result<Answer> {
     let mut draining = Draining::new(quiet);
     let mut told = false;
+    let mut conflicts = Vec::new();
     let answer = ask_and_wait(instance.socket(), order, &mut |news| {
         match news {
-            News::Progress(status) => draining.update(status),
+            News::Progress(status) => {
+                draining.update(status);
+                conflicts.clone_from(&status.conflicts);
+            }
             // Once: whoever reads it need not read it every ten seconds.
             News::Silence(server) if !told => {
                 told = true;
-                let at = display::name(at.as_os_str());
-                eprintln!("ondeck cache: the cache at {at}: {}; still waiting", Silent { server });
+                still_waits(at, server);
             }
             News::Silence(_) => {}
         }
         true
     });
     draining.end();
+    if matches!(answer, Ok(Answer::Done)) && !conflicts.is_empty() {
+        let lines: Vec<_> =
+            conflicts.iter().map(|conflict| format!("\n  {}", report::told(conflict))).collect();
+        let at = display::name(at.as_os_str());
+        eprintln!(
+            "ondeck cache: others have changed the directory behind {at} meanwhile; nothing of theirs is lost:{}",
+            lines.concat()
+        );
+    }
     answer.map_err(|error| unanswered(instance, at, error))
 }
 

@@ -53,6 +53,37 @@ fn what_a_killed_server_had_is_there_when_the_cache_is_mounted_again() {
 }
 
 #[test]
+fn who_writes_back_is_told_what_others_have_changed() {
+    let Some(mounted) = Mounted::with(&[], |backing| {
+        for name in ["a", "b", "c"] {
+            fs::write(backing.join(name), "before").unwrap();
+        }
+    }) else {
+        return;
+    };
+    let told = |order: &str| {
+        let output = mounted.scene.ondeck(&["cache", order, "fast"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let change = |name: &str| {
+        mounted.run(&format!("echo ours > {name}"));
+        fs::write(mounted.backing.join(name), "theirs").unwrap();
+    };
+    change("a");
+    assert!(told("flush").contains("a was changed by others: ours is a.ondeck-"));
+    change("b");
+    let second = told("flush");
+    assert!(second.contains("b was changed by others") && !second.contains("a was"), "{second}");
+    assert_eq!(told("flush"), "");
+    change("c");
+    let all = told("unmount");
+    for name in ["a", "b", "c"] {
+        assert!(all.contains(&format!("{name} was changed by others: ours is {name}.ondeck-")), "{all}");
+    }
+}
+
+#[test]
 fn a_cache_is_not_taken_for_a_ram_disk_of_an_agent() {
     let Some(mounted) = Mounted::new() else { return };
     let source = mounted.scene.dir("source");
@@ -300,15 +331,21 @@ fn a_server_that_does_not_answer_is_told_and_keeps_no_other_cache_from_being_sho
         }
     }
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
-    let mut flush = mounted.scene.ondeck(&["cache", "flush", "fast"]);
-    let mut flush = flush.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(flush.stderr.take().unwrap()), &mut told)
-        .unwrap();
-    assert!(told.contains(&format!("the server (process {server}) does not answer")), "{told}");
-    assert!(told.contains("still waiting"), "{told}");
+    let mut waiting = ["flush", "preload", "evict"].map(|order| {
+        let mut waits = mounted.scene.ondeck(&["cache", order, "fast"]);
+        waits.stderr(std::process::Stdio::piped()).spawn().unwrap()
+    });
+    for waits in &mut waiting {
+        let mut told = String::new();
+        let mut stderr = std::io::BufReader::new(waits.stderr.take().unwrap());
+        std::io::BufRead::read_line(&mut stderr, &mut told).unwrap();
+        assert!(told.contains(&format!("the server (process {server}) does not answer")), "{told}");
+        assert!(told.contains("still waiting"), "{told}");
+    }
     drop(stopped);
-    assert!(flush.wait().unwrap().success());
+    for mut waits in waiting {
+        assert!(waits.wait().unwrap().success());
+    }
     let other = ondeck(&["unmount", "fast2"]);
     assert!(other.status.success(), "{other:?}");
 }

@@ -586,6 +586,11 @@ impl Cache {
             // It names files as whoever made them did.
             Err(message) => Answer::Failed { message: plain(&message, MESSAGE), unwritten },
         };
+        let is_write_back = matches!(order, Order::Flush | Order::Unmount { lose: false });
+        let known = match order {
+            Order::Flush => self.owner.status().conflicts.len(),
+            _ => 0,
+        };
         let answer = match order {
             Order::Status => Answer::Report(Box::new(self.report())),
             Order::Flush => result(self.owner.flush(&mut tell), true),
@@ -594,6 +599,12 @@ impl Cache {
             Order::Unmount { lose: true } => self.lose(),
             Order::Unmount { lose: false } => self.unmount(true, &mut tell),
         };
+        if is_write_back && answer == Answer::Done {
+            // With the last that is told: conflicts that the order has found, or of a cache that ends all.
+            let mut status = self.owner.status();
+            status.conflicts.drain(..known);
+            tell(&status);
+        }
         write_line(&mut answers, &answer)
     }
 

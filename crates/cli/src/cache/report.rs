@@ -7,7 +7,7 @@ use std::time::Duration;
 use ondeck_cachefs::instance::Record;
 use ondeck_cachefs::instance::control::Report;
 use ondeck_cachefs::settings::{SyncWhen, Writes};
-use ondeck_cachefs::status::{ConflictKind, Status};
+use ondeck_cachefs::status::{Conflict, ConflictKind, Status};
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration};
 use serde::Serialize;
@@ -135,23 +135,23 @@ pub fn text(report: &Report) -> String {
         );
     }
     for conflict in &status.conflicts {
-        let path = plain(&conflict.path, usize::MAX);
-        let ours = plain(conflict.ours.as_deref().unwrap_or_default(), usize::MAX);
-        line(
-            "CONFLICT",
-            match conflict.kind {
-                ConflictKind::Both => format!("{path} was changed by others: ours is {ours}"),
-                ConflictKind::Removed => format!("{path} was removed by others: ours is {ours}"),
-                ConflictKind::NotRemoved => {
-                    format!("{path} was changed by others: it was to be removed, and stays")
-                }
-                ConflictKind::Attributes => format!(
-                    "{path} was changed by others: attributes that were changed here are not taken over"
-                ),
-            },
-        );
+        line("CONFLICT", told(conflict));
     }
     format!("{}\n{out}", display::name(report.mount_point.as_os_str()))
+}
+
+/// What happened to something that others have changed, too.
+pub fn told(conflict: &Conflict) -> String {
+    let path = plain(&conflict.path, usize::MAX);
+    let ours = plain(conflict.ours.as_deref().unwrap_or_default(), usize::MAX);
+    match conflict.kind {
+        ConflictKind::Both => format!("{path} was changed by others: ours is {ours}"),
+        ConflictKind::Removed => format!("{path} was removed by others: ours is {ours}"),
+        ConflictKind::NotRemoved => format!("{path} was changed by others: it was to be removed, and stays"),
+        ConflictKind::Attributes => {
+            format!("{path} was changed by others: attributes that were changed here are not taken over")
+        }
+    }
 }
 
 fn dirty(status: &Status) -> String {
