@@ -41,11 +41,37 @@ impl Changes {
         self.wanted > self.synced
     }
 
-    /// Notes that all up to one were synced, or that this failed: whoever waited is told then.
-    pub fn tried(&mut self, synced: Result<u64, Errno>) {
+    /// Notes that all up to one were synced, or that this failed: whoever waited for these is told then. Those who wait for later
+    /// ones still do.
+    pub fn tried(&mut self, made: u64, synced: Result<(), Errno>) {
         match synced {
-            Ok(made) => self.synced = made,
-            Err(_) => self.wanted = self.synced,
+            Ok(()) => self.synced = made,
+            Err(_) if self.wanted <= made => self.wanted = self.synced,
+            Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_while_a_sync_fails_is_still_waited_for() {
+        let mut changes = Changes::default();
+        changes.add();
+        let made = changes.made();
+        assert!(!changes.want(made));
+        // While the filesystem is synced.
+        changes.add();
+        let later = changes.made();
+        assert!(!changes.want(later));
+        changes.tried(made, Err(Errno::IO));
+        assert!(changes.are_wanted());
+        changes.tried(later, Err(Errno::IO));
+        assert!(!changes.are_wanted(), "all were told");
+        assert!(!changes.want(later));
+        changes.tried(later, Ok(()));
+        assert!(!changes.are_wanted() && changes.want(later));
     }
 }

@@ -76,7 +76,7 @@ impl Core {
         };
         let synced = self.sync_all();
         let mut state = self.lock();
-        state.changes.tried(synced.map(|()| made));
+        state.changes.tried(made, synced);
         if let Err(error) = synced {
             tracing::warn!(%error, "can't sync the backing directory");
         }
