@@ -5,7 +5,7 @@
 mod client;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,16 @@ fn settings() -> Settings {
 fn over(backing: &Path) -> (Cache, tempfile::TempDir) {
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
     (Cache::at(settings(), backing, store.path()), store)
+}
+
+/// One over a directory with a file, and a directory `locked` that takes no names.
+fn over_a_locked_directory(backing: &Path) -> (Cache, tempfile::TempDir, PathBuf) {
+    let locked = backing.join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::write(backing.join("file"), b"file").unwrap();
+    let (cache, store) = over(backing);
+    set_immutable(&locked, true);
+    (cache, store, locked)
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -190,11 +200,7 @@ fn names_that_the_backing_directory_refuses_hold_up_those_that_depend_on_them_al
 #[test]
 fn who_takes_back_what_is_refused_is_free_of_it() {
     let Some(small) = Small::new("size=64m") else { return };
-    let locked = small.path().join("locked");
-    fs::create_dir(&locked).unwrap();
-    fs::write(small.path().join("file"), b"file").unwrap();
-    let (cache, _store) = over(small.path());
-    set_immutable(&locked, true);
+    let (cache, _store, locked) = over_a_locked_directory(small.path());
     cache.create("locked/new", 0o644).unwrap();
     cache.write("locked/new", 0, b"new").unwrap();
     cache.link("file", "locked/link").unwrap();
@@ -214,11 +220,7 @@ fn who_takes_back_what_is_refused_is_free_of_it() {
 #[test]
 fn a_link_that_is_taken_back_while_it_is_tried_is_not_tried_for_ever() {
     let Some(small) = Small::new("size=64m") else { return };
-    let locked = small.path().join("locked");
-    fs::create_dir(&locked).unwrap();
-    fs::write(small.path().join("file"), b"file").unwrap();
-    let (cache, _store) = over(small.path());
-    set_immutable(&locked, true);
+    let (cache, _store, locked) = over_a_locked_directory(small.path());
     let all_made = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
