@@ -7,7 +7,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::inode::{Inode, Kind, Operation, Use, dirty};
-use super::state::{LONGEST_LOG, State, Stop};
+use super::state::{State, Stop};
 use super::unfinished::UNFINISHED;
 use super::wait::Need;
 use crate::acl::{self, Acl};
@@ -52,7 +52,7 @@ impl State {
     }
 
     fn room_in_log(&self) -> Result<(), Stop> {
-        if self.log.len() < LONGEST_LOG { Ok(()) } else { Err(Stop::Wait(Need::Log)) }
+        if self.log.len() < self.longest_log() { Ok(()) } else { Err(Stop::Wait(Need::Log)) }
     }
 
     fn is_empty(&self, dir: Ino) -> Result<bool, Stop> {

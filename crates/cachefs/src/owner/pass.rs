@@ -245,7 +245,7 @@ impl State {
         if self.draining && self.clean.is_empty() {
             self.waits.fail(&Need::Space, error);
         }
-        if self.log.len() >= super::state::LONGEST_LOG {
+        if self.log.len() >= self.longest_log() {
             self.waits.fail(&Need::Log, error);
         }
     }
@@ -264,7 +264,7 @@ impl State {
         if self.draining && self.clean.is_empty() && !self.dirty_by_use.keys().any(makes_room) {
             self.waits.fail(&Need::Space, error);
         }
-        if self.log.len() >= super::state::LONGEST_LOG {
+        if self.log.len() >= self.longest_log() {
             self.waits.fail(&Need::Log, error);
         }
     }

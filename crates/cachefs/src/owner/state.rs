@@ -26,8 +26,11 @@ use crate::status::Conflict;
 /// Own numbers begin here; those of the backing directory's files are theirs, as long as they are smaller.
 pub const FIRST_OWN_INO: Ino = 1 << 62;
 
-/// Operations that the backing directory may lack at most. Who changes more names waits.
-pub const LONGEST_LOG: usize = 1 << 17;
+/// Operations that the backing directory may lack at most, however large the cache is. Who changes more names waits.
+const LONGEST_LOG: usize = 1 << 17;
+
+/// The same, however small the cache is.
+const LONGEST_LOG_OF_SMALL: usize = 1 << 14;
 
 /// Memory of a pending operation, as it counts against the capacity.
 const OPERATION_BYTES: u64 = 256;
@@ -385,6 +388,20 @@ impl State {
         if moves {
             self.last_move = self.last_pending();
         }
+    }
+
+    /// Operations that the backing directory may lack at most: they and what they made, which can't be forgotten, take an eighth of
+    /// the capacity.
+    pub fn longest_log(&self) -> usize {
+        let fit = self.settings.capacity.0 / 8 / (OPERATION_BYTES + INODE_BYTES);
+        usize::try_from(fit).unwrap_or(usize::MAX).clamp(LONGEST_LOG_OF_SMALL, LONGEST_LOG)
+    }
+
+    /// Whether names take clearly more than they may, so that what can't be forgotten because the backing directory lacks something of
+    /// it is brought there before its time.
+    pub fn has_too_many_names(&self) -> bool {
+        let most = self.settings.names.0;
+        !self.settings.idle && self.name_bytes > most.saturating_add(most / 4)
     }
 
     /// Bytes that names and operations take, about.

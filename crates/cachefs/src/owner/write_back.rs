@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -41,7 +41,7 @@ impl State {
                     as u64;
             until = until.max(self.first_pending + old - 1);
         }
-        if self.log.len() >= super::state::LONGEST_LOG / 2 {
+        if self.log.len() >= self.longest_log() / 2 || self.has_too_many_names() {
             until = until.max(self.first_pending + self.log.len() as u64 / 2);
         }
         until.min(self.last_pending())
@@ -70,7 +70,7 @@ impl State {
             found = self.failing.keys().find(|ino| is_quiet(ino) && is_ready(ino, false)).copied();
         }
         if found.is_none() && !self.settings.idle {
-            let age = self.settings.age;
+            let age = if self.has_too_many_names() { Duration::ZERO } else { self.settings.age };
             let mut old = self.dirty_by_age.iter().take_while(|(_, dirty)| dirty.since.elapsed() >= age);
             found = old.find(|(ino, _)| is_quiet(ino) && is_ready(ino, false)).map(|(ino, _)| *ino);
         }
