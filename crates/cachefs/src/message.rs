@@ -70,6 +70,27 @@ pub struct Caller {
     pub gid: u32,
     /// The thread that waits for the answer; 0 if nobody does, as for read-ahead.
     pub thread: u32,
+    /// Whether what it asks for is about something with set-id bits, and it is not in the group of that.
+    pub outsider: bool,
+}
+
+impl Caller {
+    /// What is left of the mode of a file that this one changes: set-id bits go, unless root does it.
+    pub fn leaves(&self, mode: u32) -> u32 {
+        if self.uid == 0 { mode } else { self.leaves_by_owner(mode) }
+    }
+
+    /// The same when the file gets another owner: set-id bits go in any case.
+    pub fn leaves_by_owner(&self, mode: u32) -> u32 {
+        let mode = without_set_ids(mode);
+        if self.outsider { mode & !libc::S_ISGID } else { mode }
+    }
+}
+
+/// A mode without what a change by somebody else takes from it: set-user-id, and set-group-id where it is not a lock's mark.
+pub fn without_set_ids(mode: u32) -> u32 {
+    let mode = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
 }
 
 /// A time to set.
@@ -212,6 +233,7 @@ pub enum Request<'a> {
         offset: u64,
         hole: bool,
     },
+    /// Copies from one place to another, at most an extent; answered by [`Reply::Written`].
     CopyRange {
         from: Ino,
         from_offset: u64,

@@ -68,7 +68,7 @@ use rustix::io::Errno;
 
 use crate::backing::Backing;
 use crate::message::{Answer, Caller, Client, Ino, Reply, Request, Service};
-use crate::settings::{LEAST_CAPACITY, Settings, SyncWhen};
+use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
 use crate::status::{Failing, Status};
 use crate::store::Store;
 use journal::{Journal, JournalError};
@@ -236,6 +236,16 @@ impl Core {
                 self.check_journal()?;
                 return Ok(reply);
             }
+            Request::CopyRange { from, from_offset, to, to_offset, length, .. } => {
+                self.check_journal()?;
+                let size = (*length).min(EXTENT) as u32;
+                let Reply::Data(data) = self.read(*from, *from_offset, size, again)? else {
+                    return Err(Errno::IO.into());
+                };
+                let reply = self.write(caller, *to, *to_offset, &data)?;
+                self.check_journal()?;
+                return Ok(reply);
+            }
             Request::Allocate { ino, offset, length, mode, .. } => {
                 return self.allocate(caller, *ino, *offset, *length, *mode);
             }
@@ -267,7 +277,7 @@ impl Core {
                     state.truncate(store, caller, *ino, size)?;
                 }
                 let rest = crate::message::Change { size: None, ..*change };
-                if rest != crate::message::Change::default() {
+                if change.size.is_none() || rest != crate::message::Change::default() {
                     state.look(store, *ino);
                     state.change(caller, *ino, &rest)?;
                     state.tell_time(store, *ino);
@@ -332,17 +342,16 @@ impl Core {
             }
             Request::ListXattrs { ino } => state.list_xattrs(*ino).map(Reply::Data),
             Request::SetXattr { ino, name, value, flags } => {
-                state.set_xattr(*ino, name, value, *flags).map(|()| Reply::Done)
+                state.set_xattr(caller, *ino, name, value, *flags).map(|()| Reply::Done)
             }
             Request::RemoveXattr { ino, name } => state.remove_xattr(*ino, name).map(|()| Reply::Done),
             Request::Space => match &state.space {
                 Some((space, at)) if at.elapsed() < SPACE_IS_KNOWN => Ok(Reply::Space(*space)),
                 _ => Err(Stop::Wait(Need::Statistics)),
             },
-            // The kernel copies by reading and writing then.
-            Request::CopyRange { .. } => Err(Errno::OPNOTSUPP.into()),
             Request::Read { .. }
             | Request::Write { .. }
+            | Request::CopyRange { .. }
             | Request::Allocate { .. }
             | Request::Seek { .. } => Err(Errno::NOSYS.into()),
         }
@@ -678,7 +687,7 @@ impl Owner {
 }
 
 /// Who asks for what nobody waits for.
-const NOBODY: Caller = Caller { uid: 0, gid: 0, thread: 0 };
+const NOBODY: Caller = Caller { uid: 0, gid: 0, thread: 0, outsider: false };
 
 impl Service for Owner {
     fn ask(&self, caller: Caller, request: Request<'_>, answer: Answer) {

@@ -124,6 +124,10 @@ const CHECKS: &[(&str, Check)] = &[
     ("a shared map for writing, and `read`, `write` by the same or another process", Same(shared_maps)),
     ("a map of a file that is unlinked", Same(unlinked_map)),
     ("a file that is open for writing beside a passthrough reader", Cache(writer_beside_reader)),
+    (
+        "`sendfile`, `splice` out of a file that is open for reading and writing beside a passthrough reader",
+        Cache(sends_beside_reader),
+    ),
     ("more than half of the capacity open by passthrough", Cache(half_is_open)),
     (
         "a write, and `stat`, reads and maps by anybody",
@@ -172,6 +176,10 @@ const CHECKS: &[(&str, Check)] = &[
     ("`inotify`", Cache(notifies)),
     ("`name_to_handle_at`", Same(handles)),
     ("`chmod`, `chown`, `utimensat` with nanoseconds, also before 1970", Same(attributes)),
+    (
+        "`chown` to neither an owner nor a group, of somebody else's file",
+        Test("cli/tests/cache_users.rs", "who_is_not_the_owner_takes_nothing_away_by_an_empty_chown"),
+    ),
     ("atime", Cache(access_times)),
     ("mtime", Cache(modification_times)),
     ("ctime", Cache(change_times)),
@@ -565,6 +573,30 @@ fn writer_beside_reader(case: &Case) {
     drop(reader);
 }
 
+fn sends_beside_reader(case: &Case) {
+    let path = case.file(&[1; 8192]);
+    case.wait_closed();
+    let reader = File::open(&path).unwrap();
+    let (file, copy) = (create(&path), create(&case.dir.join("copy")));
+    let sent = |at: u64| rustix::fs::sendfile(&copy, &file, Some(&mut at.clone()), 4096);
+    case.refuses(sent(0), Errno::INVAL, "EINVAL");
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let spliced =
+        rustix::pipe::splice(&file, Some(&mut 0), &writer, None, 100, rustix::pipe::SpliceFlags::empty());
+    case.refuses(spliced, Errno::INVAL, "EINVAL");
+    // What else copies sees what a map has written.
+    let map = Map::new(&file, 8192, true, MapFlags::SHARED);
+    for value in 2..20 {
+        map.set(5_000, value);
+        let copied = rustix::fs::copy_file_range(&file, Some(&mut 4096), &copy, Some(&mut 0), 4096).unwrap();
+        assert_eq!((copied, fs::read(case.dir.join("copy")).unwrap()[904]), (4096, value));
+    }
+    // A reader's own handle sends, too.
+    map.set(5_001, 1);
+    assert_eq!(rustix::fs::sendfile(&copy, &reader, Some(&mut 0), 8192).unwrap(), 8192);
+    drop(map);
+}
+
 fn half_is_open(case: &Case) {
     let files: Vec<PathBuf> = (0..6).map(|number| case.dir.join(number.to_string())).collect();
     for path in &files {
@@ -849,9 +881,15 @@ fn attributes(dir: &Path) -> String {
         let times = rustix::fs::Timestamps { last_access, last_modification };
         rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty()).unwrap();
     }
+    // To nobody else, which takes set-id bits away, too.
+    let other = dir.join("other");
+    fs::write(&other, "").unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o6456)).unwrap();
+    std::os::unix::fs::chown(&other, None, None).unwrap();
+    let other = fs::metadata(&other).unwrap().mode();
     let about = fs::metadata(&path).unwrap();
     format!(
-        "{:o} {} {} {}.{} {}.{}",
+        "{other:o} {:o} {} {} {}.{} {}.{}",
         about.mode(),
         about.uid(),
         about.gid(),

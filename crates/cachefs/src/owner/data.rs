@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use super::Core;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::inode::{Extent, FileData, Kind, blocks_before, dirty};
-use super::names::without_set_ids;
 use super::state::{State, Stop};
 use super::wait::Need;
 use crate::message::{Caller, Ino, Reply, Time};
@@ -378,8 +377,8 @@ impl State {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.size = inode.size.max(end);
             (inode.mtime, inode.ctime) = (at, at);
-            if caller.uid != 0 && without_set_ids(inode.mode) != inode.mode {
-                inode.mode = without_set_ids(inode.mode);
+            if caller.leaves(inode.mode) != inode.mode {
+                inode.mode = caller.leaves(inode.mode);
                 bits |= dirty::MODE;
             }
             let capability = std::ffi::OsStr::new(CAPABILITY);
@@ -424,8 +423,8 @@ impl State {
         let at = Time::now();
         let mut bits = dirty::TIMES | dirty::SIZE;
         let mut mode = inode.mode;
-        if caller.uid != 0 && without_set_ids(mode) != mode {
-            mode = without_set_ids(mode);
+        if caller.leaves(mode) != mode {
+            mode = caller.leaves(mode);
             bits |= dirty::MODE;
         }
         // First: what is cut off can't be brought back.

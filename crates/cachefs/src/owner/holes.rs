@@ -9,7 +9,6 @@ use super::Core;
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, store_error, touched};
 use super::inode::dirty;
-use super::names::without_set_ids;
 use super::state::{State, Stop};
 use super::wait::Need;
 use crate::message::{Caller, Ino, Reply, Time};
@@ -153,8 +152,8 @@ impl Core {
             state.truncate(&self.store, caller, ino, end)?;
         }
         let mode = state.inode(ino)?.mode;
-        if caller.uid != 0 && without_set_ids(mode) != mode {
-            state.inode_mut(ino)?.mode = without_set_ids(mode);
+        if caller.leaves(mode) != mode {
+            state.inode_mut(ino)?.mode = caller.leaves(mode);
             state.mark_dirty(ino, dirty::MODE);
             state.journal_inode(ino);
         }

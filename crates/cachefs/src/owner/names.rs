@@ -440,17 +440,23 @@ impl State {
             _ => None,
         };
         let inode = self.inode_mut(ino)?;
+        // chown(2) to nobody else takes set-id bits away like any other. The kernel asks for no change at all then, and has not looked
+        // whose the file is; nor if it asks before it changes data, which takes them away by itself.
+        let is_empty_chown = *change == Change::default();
+        if is_empty_chown && caller.uid != 0 && caller.uid != inode.uid {
+            return Ok(());
+        }
         let mut bits = 0;
         if let Some(mode) = change.mode {
             inode.mode = inode.mode & libc::S_IFMT | mode & PERMISSIONS;
             bits |= dirty::MODE;
         }
-        if change.uid.is_some() || change.gid.is_some() {
+        if change.uid.is_some() || change.gid.is_some() || is_empty_chown {
             inode.uid = change.uid.unwrap_or(inode.uid);
             inode.gid = change.gid.unwrap_or(inode.gid);
             bits |= dirty::OWNER;
             if !inode.is_dir() && change.mode.is_none() {
-                inode.mode = without_set_ids(inode.mode);
+                inode.mode = caller.leaves_by_owner(inode.mode);
             }
             // chown(2) on the backing directory takes set-id bits away, too.
             bits |= dirty::MODE;
@@ -471,14 +477,20 @@ impl State {
             xattrs.insert(acl::ACCESS.into(), acl);
             bits |= dirty::XATTRS;
         }
-        let _ = caller;
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);
         Ok(())
     }
 
     /// Sets an extended attribute.
-    pub fn set_xattr(&mut self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<(), Stop> {
+    pub fn set_xattr(
+        &mut self,
+        caller: Caller,
+        ino: Ino,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+    ) -> Result<(), Stop> {
         let is_acl = name == acl::ACCESS || name == acl::DEFAULT;
         // The backing directory would refuse it later, when nobody can be told.
         if !crate::backing::is_kept(name.as_encoded_bytes()) {
@@ -512,6 +524,10 @@ impl State {
         inode.ctime = Time::now();
         if let Some(mode) = mode {
             inode.mode = inode.mode & !0o777 | mode;
+            // As by chmod(2), which the kernel looks after itself.
+            if caller.outsider {
+                inode.mode &= !libc::S_ISGID;
+            }
         }
         if let Some(xattrs) = &mut inode.xattrs {
             if keeps {
@@ -571,10 +587,4 @@ impl State {
             }
         }
     }
-}
-
-/// A mode without what a change by somebody else takes from it: set-user-id, and set-group-id where it is not a lock's mark.
-pub fn without_set_ids(mode: u32) -> u32 {
-    let mode = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
 }

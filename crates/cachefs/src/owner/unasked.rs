@@ -16,9 +16,8 @@ use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use super::blocks::{BLOCK, BLOCKS, Blocks};
 use super::data::{extents, part, store_error, touched};
 use super::inode::{blocks_before, dirty};
-use super::names::without_set_ids;
 use super::state::{State, Stop};
-use crate::message::{Ino, Time};
+use crate::message::{Ino, Time, without_set_ids};
 use crate::settings::Writes;
 use crate::store::{self, Segment, Store};
 

@@ -43,7 +43,7 @@ impl Filesystem {
         request: Request<'_>,
         answer: impl FnOnce(&Shared, Result<Reply, Errno>) + Send + 'static,
     ) {
-        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
+        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid(), outsider: false };
         self.ask_for(caller, request, answer);
     }
 
@@ -178,7 +178,7 @@ impl fuser::Filesystem for Filesystem {
             mtime: mtime.map(convert::set_time),
         };
         let request = Request::Change { ino: ino.0, change };
-        self.ask(from, request, |shared, result| attr(shared, reply, result));
+        self.ask_for(self.0.caller(from, ino), request, |shared, result| attr(shared, reply, result));
     }
 
     fn readlink(&self, from: &fuser::Request, ino: INodeNo, reply: ReplyData) {
@@ -323,9 +323,14 @@ impl fuser::Filesystem for Filesystem {
         offset: u64,
         size: u32,
         _: OpenFlags,
-        _: Option<LockOwner>,
+        owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        // A read for the page cache, by sendfile(2) or splice(2) out of a file that is mapped past it: pages would be kept that a
+        // map writes to without telling. Programs read the file themselves then.
+        if owner.is_none() && self.0.passthrough.is_writable(ino.0) {
+            return reply.error(fuser::Errno::EINVAL);
+        }
         let resident = |buffer: &mut [u8]| self.0.service.get()?.read_resident(ino.0, offset, buffer);
         let reply = READ.with_borrow_mut(|buffer| {
             let size = size as usize;
@@ -363,7 +368,7 @@ impl fuser::Filesystem for Filesystem {
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // A page of a map is written by the kernel, when it likes: nobody waits who could be killed.
         let thread = if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) { 0 } else { from.pid() };
-        let caller = Caller { uid: from.uid(), gid: from.gid(), thread };
+        let caller = Caller { thread, ..self.0.caller(from, ino) };
         let data = Cow::Borrowed(data);
         let request = Request::Write { ino: ino.0, handle: handle.0, offset, data, kill_privileges };
         self.ask_for(caller, request, move |shared, result| {
@@ -457,7 +462,7 @@ impl fuser::Filesystem for Filesystem {
         let Some(directory) = self.0.directories.get(handle.0) else {
             return reply.error(fuser::Errno::EBADF);
         };
-        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid() };
+        let caller = Caller { uid: from.uid(), gid: from.gid(), thread: from.pid(), outsider: false };
         if let Some(listed) = directory.kept().filter(|_| offset > 0) {
             self.0.processors.note(caller.thread);
             let wanted = (offset, directory.room());
@@ -524,7 +529,8 @@ impl fuser::Filesystem for Filesystem {
         reply: ReplyEmpty,
     ) {
         let (name, value) = (name.to_owned(), value.to_owned());
-        self.ask_done(from, Request::SetXattr { ino: ino.0, name, value, flags }, reply);
+        let request = Request::SetXattr { ino: ino.0, name, value, flags };
+        self.ask_for(self.0.caller(from, ino), request, |_, result| done(reply, result));
     }
 
     fn getxattr(&self, from: &fuser::Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -588,7 +594,7 @@ impl fuser::Filesystem for Filesystem {
         reply: ReplyEmpty,
     ) {
         let request = Request::Allocate { ino: ino.0, handle: handle.0, offset, length, mode };
-        self.ask(from, request, move |shared, result| {
+        self.ask_for(self.0.caller(from, ino), request, move |shared, result| {
             shared.privileges_ended(ino.0);
             done(reply, result);
         });
@@ -641,7 +647,7 @@ impl fuser::Filesystem for Filesystem {
             to_offset,
             length,
         };
-        self.ask(from, request, move |shared, result| {
+        self.ask_for(self.0.caller(from, target), request, move |shared, result| {
             shared.privileges_ended(target.0);
             written(reply, result);
         });

@@ -13,7 +13,7 @@ use super::give_back::GivesBack;
 use super::passthrough::PassthroughFiles;
 use super::processor::Processors;
 use super::set_id::SetIdFiles;
-use crate::message::{Attributes, Client, Ino, Named, Opened, Service};
+use crate::message::{Attributes, Caller, Client, Ino, Named, Opened, Service};
 use crate::settings::Writes;
 
 /// What the kernel can do, as far as it makes a difference here.
@@ -78,6 +78,14 @@ impl Shared {
         {
             tracing::debug!(ino, %error, "the kernel keeps attributes");
         }
+    }
+
+    /// Who asks for a change of something.
+    pub fn caller(&self, from: &fuser::Request, of: INodeNo) -> Caller {
+        let is_outside =
+            |group| from.uid() != 0 && from.gid() != group && !convert::groups_of(from).contains(&group);
+        let outsider = self.set_id.group(of.0).is_some_and(is_outside);
+        Caller { uid: from.uid(), gid: from.gid(), thread: from.pid(), outsider }
     }
 
     /// To be called after a file was written to in a way that takes its set-uid and set-gid bits away.

@@ -81,7 +81,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 type Result<T> = std::result::Result<T, i32>;
 
 fn caller() -> Caller {
-    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), thread: 0 }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Caller { uid, gid, thread: 0, outsider: false }
 }
 
 impl Cache {
