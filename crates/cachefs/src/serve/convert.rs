@@ -106,6 +106,13 @@ fn given_before_1970(distance: Duration) -> Time {
     Time { secs, nanos: distance.subsec_nanos() }
 }
 
+/// The groups of who asks, beside its own; none if that can't be known.
+pub fn groups_of(from: &fuser::Request) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", from.pid())).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,11 +125,4 @@ mod tests {
         assert_eq!(set_time(TimeOrNow::SpecificTime(given)), SetTime::To(kernel));
         assert_eq!(system_time(kernel), UNIX_EPOCH - Duration::from_millis(1200));
     }
-}
-
-/// The groups of who asks, beside its own; none if that can't be known.
-pub fn groups_of(from: &fuser::Request) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", from.pid())).unwrap_or_default();
-    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
