@@ -180,7 +180,6 @@ impl Output {
 mod tests {
     use super::*;
     use crate::{SlurmSettings, WorkloadManager};
-    use std::os::unix::fs::PermissionsExt;
     use std::time::{Duration, Instant};
 
     fn failure(stderr: &str) -> WlmError {
@@ -217,9 +216,10 @@ mod tests {
     fn pretend(script: &str, timeout: Duration) -> (tempfile::TempDir, Slurm) {
         let dir = tempfile::tempdir().unwrap();
         for name in ["squeue", "scontrol"] {
-            let path = dir.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\n{script}")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // Not by this process: a child that another test forks meanwhile would have it open for writing, and nobody could run it.
+            let mut writer = std::process::Command::new("sh");
+            writer.args(["-c", "printf '#!/bin/sh\\n%s' \"$1\" > \"$0\" && chmod 755 \"$0\""]);
+            assert!(writer.arg(dir.path().join(name)).arg(script).status().unwrap().success());
         }
         let settings = SlurmSettings { bin_dir: Some(dir.path().to_owned()), conf: None, timeout };
         (dir, Slurm::new(settings))
