@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use cached::{Mounted, Random, wanted};
+use cached::{Mounted, Random, sh, wanted};
 use rustix::fs::{Access, CWD, FallocateFlags, Gid, RenameFlags, Uid, XattrFlags};
 
 /// Where a process that does what it is told finds its directory.
@@ -330,7 +330,8 @@ fn users_do_the_same(seed: u64, steps: usize) {
     let plain = mounted.scene.dir("plain");
     own(&plain);
     let program = mounted.scene.path("program");
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // Not by this process: a child that another test forks meanwhile would have it open for writing, and nobody could run it.
+    sh(Path::new("/"), &format!("cp {} {}", std::env::current_exe().unwrap().display(), program.display()));
     let both = [&mounted.fast, &plain];
     let mut processes: Vec<_> =
         USERS.iter().map(|user| both.map(|root| Process::start(&program, *user, root))).collect();

@@ -1184,7 +1184,6 @@ fn swaps(case: &Case) {
 }
 
 fn executes(dir: &Path) -> String {
-    fs::write(dir.join("script"), "#!/bin/sh\necho ran\n").unwrap();
-    fs::set_permissions(dir.join("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    sh(dir, "printf '#!/bin/sh\\necho ran\\n' > script; chmod 755 script");
     sh(dir, "./script; cp /bin/echo .; ./echo hello")
 }

@@ -85,8 +85,12 @@ impl Scene {
 
     /// Makes a script of the caller.
     pub fn script(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.file(name, content);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = self.path(name);
+        // Not by this process: a child that another test forks meanwhile would have it open for writing, and nobody could run it.
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&path).arg(content);
+        assert!(writer.status().unwrap().success());
+        self.own(&path);
         path
     }
 
