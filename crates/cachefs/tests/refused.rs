@@ -247,11 +247,17 @@ fn a_link_that_is_taken_back_while_it_is_tried_is_not_tried_for_ever() {
     assert_eq!(cache.owner().status().conflicts, []);
 }
 
+/// A program, which is not written by this process: a child that another test forks meanwhile would have it open for writing, and
+/// nobody could run it.
+fn copy_of_sleep(program: &Path) {
+    assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(program).status().unwrap().success());
+}
+
 #[test]
 fn a_flush_says_what_a_file_does_not_take_though_its_name_is_as_it_was() {
     let Some(small) = Small::new("size=64m") else { return };
     let program = small.path().join("program");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_of_sleep(&program);
     let (cache, _store) = over(small.path());
     let mut running = std::process::Command::new(&program).arg("1000").spawn().unwrap();
     cache.write("program", 0, b"changed").unwrap();
@@ -288,7 +294,7 @@ fn fsync_of_what_waits_for_a_refused_name_is_told_and_others_are_not() {
 fn data_that_a_file_does_not_take_holds_up_its_names_alone() {
     let Some(small) = Small::new("size=64m") else { return };
     let program = small.path().join("program");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_of_sleep(&program);
     let (cache, _store) = over(small.path());
     // The kernel lets nobody write to a program that runs.
     let mut running = std::process::Command::new(&program).arg("1000").spawn().unwrap();

@@ -106,8 +106,10 @@ fn a_mark_that_all_can_know_or_in_a_users_set_uid_program_is_none() {
     if rustix::process::geteuid().is_root() {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = dir.path().join("set-uid");
-        let sleep = Command::new("sh").args(["-c", "command -v sleep"]).output().unwrap().stdout;
-        fs::copy(String::from_utf8(sleep).unwrap().trim(), &program).unwrap();
+        // Not by this process: a child that another test forks meanwhile would have it open for writing, and nobody could run it.
+        let copied =
+            Command::new("sh").args(["-c", "cp \"$(command -v sleep)\" \"$0\""]).arg(&program).status();
+        assert!(copied.unwrap().success());
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
         forged.push(begin(Command::new(&program).uid(20_002).gid(20_002).envs(marks.clone())));
         let owner = fs::metadata(format!("/proc/{}/stat", forged[2].id())).unwrap().uid();
