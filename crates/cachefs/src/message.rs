@@ -70,18 +70,18 @@ pub struct Caller {
     pub gid: u32,
     /// The thread that waits for the answer; 0 if nobody does, as for read-ahead.
     pub thread: u32,
-    /// Whether what it asks for is about something with set-id bits, and it is not in the group of that.
+    /// Whether the caller is not in the group of what it asks to change; looked up only where that has set-id bits.
     pub outsider: bool,
 }
 
 impl Caller {
-    /// What is left of the mode of a file that this one changes: set-id bits go, unless root does it.
-    pub fn leaves(&self, mode: u32) -> u32 {
-        if self.uid == 0 { mode } else { self.leaves_by_owner(mode) }
+    /// The mode of a file after this caller has changed its data: set-id bits go, unless the caller is root.
+    pub fn mode_after_change(&self, mode: u32) -> u32 {
+        if self.uid == 0 { mode } else { self.mode_after_chown(mode) }
     }
 
-    /// The same when the file gets another owner: set-id bits go in any case.
-    pub fn leaves_by_owner(&self, mode: u32) -> u32 {
+    /// The same after chown(2): set-id bits go in any case.
+    pub fn mode_after_chown(&self, mode: u32) -> u32 {
         let mode = without_set_ids(mode);
         if self.outsider { mode & !libc::S_ISGID } else { mode }
     }

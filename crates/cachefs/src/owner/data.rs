@@ -377,8 +377,8 @@ impl State {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.size = inode.size.max(end);
             (inode.mtime, inode.ctime) = (at, at);
-            if caller.leaves(inode.mode) != inode.mode {
-                inode.mode = caller.leaves(inode.mode);
+            if caller.mode_after_change(inode.mode) != inode.mode {
+                inode.mode = caller.mode_after_change(inode.mode);
                 bits |= dirty::MODE;
             }
             let capability = std::ffi::OsStr::new(CAPABILITY);
@@ -423,8 +423,8 @@ impl State {
         let at = Time::now();
         let mut bits = dirty::TIMES | dirty::SIZE;
         let mut mode = inode.mode;
-        if caller.leaves(mode) != mode {
-            mode = caller.leaves(mode);
+        if caller.mode_after_change(mode) != mode {
+            mode = caller.mode_after_change(mode);
             bits |= dirty::MODE;
         }
         // First: what is cut off can't be brought back.

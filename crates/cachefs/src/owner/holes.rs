@@ -152,8 +152,8 @@ impl Core {
             state.truncate(&self.store, caller, ino, end)?;
         }
         let mode = state.inode(ino)?.mode;
-        if caller.leaves(mode) != mode {
-            state.inode_mut(ino)?.mode = caller.leaves(mode);
+        if caller.mode_after_change(mode) != mode {
+            state.inode_mut(ino)?.mode = caller.mode_after_change(mode);
             state.mark_dirty(ino, dirty::MODE);
             state.journal_inode(ino);
         }

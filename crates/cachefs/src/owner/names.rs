@@ -456,7 +456,7 @@ impl State {
             inode.gid = change.gid.unwrap_or(inode.gid);
             bits |= dirty::OWNER;
             if !inode.is_dir() && change.mode.is_none() {
-                inode.mode = caller.leaves_by_owner(inode.mode);
+                inode.mode = caller.mode_after_chown(inode.mode);
             }
             // chown(2) on the backing directory takes set-id bits away, too.
             bits |= dirty::MODE;

@@ -391,7 +391,7 @@ impl State {
     }
 
     /// Operations that the backing directory may lack at most: they and what they made, which can't be forgotten, take an eighth of
-    /// the capacity.
+    /// the capacity, or about 10 MiB where that is more.
     pub fn longest_log(&self) -> usize {
         let fit = self.settings.capacity.0 / 8 / (OPERATION_BYTES + INODE_BYTES);
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(LONGEST_LOG_OF_SMALL, LONGEST_LOG)

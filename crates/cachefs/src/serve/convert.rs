@@ -106,7 +106,8 @@ fn given_before_1970(distance: Duration) -> Time {
     Time { secs, nanos: distance.subsec_nanos() }
 }
 
-/// The groups of who asks, beside its own; none if that can't be known.
+/// The groups of who asks, beside its own; none if that can't be known: then a set-group-id bit goes
+/// that could have stayed, and never the other way round.
 pub fn groups_of(from: &fuser::Request) -> Vec<u32> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", from.pid())).unwrap_or_default();
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
