@@ -467,6 +467,7 @@ impl Core {
             if state.waits.is_waited_for(&Need::Space) {
                 state.waits.wake(&Need::Space);
             }
+            state.waits.wake_for_releases();
             drop(state);
             self.wake_all();
             std::thread::sleep(LOOK);

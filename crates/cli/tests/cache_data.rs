@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::MapFlags;
@@ -148,6 +149,38 @@ fn random_operations_on_a_file_that_the_kernel_writes_to_give_what_they_should()
         let Some(mounted) = Mounted::with(&options, |_| ()) else { return };
         exercise(&mounted, seed, operations, largest);
         scene::wait_until("nothing is pinned", || mounted.status()["status"]["pinned"] == 0);
+    }
+}
+
+#[test]
+fn a_file_that_was_read_a_moment_ago_can_become_larger_than_the_cache() {
+    let Some(mounted) = Mounted::new() else { return };
+    let path = mounted.fast.join("grows");
+    fs::write(&path, content(1, 1 << 20)).unwrap();
+    let read_by_the_kernel = || {
+        scene::wait_until("nothing is open", || mounted.status()["status"]["open_files"] == 0);
+        let reader = File::open(&path).unwrap();
+        assert_ne!(mounted.status()["status"]["pinned"], 0, "the kernel reads it by itself");
+        reader
+    };
+    // The handle is released while the file is opened to be written, as after close(2) on a busy machine.
+    let reader = read_by_the_kernel();
+    let large = content(2, LARGE);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| create(&path).write_all_at(&large, 0));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(reader);
+        writer.join().unwrap().unwrap();
+    });
+    assert_same(&fs::read(&path).unwrap(), &large, "what was written");
+    // Who goes on reading holds nobody up for long.
+    fs::write(&path, content(3, 1 << 20)).unwrap();
+    let reader = read_by_the_kernel();
+    for round in 0..20 {
+        create(&path).write_all_at(&content(round, 4096), 0).unwrap();
+        let mut found = vec![0; 4096];
+        reader.read_exact_at(&mut found, 0).unwrap();
+        assert_same(&found, &content(round, 4096), "what a reader sees");
     }
 }
 

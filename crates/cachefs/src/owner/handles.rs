@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -14,12 +15,19 @@ use super::wait::Need;
 use crate::message::{Caller, Handle, Ino, OpenMode, Opened};
 use crate::store::Store;
 
+/// How long a writer waits for handles by which the kernel reads a file. They are released within milliseconds of close(2), on a
+/// busy machine later.
+const RELEASES: Duration = Duration::from_millis(500);
+
 impl State {
     /// Opens a file.
     pub fn open(&mut self, store: &Store, caller: Caller, ino: Ino, mode: OpenMode) -> Result<Opened, Stop> {
         let kind = &self.inode(ino)?.kind;
         if !matches!(kind, Kind::File(_)) {
             return Err(if matches!(kind, Kind::Directory(_)) { Errno::ISDIR } else { Errno::NXIO }.into());
+        }
+        if mode.write {
+            self.await_releases(ino)?;
         }
         if mode.truncate && self.inode(ino)?.size > 0 {
             self.truncate(store, caller, ino, 0)?;
@@ -43,9 +51,31 @@ impl State {
         }
         self.next_handle += 1;
         let handle = self.next_handle;
-        let open = OpenFile { ino, write: mode.write, passthrough: passthrough.is_some(), unasked };
+        let open =
+            OpenFile { ino, write: mode.write, passthrough: passthrough.is_some(), unasked, stays: false };
         self.handles.insert(handle, open);
         Ok(Opened { handle, passthrough, unasked, writable: mode.write })
+    }
+
+    /// Waits, before a file is opened for writing, for the handles of those who have read it and closed it: the kernel releases a
+    /// handle some time after close(2). As long as it reads a file by itself, the file is pinned, and could not become longer than
+    /// there is room for. Who really has it open is waited for once.
+    fn await_releases(&mut self, ino: Ino) -> Result<(), Stop> {
+        let Some(data) = self.inode_mut(ino)?.data_mut() else { return Ok(()) };
+        let has_writers = data.shared_writers > 0 || data.unasked > 0;
+        if has_writers || data.passthrough == data.staying {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if now < *data.await_releases_until.get_or_insert(now + RELEASES) {
+            return Err(Stop::Wait(Need::Released(ino)));
+        }
+        data.await_releases_until = None;
+        data.staying = data.passthrough;
+        for open in self.handles.values_mut().filter(|open| open.ino == ino && open.passthrough) {
+            open.stays = true;
+        }
+        Ok(())
     }
 
     /// The store's file, if the kernel may, or has to, use it by itself.
@@ -93,7 +123,7 @@ impl State {
 
     /// The last use of a handle is over.
     pub fn release(&mut self, store: &Store, handle: Handle) {
-        let Some(OpenFile { ino, write, passthrough, unasked }) = self.handles.remove(&handle) else {
+        let Some(OpenFile { ino, write, passthrough, unasked, stays }) = self.handles.remove(&handle) else {
             return;
         };
         if unasked {
@@ -107,11 +137,13 @@ impl State {
         if let Some(data) = inode.data_mut() {
             if passthrough {
                 data.passthrough -= 1;
+                data.staying -= u32::from(stays);
                 if write && !unasked {
                     data.shared_writers -= 1;
                     mapped = true;
                 }
                 if data.passthrough == 0 {
+                    data.await_releases_until = None;
                     self.pinned -= std::mem::take(&mut data.pinned);
                     touched = data.extents.keys().copied().collect();
                     self.waits.wake(&Need::Space);
@@ -122,6 +154,9 @@ impl State {
         }
         for number in touched {
             self.touch(ino, number);
+        }
+        if self.waits.is_waited_for(&Need::Released(ino)) {
+            self.waits.wake(&Need::Released(ino));
         }
         if mapped && size > 0 {
             // Nobody knows what its maps have changed.

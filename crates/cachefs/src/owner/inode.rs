@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
@@ -281,6 +282,10 @@ pub struct FileData {
     pub error: Option<i32>,
     /// Handles by which the kernel reads the file of the store itself.
     pub passthrough: u32,
+    /// Those of them that a writer has waited for in vain.
+    pub staying: u32,
+    /// How long writers wait for the others.
+    pub await_releases_until: Option<Instant>,
     /// Those of them that are writable: maps of theirs change the store unseen.
     pub shared_writers: u32,
     /// Handles by which the kernel also writes to it, without asking.

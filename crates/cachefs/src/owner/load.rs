@@ -356,7 +356,7 @@ impl Core {
                 }
             }
             Need::Holds(dir, wanted) => self.try_xattrs(need, *dir, wanted),
-            Need::Quiet(_) | Need::Space | Need::Log | Need::Synced(_) => {}
+            Need::Quiet(_) | Need::Released(_) | Need::Space | Need::Log | Need::Synced(_) => {}
         }
     }
 

@@ -60,6 +60,8 @@ pub struct OpenFile {
     pub passthrough: bool,
     /// The kernel writes by it without asking.
     pub unasked: bool,
+    /// A writer has waited in vain for it to be released: it is really open.
+    pub stays: bool,
 }
 
 /// Figures that only grow.

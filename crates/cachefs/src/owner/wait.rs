@@ -31,6 +31,8 @@ pub enum Need {
     Holes(Ino, u32, u32),
     /// Nobody reads from or writes to a part of the file any more.
     Quiet(Ino),
+    /// Handles by which the kernel reads the file by itself are released; for a while only.
+    Released(Ino),
     /// Room for data.
     Space,
     /// Room in the log.
@@ -59,6 +61,7 @@ impl Need {
             Need::Statistics => 9,
             Need::Holds(..) => 10,
             Need::Holes(..) => 11,
+            Need::Released(_) => 12,
         }
     }
 
@@ -114,7 +117,7 @@ pub struct Waits {
 }
 
 /// Counts by kind of need.
-pub type Wakes = [u64; 12];
+pub type Wakes = [u64; 13];
 
 impl Waits {
     /// Puts a request aside.
@@ -142,6 +145,15 @@ impl Waits {
             if let Some((_, parked)) = self.parked.remove(&id) {
                 self.ready.push(parked);
             }
+        }
+    }
+
+    /// Has everybody be tried again who waits for handles to be released: nobody does so for long.
+    pub fn wake_for_releases(&mut self) {
+        let is_one = |need: &&Need| matches!(need, Need::Released(_));
+        let needs: Vec<Need> = self.by_need.keys().filter(is_one).cloned().collect();
+        for need in needs {
+            self.wake(&need);
         }
     }
 
