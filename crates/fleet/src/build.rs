@@ -222,6 +222,14 @@ impl Fleet {
                         }
                     }
                 }
+                // All nodes have said that it is complete, and this only lets them know that of each other. One that can't be heard
+                // may have settled it: to undo it elsewhere would leave its part for ever. One that has not asks a server, so one
+                // that was heard must be there.
+                Err(faults) if number + 1 == table.len() && are_unheard_beside_a_server(&faults, &layout) => {
+                    for fault in &faults {
+                        tracing::warn!(ramdisk = %layout.id, %fault, "complete, but a node was lost in this moment");
+                    }
+                }
                 Err(faults) => {
                     undoing();
                     let leftovers = self.undo(&layout.id, &touched).await;
@@ -393,6 +401,13 @@ impl Fleet {
             })
             .collect()
     }
+}
+
+/// Whether these nodes have not answered, so that it is not known what they have done, while one of the servers has.
+fn are_unheard_beside_a_server(faults: &[NodeFault], layout: &Layout) -> bool {
+    let is_unheard = |fault: &NodeFault| !matches!(fault.error, CallError::Refused { .. });
+    let is_heard = |server: &Server| faults.iter().all(|fault| fault.node != server.node);
+    faults.iter().all(is_unheard) && layout.servers.iter().any(is_heard)
 }
 
 /// The steps of building, in order.

@@ -157,15 +157,23 @@ impl Node {
             *newest = (*newest).max(id.epoch);
         }
         let guarded = found.record().guarded;
+        let has_others = found.record().layout.servers.iter().any(|server| server.node != self.name);
         if guarded && !complete {
             tracing::error!(ramdisk = %id, "is not complete, and may hold results all the same; it is kept");
-        } else if complete && !found.is_in_doubt() {
+        } else if complete && (has_others || !found.is_in_doubt()) {
+            if found.is_in_doubt() {
+                // Its servers know whether it was completed or undone, and are asked at once.
+                tracing::warn!(ramdisk = %id, "was complete here when the agent ended; asking its servers");
+                if let Err(error) = found.note(|record| record.lease_until_ms = 0) {
+                    tracing::error!(ramdisk = %id, %error, "can't note that its servers are to be asked");
+                }
+            }
             let report = found.report(&self.name);
             let processes = report.processes.len();
             tracing::info!(ramdisk = %id, processes, faults = ?report.faults, "adopted");
         } else {
-            // Whoever was building it has been told that the agent is gone, and builds another one. Or was killed: then
-            // those that were told that all is done ask here, and remove theirs.
+            // Whoever was building it has been told that the agent is gone, and undoes it. So it is, too, with one that was complete
+            // on its only server: nobody else knows more.
             tracing::warn!(ramdisk = %id, "was not complete when the agent ended; removing it");
             if let Err(error) = self.remove(&found) {
                 tracing::error!(ramdisk = %id, error = error.message, "can't remove it");
