@@ -46,7 +46,7 @@ impl Machine {
             return None;
         }
         // In RAM, so that it takes nobody's disk.
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let dir = scene::tempdir_in(Path::new("/dev/shm"));
         let at = dir.path().join("host");
         fs::create_dir_all(&at).unwrap();
         fs::create_dir(dir.path().join("after")).unwrap();

@@ -49,7 +49,9 @@ impl Small {
             ondeck_skip::skipped("it needs root, to mount a small filesystem");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        // A name by which `make clean-testbed` knows whose it was.
+        let prefix = format!("ondeck-test.{}.", std::process::id());
+        let dir = tempfile::Builder::new().prefix(&prefix).tempdir().unwrap();
         let flags = rustix::mount::MountFlags::empty();
         let options = std::ffi::CString::new(options).unwrap();
         rustix::mount::mount("ondeck-test", dir.path(), "tmpfs", flags, &*options).unwrap();

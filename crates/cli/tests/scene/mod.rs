@@ -43,9 +43,15 @@ pub struct Scene {
     binary: PathBuf,
 }
 
+/// A directory with a name by which `make clean-testbed` knows whose it was.
+pub fn tempdir_in(parent: &Path) -> TempDir {
+    let prefix = format!("ondeck-test.{}.", std::process::id());
+    tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).unwrap()
+}
+
 impl Scene {
     pub fn new(who: Who) -> Scene {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir_in(&std::env::temp_dir());
         // The build directory may lie where an ordinary user can't reach it.
         let binary = dir.path().join("ondeck");
         if fs::hard_link(env!("CARGO_BIN_EXE_ondeck"), &binary).is_err() {
