@@ -419,6 +419,8 @@ fn a_hold_that_is_not_for_the_input_stands_and_costs_no_rsa_nodes() {
     cluster.wait_rsa(job, "INITIAL");
     cluster.slurm.scontrol(&["release", &job.to_string()]).assert_success();
     cluster.slurm.wait_state(job, "RUNNING", DEADLINE);
+    // Slurm says so before its Prolog asks: what is free by then it would get.
+    cluster.wait_rsa(job, "INELIGIBLE");
     for node in ["r1", "r2", "r3", "r4"] {
         cluster.ondeck(&["node", "resume", node]).assert_success();
     }
