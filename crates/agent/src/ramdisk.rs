@@ -263,6 +263,11 @@ impl RamDisk {
         }
     }
 
+    /// Whether a step is under way.
+    fn is_at_work(&self) -> bool {
+        matches!(self.work.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
     fn build<'a>(&'a self, layout: &'a Layout, me: Option<usize>) -> Build<'a> {
         Build {
             layout,

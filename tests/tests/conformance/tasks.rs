@@ -854,7 +854,35 @@ fn results_come_home_though_the_client_there_died() {
         site::signal(&server, ondeck_testbed::Signal::KILL);
     }
     kill("n1");
-    job.fails("n1", &job.home(&directories), true, &["n1"]);
+    job.fails("n1", &job.home(&directories), true, &["n1", "the server on n2 does not answer"]);
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn a_client_that_is_being_mounted_is_not_taken_for_one_that_has_lost_a_server() {
+    if !site::ready(&GLUSTER) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &GLUSTER, "job", "64MiB", 1);
+    make(&job.path("in"));
+    put(&job.path("in/file"), "content");
+    assert_eq!(site.processes("n1", "glusterfs"), [], "the task mounts it");
+    site.host("n2").cut();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let n1 = site.host("n1");
+            let mounted = || n1.mounts().iter().any(|mount| mount.target.ends_with("job/client"));
+            wait_until(DEADLINE, "the client of n1 is mounted", mounted);
+            // Three looks of the agent, two of which would make a server lost. Nothing is seen of them if all is well.
+            let looked = Instant::now() + Duration::from_millis(1600);
+            wait_until(DEADLINE, "the agent has looked", || Instant::now() > looked);
+            site.host("n2").join();
+        });
+        job.succeeds("n1", &job.fill(&[job.directory("in", "0", "in")]));
+    });
+    job.works("0", "test \"$(cat file)\" = content");
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -82,12 +82,14 @@ impl RamDisk {
         let engine = engine(build.layout.engine);
         // The end of an earlier client is no fault of the next one.
         self.runtime_dir.forget_ended("client");
-        engine.mount(build, &at)?;
-        // Without it nobody could tell later whether the client has lost a connection.
-        let view = match engine.view(build) {
+        // Without a view of its servers nobody could tell later whether the client has lost a connection.
+        let view = match engine.mount(build, &at).and_then(|()| engine.view(build)) {
             Ok(view) => view,
             Err(error) => {
-                take_client_away(&self.runtime_dir)?;
+                // It may be mounted all the same, and show a part of the files.
+                if let Err(left) = take_client_away(&self.runtime_dir) {
+                    tracing::error!(ramdisk = %self.id(), error = %left, "can't take away a client that is not whole");
+                }
                 return Err(error);
             }
         };

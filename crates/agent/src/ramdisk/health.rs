@@ -187,6 +187,10 @@ impl RamDisk {
             Ok(false) => return,
             Err(error) => return tracing::error!(ramdisk = %self.id(), %error, "can't look after the client"),
         }
+        // Whoever mounts it waits for its connections, and takes it away again if they don't come.
+        if record.first_view.is_none() && self.is_at_work() {
+            return;
+        }
         let me = if record.server { record.layout.server_on(node) } else { None };
         let engine = engine(record.layout.engine);
         let reason = if needs_processes(&record.layout) && self.runtime_dir.running("client").is_none() {

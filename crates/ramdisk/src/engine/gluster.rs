@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondeck_core::{Bytes, EngineKind, Layout, Server};
 
@@ -117,15 +117,20 @@ impl Engine for Gluster {
         command.arg(format!("--fs-display-name=ondeck:{}", build.layout.id));
         command.arg("--volfile").arg(volfile).arg(at);
         build.runtime_dir.start("client", command)?;
-        let servers = &build.layout.servers;
+        let mut silence = Silence::default();
         build.runtime_dir.wait(build.until, "the Gluster client to mount", || {
             build.runtime_dir.must_run("client")?;
             let mounted = crate::mounts::mounted()
                 .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?
                 .iter()
                 .any(|mount| mount.at == at);
+            let connections = connections(build)?;
+            let missing = |(server, inode): (_, &Option<u64>)| inode.is_none().then_some(server);
+            let missing: Vec<&Server> =
+                build.layout.servers.iter().zip(&connections).filter_map(missing).collect();
+            silence.must_end(&missing)?;
             // Without every brick it would mount too, and show a part of the files.
-            Ok((mounted && connections(build)?.iter().flatten().count() == servers.len()).then_some(()))
+            Ok((mounted && missing.is_empty()).then_some(()))
         })
     }
 
@@ -151,6 +156,46 @@ impl Engine for Gluster {
             view.connections = inodes.join(" ");
         }
         Ok(view)
+    }
+}
+
+/// How long nobody has answered at a brick that a new client waits for. A brick that has ended is never started again, so waiting
+/// until the time is over would be in vain.
+#[derive(Default)]
+struct Silence {
+    looked: Option<Instant>,
+    /// Looks in a row at which one of them did not answer.
+    looks: u32,
+}
+
+impl Silence {
+    /// Between two looks, and before the first: a client connects within milliseconds.
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// So many looks in a row make a server lost: one can miss it by a lost packet.
+    const LOOKS: u32 = 3;
+
+    /// Looks, if it is time, whether the bricks that the client has no connection to answer at all.
+    ///
+    /// # Errors
+    /// One has not answered for several looks.
+    fn must_end(&mut self, missing: &[&Server]) -> Result<(), EngineError> {
+        if self.looked.get_or_insert_with(Instant::now).elapsed() < Self::PAUSE {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let mut silent = Vec::new();
+        for server in missing {
+            if !listens(server.address, server.ports[0])? {
+                silent.push(server.node.as_str());
+            }
+        }
+        self.looks = if silent.is_empty() { 0 } else { self.looks + 1 };
+        if self.looks < Self::LOOKS {
+            return Ok(());
+        }
+        let nodes = silent.join(", ");
+        Err(EngineError::Check(format!("the client can't connect: the server on {nodes} does not answer")))
     }
 }
 
