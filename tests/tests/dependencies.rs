@@ -15,6 +15,7 @@ use syn::visit::Visit;
 /// The crates, each with only those before it beneath it. docs/architecture.md draws it.
 const CRATES: &[&str] = &[
     "core",
+    "layout",
     "transfer",
     "ramdisk",
     "directive",

@@ -7,6 +7,7 @@
 //! - `cache`: `ondeck cache`, the transparent cache of a directory
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `task`: what the agent runs as the user: staging, and users' scripts
+//! - `layout`: `ondeck layout`, how files are striped over disks
 //! - `cluster`: the scheduler, `ondeck serve`, and the commands that ask it
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
@@ -46,6 +47,7 @@ mod display;
 mod doctor;
 mod gate;
 mod inherited;
+mod layout;
 mod ramdisk;
 mod run;
 mod stage;
@@ -74,6 +76,7 @@ const AFTER_HELP: &str = "Examples:
   ondeck stage /scratch/case /dev/shm/case             copy a tree, with checksums
   ondeck ramdisk create fast --nodes n1,n2 --size 8GiB --mount n3:/fast   a RAM disk of two nodes
   ondeck cache mount --backing /shared/case --capacity 8GiB /mnt/fast   a directory through a cache in RAM
+  ondeck layout show /scratch/case                     over how many disks its files are spread
   ondeck doctor                                        what works on this machine
   ondeck COMMAND --help                                all options of a command, with examples";
 
@@ -83,6 +86,7 @@ enum Command {
     Stage(Box<stage::StageArgs>),
     Ramdisk(Box<ramdisk::RamdiskArgs>),
     Cache(cache::CacheArgs),
+    Layout(layout::LayoutArgs),
     Agent(agent::AgentArgs),
     Serve(cluster::serve::ServeArgs),
     Status(cluster::status::StatusArgs),
@@ -113,6 +117,7 @@ impl Command {
             Command::Serve(args) => args.only_tells(),
             // Others of its commands change something, and say how that went.
             Command::Cache(args) => args.only_shows(),
+            Command::Layout(args) => args.only_shows(),
             Command::Stage(_)
             | Command::Ramdisk(_)
             | Command::Status(_)
@@ -189,6 +194,7 @@ fn main() -> ExitCode {
         Command::Stage(args) => stage::stage(&args),
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
         Command::Cache(args) => cache::cache(&args),
+        Command::Layout(args) => layout::layout(&args),
         Command::Agent(args) => agent::agent(&args),
         Command::Serve(args) => cluster::serve::serve(&args),
         Command::Status(args) => cluster::status::status(&args),

@@ -12,6 +12,7 @@
 //! - [`results`]: what may hold results is destroyed by nothing; one scheduler is obeyed
 //! - [`health`]: a lost server is seen
 //! - [`guard`]: copies from what is not whole; what others do
+//! - [`layouts`]: how files are striped
 //! - [`tasks`]: staging and users' scripts, as the user
 //! - [`orders`]: what can't be built is refused, what was ordered is what is built
 
@@ -27,6 +28,7 @@ mod doors;
 mod guard;
 mod health;
 mod isolation;
+mod layouts;
 mod orders;
 mod results;
 mod site;

@@ -515,9 +515,12 @@ fn start_osd(build: &Build, id: usize, store: &Store, ports: &[u16]) -> Result<(
     let uuid = uuid_text(build.secret.uuid(&format!("ceph osd {id}")));
     build.runtime_dir.run(&format!("{role} mkfs"), osd(&["--mkfs", "--osd-uuid", &uuid]), build.until)?;
     let (first, last) = (ports[0].to_string(), ports[ports.len() - 1].to_string());
-    build
-        .runtime_dir
-        .start(&role, osd(&["-f", "--ms-bind-port-min", &first, "--ms-bind-port-max", &last]))?;
+    // Without a socket it would not answer `ceph tell` either, which shows its counters.
+    let socket = format!("{role}.asok");
+    let mut started = osd(&["-f", "--admin-socket", &socket]);
+    started.args(["--ms-bind-port-min", &first, "--ms-bind-port-max", &last]);
+    started.current_dir(build.runtime_dir.dir());
+    build.runtime_dir.start(&role, started)?;
     Ok(())
 }
 

@@ -1,0 +1,321 @@
+//! What an earlier run has left, and what that says of how its processes use files.
+//!
+//! Files are counted by the *kind* of their path: its runs of digits are taken for a number. `step-0001/rank-17.dat` and
+//! `step-0002/rank-4.dat` are of one kind, and the last number tells the ranks apart, the first the steps. Sizes are counted by
+//! powers of two, so that a tree of any size takes the same memory; kinds beyond [`MOST_KINDS`] are one more kind.
+//!
+//! Who wrote a file is not to be seen in it. What is taken for granted: files of one kind that are as many as the processes, or
+//! several times as many, have one writer each; a large file that has no such brothers is written by all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use ondeck_core::Bytes;
+
+use crate::advice::Pattern;
+
+/// More kinds of paths are counted as one.
+pub const MOST_KINDS: usize = 4096;
+
+/// More values of numbers, those of all kinds together, are not told apart.
+const MOST_NUMBERS: usize = 1 << 20;
+
+/// What is smaller says nothing of how large files are used.
+const SMALL: Bytes = Bytes(1 << 20);
+
+/// The files of a tree, by kinds of their paths.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    kinds: BTreeMap<Vec<u8>, Kind>,
+    all: Kind,
+    /// How many values of numbers the kinds have noted.
+    noted: usize,
+}
+
+/// The files of one kind.
+#[derive(Clone, Debug)]
+struct Kind {
+    sizes: [u64; 64],
+    largest: u64,
+    total: u64,
+    files: u64,
+    /// The values that each number of their paths has.
+    numbers: Vec<BTreeSet<u64>>,
+}
+
+/// How the processes of a run used its files, as far as it can be seen afterwards.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guess {
+    /// How.
+    pub pattern: Pattern,
+    /// The files that it had at a time, if they were shared.
+    pub files: Option<u64>,
+    /// 95 % of its large files are not larger, within a factor of two.
+    pub size: Option<Bytes>,
+    /// Half of all files are not larger, within a factor of two.
+    pub median: Option<Bytes>,
+    /// What it follows from.
+    pub reason: Evidence,
+}
+
+/// What a guess follows from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Evidence {
+    /// There are no files.
+    Nothing,
+    /// No file is large.
+    Small {
+        /// How many there are.
+        files: u64,
+    },
+    /// A kind has as many files as there are processes, in each of its steps.
+    EachProcess {
+        /// Files of a step.
+        files: u64,
+        /// How many steps.
+        steps: u64,
+        /// The bytes of all of them, of those of the tree, in percent.
+        share: u8,
+    },
+    /// A kind has fewer files than there are processes.
+    Fewer {
+        /// Files of a step.
+        files: u64,
+        /// How many steps.
+        steps: u64,
+        /// The bytes of all of them, of those of the tree, in percent.
+        share: u8,
+    },
+    /// There is one process.
+    OneProcess,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new() }
+    }
+}
+
+impl Kind {
+    fn add(&mut self, size: u64, numbers: &[u64], noted: &mut usize) {
+        self.files += 1;
+        self.total = self.total.saturating_add(size);
+        self.largest = self.largest.max(size);
+        self.sizes[size.max(1).ilog2() as usize] += 1;
+        if self.numbers.len() < numbers.len() {
+            self.numbers.resize(numbers.len(), BTreeSet::new());
+        }
+        for (values, number) in self.numbers.iter_mut().zip(numbers) {
+            if *noted < MOST_NUMBERS && values.insert(*number) {
+                *noted += 1;
+            }
+        }
+    }
+
+    /// A size that this part of the files does not pass: of a power of two the upper end, at most the largest.
+    fn quantile(&self, part: f64) -> Bytes {
+        let wanted = (self.files as f64 * part).ceil() as u64;
+        let mut seen = 0;
+        for (power, files) in self.sizes.iter().enumerate() {
+            seen += files;
+            if seen >= wanted && *files > 0 {
+                let end = if power == 63 { u64::MAX } else { (2 << power) - 1 };
+                return Bytes(end.min(self.largest));
+            }
+        }
+        Bytes(self.largest)
+    }
+}
+
+impl Census {
+    /// Counts a file.
+    pub fn add(&mut self, path: &[u8], size: Bytes) {
+        let (kind, numbers) = kind_of(path);
+        self.all.add(size.0, &[], &mut self.noted);
+        let is_known = self.kinds.contains_key(&kind);
+        let kind = if is_known || self.kinds.len() < MOST_KINDS { kind } else { Vec::new() };
+        self.kinds.entry(kind).or_default().add(size.0, &numbers, &mut self.noted);
+    }
+
+    /// How `tasks` processes have used these files.
+    pub fn guess(&self, tasks: u32) -> Guess {
+        let tasks = u64::from(tasks.max(1));
+        let nothing =
+            |reason| Guess { pattern: Pattern::Unknown, files: None, size: None, median: None, reason };
+        if self.all.files == 0 {
+            return nothing(Evidence::Nothing);
+        }
+        let median = Some(self.all.quantile(0.5));
+        // Those that have most of the bytes decide: layouts are for them.
+        let Some(kind) = self.kinds.values().max_by_key(|kind| kind.total) else {
+            return nothing(Evidence::Nothing);
+        };
+        if kind.largest < SMALL.0 {
+            let reason = Evidence::Small { files: self.all.files };
+            return Guess {
+                pattern: Pattern::FilePerProcess,
+                files: Some(self.all.files),
+                median,
+                ..nothing(reason)
+            };
+        }
+        let size = Some(kind.quantile(0.95));
+        if tasks == 1 {
+            return Guess { pattern: Pattern::Single, size, median, ..nothing(Evidence::OneProcess) };
+        }
+        let share = (u128::from(kind.total) * 100 / u128::from(self.all.total.max(1))) as u8;
+        let (files, steps) = kind.at_a_time(tasks);
+        if files >= tasks {
+            let reason = Evidence::EachProcess { files, steps, share };
+            return Guess { pattern: Pattern::FilePerProcess, files: Some(files), size, median, reason };
+        }
+        let reason = Evidence::Fewer { files, steps, share };
+        Guess { pattern: Pattern::Shared, files: Some(files), size, median, reason }
+    }
+}
+
+impl Kind {
+    /// How many of the files belong to one step, and how many steps there are.
+    fn at_a_time(&self, tasks: u64) -> (u64, u64) {
+        let even = |steps: u64| (self.files.div_ceil(steps.max(1)), steps.max(1));
+        // One that is the same everywhere, as in `.h5`, is a part of the name.
+        let counts: Vec<u64> =
+            self.numbers.iter().map(|values| values.len() as u64).filter(|count| *count > 1).collect();
+        match counts[..] {
+            [] => even(1),
+            // Ranks if there are as many, or some for each; else steps of one file that is written again and again.
+            [count] if count.is_multiple_of(tasks) => even(count / tasks),
+            [count] => even(count),
+            // Ranks in front, as in `rank-17/step-3`, if there are as many; else behind: `step-3/rank-17`.
+            [.., last] => {
+                let ranks = counts.iter().find(|count| **count == tasks).copied().unwrap_or(last);
+                even(self.files.div_ceil(ranks))
+            }
+        }
+    }
+}
+
+/// The path with `#` for each of its numbers, and the numbers.
+fn kind_of(path: &[u8]) -> (Vec<u8>, Vec<u64>) {
+    let (mut kind, mut numbers) = (Vec::with_capacity(path.len()), Vec::new());
+    for byte in path {
+        match (byte.is_ascii_digit(), kind.last(), numbers.last_mut()) {
+            (true, Some(b'#'), Some(number)) => {
+                *number = u64::wrapping_add(u64::wrapping_mul(*number, 10), u64::from(byte - b'0'));
+            }
+            (true, ..) => {
+                kind.push(b'#');
+                numbers.push(u64::from(byte - b'0'));
+            }
+            // One that stands in a name is none of ours.
+            (false, ..) if *byte == b'#' => kind.extend(b"\\#_"),
+            (false, ..) => kind.push(*byte),
+        }
+    }
+    (kind, numbers)
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = |steps: u64| if steps == 1 { String::new() } else { format!(", {steps} times") };
+        match self {
+            Self::Nothing => f.write_str("there are no files"),
+            Self::Small { files } => write!(f, "{files} files, none of 1 MiB or more"),
+            Self::EachProcess { files, steps: times, share } => {
+                write!(
+                    f,
+                    "{files} files of one kind{}, with {share} % of the bytes: each process has its own",
+                    steps(*times)
+                )
+            }
+            Self::Fewer { files: 1, steps: times, share } => {
+                write!(f, "one file{}, with {share} % of the bytes: all processes use it", steps(*times))
+            }
+            Self::Fewer { files, steps: times, share } => {
+                write!(
+                    f,
+                    "{files} files of one kind{}, with {share} % of the bytes: fewer than processes, so several use one",
+                    steps(*times)
+                )
+            }
+            Self::OneProcess => f.write_str("there is one process"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn census(files: impl IntoIterator<Item = (String, u64)>) -> Census {
+        let mut census = Census::default();
+        for (path, size) in files {
+            census.add(path.as_bytes(), Bytes(size));
+        }
+        census
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn files_of_each_process_are_seen_however_they_are_named() {
+        let ranks = |name: fn(u64, u64) -> String| {
+            census((0..5).flat_map(|step| (0..64).map(move |rank| (name(step, rank), GIB + rank))))
+        };
+        for name in [
+            (|step, rank| format!("step-{step:04}/rank-{rank}.dat")) as fn(u64, u64) -> String,
+            |step, rank| format!("rank{rank:03}/out.{step}"),
+            |step, rank| format!("dump.{step}.{rank}"),
+            |step, rank| format!("processor{rank}/{step}/U"),
+        ] {
+            let guess = ranks(name).guess(64);
+            assert_eq!(guess.pattern, Pattern::FilePerProcess, "{}: {guess:?}", name(1, 2));
+            assert_eq!(
+                guess.reason,
+                Evidence::EachProcess { files: 64, steps: 5, share: 100 },
+                "{}",
+                name(1, 2)
+            );
+        }
+        // Two of each.
+        let two = census((0..128).map(|number| (format!("part-{number}"), GIB)));
+        assert_eq!(two.guess(64).reason, Evidence::EachProcess { files: 64, steps: 2, share: 100 });
+    }
+
+    #[test]
+    fn a_file_of_all_is_seen_alone_and_as_one_that_is_written_again_and_again() {
+        let one = census([("result.h5".to_owned(), 100 * GIB), ("run.log".to_owned(), 5000)]);
+        let guess = one.guess(64);
+        assert_eq!((guess.pattern, guess.files), (Pattern::Shared, Some(1)));
+        assert_eq!(guess.size, Some(Bytes(100 * GIB)));
+        let checkpoints = census((0..12).map(|number| (format!("chk_{number:06}.h5"), 10 * GIB)));
+        assert_eq!(checkpoints.guess(64).reason, Evidence::Fewer { files: 1, steps: 12, share: 100 });
+        let groups =
+            census((0..4).flat_map(|step| (0..8).map(move |io| (format!("s{step}/io{io}"), 10 * GIB))));
+        assert_eq!(groups.guess(64).reason, Evidence::Fewer { files: 8, steps: 4, share: 100 });
+    }
+
+    #[test]
+    fn small_files_and_none_are_what_they_are() {
+        assert_eq!(Census::default().guess(8).reason, Evidence::Nothing);
+        let small = census((0..10_000).map(|number| (format!("frame{number}.png"), 40_000 + number)));
+        let guess = small.guess(8);
+        assert_eq!(guess.reason, Evidence::Small { files: 10_000 });
+        assert_eq!(guess.median, Some(Bytes(49_999)));
+        assert_eq!(census([("x".to_owned(), 5 * GIB)]).guess(1).pattern, Pattern::Single);
+    }
+
+    #[test]
+    fn many_kinds_take_bounded_memory_and_any_size_has_its_place() {
+        let mut census = Census::default();
+        for number in 0..3 * MOST_KINDS as u64 {
+            let letters: String =
+                number.to_string().bytes().map(|digit| char::from(b'a' + digit - b'0')).collect();
+            census.add(letters.as_bytes(), Bytes(u64::MAX));
+        }
+        assert!(census.kinds.len() <= MOST_KINDS + 1);
+        census.add(b"empty", Bytes(0));
+        census.add(b"99999999999999999999999999999999999999", Bytes(1));
+        assert_eq!(census.guess(4).size, Some(Bytes(u64::MAX)));
+    }
+}

@@ -1,0 +1,34 @@
+//! File layouts: over how many disks a file of a parallel filesystem is spread, and which layout a job's files should have.
+//!
+//! A parallel filesystem cuts a file into *stripes* and deals them out to its *storage targets* (Lustre's OSTs, Ceph's OSDs,
+//! BeeGFS's targets), one after the other. One stripe at a time is served by one target; so the *stripe count* decides how
+//! many of them work for a file. A layout belongs to a directory, and each new file takes it from there; it can't be changed
+//! later without writing the file again. Lustre's *progressive* layouts (PFL) have several components, each for a range of
+//! the file, so that a small file stays on one target and a large one gets many.
+//!
+//! Nothing here touches a filesystem: this crate decides, renders and reads texts.
+//!
+//! # Layout
+//!
+//! - [`model`]: [`Layout`] and its components, and what every layout must keep
+//! - [`lfs`]: Lustre: the options of `lfs setstripe`, and what `lfs getstripe` shows
+//! - [`ceph`]: CephFS: the extended attribute `ceph.dir.layout`
+//! - [`beegfs`]: BeeGFS: the options and the output of `beegfs-ctl` (7) and `beegfs entry` (8)
+//! - [`site`]: what a site's filesystems and nodes can do
+//! - [`rules`]: how a layout follows from a job, as data
+//! - [`census`]: what the files of an earlier run say
+//! - [`advice`]: the layout for a job, why, and the bandwidth to expect
+
+pub mod advice;
+pub mod beegfs;
+pub mod census;
+pub mod ceph;
+pub mod lfs;
+pub mod model;
+pub mod rules;
+pub mod site;
+
+pub use advice::{Advice, Load, Pattern, Place, Workload};
+pub use model::{Component, Layout, LayoutError, Placement, PoolName, StripeCount};
+pub use rules::Rules;
+pub use site::{Filesystem, Nodes, Site, Tool};
