@@ -12,7 +12,8 @@ in_use() {
 
 # Servers of caches and keepers of runs, which outlive the test that has started them: they keep their state in its directory.
 for environment in /proc/[0-9]*/environ; do
-    state=$(tr '\0' '\n' < "$environment" 2>/dev/null | sed -n 's/^ONDECK_STATE_DIR=\(.*ondeck-test\..*\)/\1/p')
+    # Some have ended meanwhile, and kernel threads have none.
+    state=$({ tr '\0' '\n' < "$environment"; } 2>/dev/null | sed -n 's/^ONDECK_STATE_DIR=\(.*ondeck-test\..*\)/\1/p')
     [ -n "$state" ] && ! in_use "$state" || continue
     pid=${environment#/proc/}
     kill -KILL "${pid%/environ}" 2>/dev/null && echo "ended process ${pid%/environ}, of $state"

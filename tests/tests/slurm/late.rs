@@ -164,10 +164,12 @@ fn holds(
 ) -> (u32, PathBuf, PathBuf) {
     let output = directory(user, name, &[("old", "old\n")]);
     let (place, gate) = (user.scratch.join(format!("{name}.place")), Gate::of(user, name));
+    let began = user.scratch.join(format!("{name}.began"));
     let script = format!(
-        "#!/bin/sh\n{}{}{}{}echo late >> {o}/log\necho more > {o}/more\nrm {o}/old\n",
+        "#!/bin/sh\n{}{}: > {}\n{}{}echo late >> {o}/log\necho more > {o}/more\nrm {o}/old\n",
         directives(&[], &[&output]),
         line.replace("OUT", &output.display().to_string()),
+        began.display(),
         gate.line(),
         note_source(&output, &place),
         o = output.display(),
@@ -176,7 +178,16 @@ fn holds(
     let log = format!("--output={}", options.first().map_or("/dev/null", |name| name))
         .replace("OUT", &output.display().to_string());
     all.push(&log);
+    // With nodes that lend, its RAM disk could be ready before its Prolog asks, and be mounted in time.
+    let nodes = ["r1", "r2", "r3", "r4"];
+    for node in nodes {
+        cluster.ondeck(&["node", "drain", node, "--reason", "until it holds something"]).assert_success();
+    }
     let job = cluster.slurm.submit(user, &script, &all);
+    wait_file(&began);
+    for node in nodes {
+        cluster.ondeck(&["node", "resume", node]).assert_success();
+    }
     // On a machine that is out of breath there may be another reason first.
     wait_until(LONG, "its user is told", || {
         let note = told(cluster, job);
