@@ -326,6 +326,31 @@ function M.must_wait(seen)
     return wait == "hold" or (wait == nil and seen.stage_in ~= nil)
 end
 
+-- Whether a file beside slurm.conf says this, in a line by itself.
+local function says(name, pattern)
+    local directory = ((os.getenv("SLURM_CONF") or ""):match("^(.*)/[^/]*$")) or "/etc/slurm"
+    local file = io.open(directory .. "/" .. name)
+    if not file then return false end
+    local found = false
+    for line in file:lines() do found = found or line:lower():find(pattern) ~= nil end
+    file:close()
+    return found
+end
+
+-- Whether Slurm itself keeps jobs waiting for their input, by burst_buffer.lua: then nothing is held here.
+M.INSIDE = says("slurm.conf", "^%s*burstbuffertype%s*=%s*burst_buffer/lua%s*$")
+    and says("burst_buffer.conf", "^%s*directive%s*=%s*rsa%s*$")
+
+-- What Slurm itself would read out of the directives as a burst buffer's capacity, wherever it stands in them; nothing if
+-- it would not.
+function M.misread(script)
+    for line in ("\n" .. script:sub(1, MOST_HEAD)):gmatch("\n(#RSA_[^\r\n]*)") do
+        if line:find("capacity=", 1, true) then
+            return "`" .. preview(line) .. "`: Slurm takes `capacity=` for its own; use a path without it"
+        end
+    end
+end
+
 -- What Slurm has for a number that is not set.
 local NO_NUMBER = 4294967294
 
@@ -339,6 +364,7 @@ local function submit(job_desc)
     local script = job_desc.script
     if type(script) ~= "string" or not script:find("#RSA_", 1, true) then return slurm.SUCCESS end
     local messages, seen = M.check(script)
+    if #messages == 0 and M.INSIDE then messages[1] = M.misread(script) end
     if #messages > 0 then
         slurm.log_user("%s", "the #RSA_ lines of this script can't be obeyed:\n  " .. table.concat(messages, "\n  "))
         return slurm.ERROR
@@ -349,7 +375,7 @@ local function submit(job_desc)
         return slurm.SUCCESS
     end
     -- A job that its user holds already is left alone: the daemon must not release it.
-    if seen and M.must_wait(seen) and job_desc.priority ~= 0 then
+    if seen and M.must_wait(seen) and job_desc.priority ~= 0 and not M.INSIDE then
         local comment = job_desc.admin_comment
         if type(comment) == "string" and comment ~= "" then
             job_desc.admin_comment = comment .. " " .. M.HELD_FOR_INPUT

@@ -166,6 +166,7 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> ObservedJob {
         depends_on: Vec::new(),
         component_of: None,
         several: false,
+        has_burst_buffer: false,
     };
     let io_nodes = vec!["c1".parse()].into_iter().flatten().collect();
     ObservedJob { job, request: Some(request), work_dir: home.into(), io_nodes }

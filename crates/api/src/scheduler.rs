@@ -10,7 +10,7 @@
 mod status;
 mod story;
 
-use ondeck_core::{Incarnation, NodeName};
+use ondeck_core::{Incarnation, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -54,6 +54,49 @@ pub struct HookAnswer {
     #[serde(default)]
     #[schema(required = true)]
     pub undecided: bool,
+}
+
+/// What Slurm's burst-buffer plugin asks for a job.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "job": 42,
+    "patience_ms": 30000
+})))]
+pub struct BurstBufferQuestion {
+    /// The job's number.
+    #[schema(value_type = u32)]
+    pub job: JobId,
+    /// How long the caller waits, in milliseconds.
+    pub patience_ms: u64,
+}
+
+/// What Slurm's burst-buffer plugin is told.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "verdict": "done",
+    "message": "its RAM disk is ready"
+})))]
+pub struct BurstBufferAnswer {
+    /// What came of it.
+    pub verdict: BurstBufferVerdict,
+    /// What the user should know; empty if nothing.
+    pub message: String,
+}
+
+/// What came of a question of Slurm's burst-buffer plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BurstBufferVerdict {
+    /// What was asked for is done, or nothing is to be done.
+    Done,
+    /// The job works on disk.
+    OnDisk,
+    /// It is under way: ask again.
+    Later,
+    /// Results are kept in RAM until somebody decides.
+    Kept,
+    /// What the job needs could not be made, and it must not start.
+    Failed,
 }
 
 /// Why a node shall lend nothing new.

@@ -96,6 +96,8 @@ enum Command {
     Pool(cluster::pool::PoolArgs),
     Prolog(cluster::hook::PrologArgs),
     Epilog(cluster::hook::EpilogArgs),
+    #[command(name = "burst-buffer")]
+    BurstBuffer(cluster::burst_buffer::BurstBufferArgs),
     Doctor(doctor::DoctorArgs),
     /// For the agent only
     #[command(hide = true)]
@@ -127,7 +129,7 @@ impl Command {
             | Command::Pool(_)
             | Command::Doctor(_) => true,
             // Their exit code is 0 whoever reads them.
-            Command::Prolog(_) | Command::Epilog(_) => false,
+            Command::Prolog(_) | Command::Epilog(_) | Command::BurstBuffer(_) => false,
             Command::TaskRunner | Command::JobHolder | Command::CacheServer => false,
         }
     }
@@ -204,6 +206,7 @@ fn main() -> ExitCode {
         Command::Pool(args) => cluster::pool::pool(&args),
         Command::Prolog(args) => cluster::hook::prolog(&args),
         Command::Epilog(args) => cluster::hook::epilog(&args),
+        Command::BurstBuffer(args) => cluster::burst_buffer::burst_buffer(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::TaskRunner => task::run(),
         Command::JobHolder => ondeck_agent::freeze::holder::hold(),

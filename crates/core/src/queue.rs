@@ -14,6 +14,9 @@ pub enum Standing {
     Waiting,
     /// It waits, and the workload manager has not judged it since it was submitted or changed.
     Unjudged,
+    /// The workload manager has asked for its input, and waits for it: it would start the job as soon as it is there and nodes
+    /// are free.
+    StagingIn,
     /// It is held, by its user or by an administrator, until it is released.
     Held,
     /// Its nodes are being made ready.
@@ -29,7 +32,7 @@ pub enum Standing {
 impl Standing {
     /// Whether it is pending, and nobody holds it.
     pub fn waits(self) -> bool {
-        matches!(self, Standing::Next | Standing::Waiting | Standing::Unjudged)
+        matches!(self, Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::StagingIn)
     }
 }
 
@@ -76,4 +79,7 @@ pub struct QueuedJob {
     /// can be done for it but to hold it.
     #[serde(default)]
     pub several: bool,
+    /// Whether the workload manager takes it for a job with a burst buffer, and asks for its input and its results itself.
+    #[serde(default)]
+    pub has_burst_buffer: bool,
 }

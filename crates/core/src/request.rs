@@ -57,6 +57,12 @@ pub enum Contradiction {
 }
 
 impl Request {
+    /// What happens to the job if it could start before its input is there.
+    pub fn wait_policy(&self) -> WaitPolicy {
+        let default = if self.stage_in.is_some() { WaitPolicy::Hold } else { WaitPolicy::Disk };
+        self.wait.unwrap_or(default)
+    }
+
     /// What of it can't be asked for together, if anything.
     pub fn contradiction(&self) -> Option<Contradiction> {
         let (no_input, no_output) = (self.data_in.is_empty(), self.data_out.is_empty());

@@ -173,6 +173,7 @@ fn act(context: &Arc<Context>, orders: &Arc<Orders>, action: Action, job: Option
         | Action::Hold(id)
         | Action::HoldBack(id, _)
         | Action::LetGo(id)
+        | Action::EndStageOut(id)
         | Action::Unmark(id)
         | Action::Tell(id, _) => orders.give(&context, id, action),
     }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Standing};
-use ondeck_wlm::{HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
+use ondeck_wlm::{Controller, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
 use crate::samples::queued;
 
@@ -129,6 +129,14 @@ impl WorkloadManager for Fake {
 
     async fn set_qos(&self, job: JobId, _: &str) -> Result<(), WlmError> {
         self.of(job).map(drop)
+    }
+
+    async fn end_stage_out(&self, job: JobId) -> Result<(), WlmError> {
+        self.of(job).map(drop)
+    }
+
+    async fn controller(&self) -> Result<Controller, WlmError> {
+        self.said(Controller { uid: 64030, hosts: vec!["localhost".into()] })
     }
 
     async fn cluster(&self) -> Result<String, WlmError> {

@@ -94,6 +94,7 @@ async fn tell_workload_manager(context: &Arc<Context>, id: Incarnation, action: 
                 Ok(()) => say(context, id, &action).await,
                 other => other,
             },
+            Action::EndStageOut(_) => manager.end_stage_out(job).await,
             Action::LockIn(_) => lock_in(context, id).await,
             Action::UndoLockIn(_) => undo_lock_in(context, id).await,
             Action::Begin(..) | Action::CleanUp(..) => Ok(()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ondeck_core::schedule::{Event, JobState, ObservedJob, RsaState};
+use ondeck_core::schedule::{Event, Job, JobState, ObservedJob, RsaState};
 use ondeck_core::text::plain;
 use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_directive::{PathError, check_path};
@@ -294,6 +294,31 @@ pub(crate) async fn see(context: &Arc<Context>, job: &QueuedJob) -> Result<Obser
         _ => Vec::new(),
     };
     Ok(ObservedJob { job: job.clone(), request: asked.request, work_dir: asked.work_dir, io_nodes })
+}
+
+/// A job that is known, as its workload manager says that it has ended: by what is known of it.
+pub(crate) fn known(job: &Job) -> ObservedJob {
+    let queued = QueuedJob {
+        id: job.id,
+        owner: job.owner,
+        account: job.account.clone(),
+        standing: Standing::Ended,
+        reason: String::new(),
+        node_count: job.compute_nodes,
+        nodes: job.nodes.clone(),
+        start: None,
+        submitted: job.submitted,
+        priority: job.priority,
+        qos: job.qos.clone(),
+        held_for_input: false,
+        dependent: false,
+        depends_on: Vec::new(),
+        component_of: job.component_of,
+        several: false,
+        has_burst_buffer: true,
+    };
+    let (request, work_dir) = (Some(job.request.clone()), job.work_dir.clone());
+    ObservedJob { job: queued, request, work_dir, io_nodes: job.io_nodes.clone() }
 }
 
 /// What a job's script comes to.

@@ -21,5 +21,6 @@ pub(crate) fn queued(id: Incarnation) -> QueuedJob {
         depends_on: Vec::new(),
         component_of: None,
         several: false,
+        has_burst_buffer: false,
     }
 }

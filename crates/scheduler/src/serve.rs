@@ -3,9 +3,10 @@
 //!
 //! # Layout
 //!
-//! - `routes`: a handler for each route; what they answer is found by `hooks`, `jobs` and `status`
+//! - `routes`: a handler for each route; what they answer is found by `hooks`, `burst_buffer`, `jobs` and `status`
 //! - [`openapi`]: the description that is made of the handlers; `page`: the same for people
 
+mod burst_buffer;
 mod hooks;
 mod jobs;
 pub mod openapi;
@@ -16,6 +17,8 @@ mod status;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -28,12 +31,17 @@ use ondeck_api::server::Json;
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::Owner;
 use ondeck_core::schedule::Refused;
+use ondeck_wlm::Controller;
 
 use crate::context::Context;
 
 /// What answers requests.
 struct Api {
     context: Arc<Context>,
+    /// Who the workload manager's daemon is, or why that can't be told, and since when.
+    controller: tokio::sync::Mutex<Option<(Instant, Result<Controller, String>)>>,
+    /// How many stage-outs Slurm waits for.
+    stage_outs: AtomicUsize,
     /// The description of the API, for programs.
     document: serde_json::Value,
     /// The same for people.
@@ -43,7 +51,8 @@ struct Api {
 /// Answers for the daemon whose parts share this.
 pub(crate) fn router(context: Arc<Context>) -> Router {
     let document = openapi::value();
-    let api = Arc::new(Api { context, page: page::page(&document), document });
+    let (stage_outs, controller) = Default::default();
+    let api = Arc::new(Api { context, controller, stage_outs, page: page::page(&document), document });
     // Around all routes, and around what there is no route for.
     let without_journal = from_fn_with_state(Arc::clone(&api), unless_there_is_no_journal);
     let (router, _) = routes::routes().split_for_parts();

@@ -77,6 +77,15 @@ pub struct HeldArray {
     pub next: u32,
 }
 
+/// The daemon of a workload manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    /// The user that it runs as.
+    pub uid: u32,
+    /// The hosts that it may run on, as their administrator has named them.
+    pub hosts: Vec<String>,
+}
+
 /// A workload manager.
 ///
 /// Every method fails with [`WlmError::Unavailable`] if the workload manager does not answer in time, and with
@@ -140,8 +149,14 @@ pub trait WorkloadManager: Send + Sync {
     /// Gives a job another quality of service.
     async fn set_qos(&self, job: JobId, qos: &str) -> Result<(), WlmError>;
 
+    /// No longer keeps an ended job that waits for its results. Does nothing to one that does not.
+    async fn end_stage_out(&self, job: JobId) -> Result<(), WlmError>;
+
     /// What the cluster is called whose jobs it has.
     async fn cluster(&self) -> Result<String, WlmError>;
+
+    /// Who it runs as, and where.
+    async fn controller(&self) -> Result<Controller, WlmError>;
 
     /// Whether it answers.
     ///

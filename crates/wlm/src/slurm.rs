@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ondeck_core::{JobId, NodeName};
 
-use crate::{Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
+use crate::{Controller, Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
 mod command;
 mod details;
@@ -98,6 +98,17 @@ impl Slurm {
     async fn change(&self, job: JobId, words: &[&str]) -> Result<(), WlmError> {
         let output = self.run("scontrol", words).await?;
         if output.success { Ok(()) } else { Err(output.failure(Some(job))) }
+    }
+
+    /// `scontrol show config`, whose lines are `Key = value`.
+    async fn configuration(&self) -> Result<Vec<(String, String)>, WlmError> {
+        let output = self.run("scontrol", &["show", "config"]).await?;
+        if !output.success {
+            return Err(output.failure(None));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
     }
 
     async fn update(&self, job: JobId, assignment: &str) -> Result<(), WlmError> {
@@ -242,17 +253,31 @@ impl WorkloadManager for Slurm {
         Ok(there(&self.sinfo(&["--format=%N %t"]).await?))
     }
 
-    /// `scontrol show config`, whose lines are `Key = value`.
+    /// `scancel --hurry`, as slurmctld knows no other way to skip what is left of a stage-out.
+    async fn end_stage_out(&self, job: JobId) -> Result<(), WlmError> {
+        let output = self.run("scancel", &["--hurry", &self.name(job)]).await?;
+        if output.success { Ok(()) } else { Err(output.failure(Some(job))) }
+    }
+
     async fn cluster(&self) -> Result<String, WlmError> {
-        let output = self.run("scontrol", &["show", "config"]).await?;
-        if !output.success {
-            return Err(output.failure(None));
-        }
-        let text = String::from_utf8_lossy(&output.stdout);
-        let named =
-            text.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == "ClusterName");
+        let config = self.configuration().await?;
         let malformed = || WlmError::Malformed { what: "scontrol show config: it has no ClusterName".into() };
-        named.map(|(_, name)| name.trim().to_owned()).ok_or_else(malformed)
+        config.into_iter().find(|(key, _)| key == "ClusterName").map(|(_, name)| name).ok_or_else(malformed)
+    }
+
+    /// `SlurmUser = slurm(64030)`, `SlurmctldHost[0] = ctl(10.77.0.1)`.
+    async fn controller(&self) -> Result<Controller, WlmError> {
+        let config = self.configuration().await?;
+        let malformed = || WlmError::Malformed { what: "scontrol show config: it has no SlurmUser".into() };
+        let user = config.iter().find(|(key, _)| key == "SlurmUser").ok_or_else(malformed)?;
+        let uid = user.1.rsplit_once('(').and_then(|(_, rest)| rest.trim_end_matches(')').parse().ok());
+        let hosts = config.iter().filter(|(key, _)| key.starts_with("SlurmctldHost"));
+        let hosts = hosts.flat_map(|(_, host)| {
+            let (name, address) = host.split_once('(').unwrap_or((host, ""));
+            let address = address.trim_end_matches(')');
+            [name, address].into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+        });
+        Ok(Controller { uid: uid.ok_or_else(malformed)?, hosts: hosts.collect() })
     }
 
     /// `scontrol ping`: at once if the controller is down, after Slurm's MessageTimeout if it hangs. One controller of

@@ -66,6 +66,8 @@ pub struct Setup {
     pub slurm: String,
     /// Whether Slurm has accounts and qualities of service.
     pub accounting: bool,
+    /// Whether Slurm takes jobs with `#RSA_` lines for jobs with burst buffers.
+    pub burst_buffers: bool,
 }
 
 impl Default for Setup {
@@ -82,6 +84,7 @@ impl Default for Setup {
             lends: "256MiB",
             slurm: String::new(),
             accounting: false,
+            burst_buffers: false,
         }
     }
 }
@@ -182,13 +185,31 @@ impl Cluster {
         let (prolog, epilog) = (hook("prolog"), hook("epilog"));
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let lua = root.join("slurm/job_submit.lua");
+        let (mut conf, mut files) = (setup.slurm, Vec::new());
+        if setup.burst_buffers {
+            let file = |name: &str, text: String| {
+                let path = dir.join(name);
+                fs::write(&path, text).unwrap();
+                path
+            };
+            let settings =
+                format!("ONDECK={}\nONDECK_CONFIG={}/ondeck.toml\n", ondeck.display(), dir.display());
+            let limits = "Directive=RSA\nStageInTimeout=86400\nStageOutTimeout=86400\nOtherTimeout=300\n";
+            files = vec![
+                root.join("slurm/burst_buffer.lua"),
+                file("burst_buffer.conf", limits.to_owned()),
+                file("ondeck.env", settings),
+            ];
+            conf += "\nBurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\n";
+        }
         let slurm = bed
             .slurm(SlurmSetup {
                 prolog: Some(prolog),
                 epilog: Some(epilog),
                 job_submit: Some(lua),
+                files,
                 accounting: setup.accounting,
-                conf: format!("TaskProlog={}\n{}", root.join("slurm/task_prolog").display(), setup.slurm),
+                conf: format!("TaskProlog={}\n{conf}", root.join("slurm/task_prolog").display()),
                 ..SlurmSetup::new("ctl", compute.clone())
             })
             .unwrap();

@@ -20,6 +20,9 @@ const RUN: &str = "<!-- run -->\n```sh\n";
 /// What a site types that has a Prolog and an Epilog.
 const MERGE: &str = "<!-- merge -->\n```sh\n";
 
+/// What a site types to have Slurm keep jobs waiting itself.
+const BURST_BUFFERS: &str = "<!-- burst buffers -->\n```sh\n";
+
 /// For both documents; they take a fraction of it.
 const SECONDS: u32 = 300;
 
@@ -151,6 +154,64 @@ fn a_site_that_has_hooks_of_its_own_keeps_them() {
         "ok       Prolog",
         "ok       Epilog",
     ] {
+        assert!(told.contains(what), "no `{what}` in\n{told}");
+    }
+}
+
+#[test]
+fn a_site_moves_to_burst_buffers_while_a_job_from_before_waits() {
+    if !available() {
+        return;
+    }
+    let _turn = Turn::wait();
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let block = |marker: &str, with: &str| {
+        let blocks =
+            ADMIN.split(marker).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0);
+        blocks.into_iter().find(|block| block.contains(with)).expect("the block is there").to_owned()
+    };
+    let before =
+        ["[scheduler.pool.default]", "slurm.conf.example", "setsid ondeck agent", "until ondeck doctor"];
+    let before: String = before.iter().map(|with| block(RUN, with)).collect();
+    let moves = block(BURST_BUFFERS, "burst_buffer.lua");
+    fs::write(dir.path().join("before"), format!("set -e -x\n{before}")).unwrap();
+    fs::write(dir.path().join("moves"), format!("set -e -x\n{moves}")).unwrap();
+    let here = dir.path().display();
+    let typed = format!(
+        "fail() {{ echo \"FAILED: $1\"; cat /run/ondeck-serve.log; tail -n 30 $BED/log/*.log; exit 1; }}\n\
+         (. {here}/before) < /dev/null || fail 'it is not set up'\n\
+         cat > \"$SCRATCH/job.sh\" <<'END'\n\
+         #!/bin/sh\n\
+         #SBATCH --nodes=2 --exclusive --time=5 --output=/dev/null\n\
+         #RSA_DATA_IN=in\n\
+         #RSA_DATA_OUT=out\n\
+         #RSA_OUT_SIZE=1MiB\n\
+         #RSA_WAIT=hold\n\
+         findmnt --noheadings --output SOURCE in > out/where\n\
+         END\n\
+         sed -i 's/^ *//' \"$SCRATCH/job.sh\"\n\
+         submit() {{ as alice sh -e -c 'mkdir -p \"$SCRATCH/alice/'$1'/in\" \"$SCRATCH/alice/'$1'/out\"; \
+             cd \"$SCRATCH/alice/'$1'\"; sbatch --parsable \"$SCRATCH/job.sh\"'; }}\n\
+         as alice sbatch --nodes=2 --exclusive --time=10 --output=/dev/null --wrap 'sleep 600' || fail 'no blocker'\n\
+         from_outside=$(submit outside)\n\
+         timeout 60 sh -c \"until ondeck status | grep READY; do sleep 0.2; done\" || fail 'the one from outside'\n\
+         (. {here}/moves) < /dev/null || fail 'it does not move'\n\
+         from_inside=$(submit inside)\n\
+         timeout 60 sh -c \"until ondeck job show $from_inside | grep 'waits for its input'; do sleep 0.2; done\" \
+             || fail 'the one from inside'\n\
+         scancel 1\n\
+         ondeck wait $from_outside --timeout 100s || fail 'the results from outside'\n\
+         ondeck wait $from_inside --timeout 100s || fail 'the results from inside'\n\
+         for way in outside inside; do grep ondeck: \"$SCRATCH/alice/$way/out/where\" || fail $way; done\n\
+         timeout 60 sh -c 'until [ -z \"$(squeue -h)\" ]; do sleep 0.2; done' || fail 'Slurm keeps a job'\n\
+         echo ALL BLOCKS WERE RUN\n"
+    );
+    let output = type_in(dir.path(), &typed);
+    let told = told(&output);
+    assert!(output.status.success() && told.contains("ALL BLOCKS WERE RUN"), "{}\n{told}", output.status);
+    for what in ["ok       burst_buffer.lua", "ok       burst_buffer.conf", "ok       burst buffers' program"]
+    {
         assert!(told.contains(what), "no `{what}` in\n{told}");
     }
 }

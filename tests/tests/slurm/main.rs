@@ -13,6 +13,7 @@ mod documents;
 mod endings;
 mod faults;
 mod heterogeneous;
+mod inside;
 mod io_nodes;
 mod isolation;
 mod jobs;

@@ -137,6 +137,9 @@ pub struct LimitsConfig {
     /// Being held until there are RSA nodes: then the job works on disk.
     #[serde(deserialize_with = "time")]
     pub hold: Duration,
+    /// Waiting, after slurmctld was started anew, until it asks for a burst buffer again that it has torn down.
+    #[serde(deserialize_with = "time")]
+    pub again: Duration,
     /// Waiting for its start behind others, with all its input in RAM: then its RSA nodes are for others.
     #[serde(deserialize_with = "time")]
     pub ready: Duration,
@@ -216,6 +219,7 @@ impl Default for LimitsConfig {
             destroy: limits.destroy,
             ending: limits.ending,
             hold: limits.hold,
+            again: limits.again,
             ready: limits.ready,
             prolog: Duration::from_secs(20),
             epilog: Duration::from_secs(20),
@@ -321,6 +325,7 @@ impl SchedulerConfig {
                 destroy: self.limits.destroy,
                 ending: self.limits.ending,
                 hold: self.limits.hold,
+                again: self.limits.again,
                 ready: self.limits.ready,
                 ..Limits::default()
             },

@@ -18,7 +18,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::auth::Caller;
-use crate::scheduler::{Drain, Hook};
+use crate::scheduler::{BurstBufferQuestion, Drain, Hook};
 use crate::wire::{Authority, Claim, MOST_BYTES, Refusal, RefusalCode, Release, StepRequest, TaskRequest};
 
 pub(super) const JSON: &str = "application/json";
@@ -178,6 +178,7 @@ content! {
     Claim: "the claim",
     Drain: "the reason",
     Hook: "the hook",
+    BurstBufferQuestion: "the question",
     Release: "the release",
     StepRequest: "the step",
     TaskRequest: "the task",

@@ -2,8 +2,10 @@
 //!
 //! - `serve`: the daemon
 //! - `status`, `job`, `node`, `pool`: what people see and order
+//! - `burst_buffer`: what Slurm's burst-buffer plugin calls
 //! - `hook`: what Prolog and Epilog call; `here`: what they do without the scheduler
 
+pub mod burst_buffer;
 pub mod here;
 pub mod hook;
 pub mod job;

@@ -22,6 +22,8 @@ pub enum Action {
     HoldBack(Incarnation, HeldBack),
     /// Let a held job start, and take back the mark of the hold.
     LetGo(Incarnation),
+    /// Tell the workload manager, which keeps a job because its results were not home, not to wait for them any longer.
+    EndStageOut(Incarnation),
     /// Take back the mark of a hold that is over.
     Unmark(Incarnation),
     /// Tell a job's user.

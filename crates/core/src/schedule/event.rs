@@ -52,6 +52,24 @@ pub struct FoundRamDisk {
     pub fault: Option<String>,
 }
 
+/// What the workload manager asks for a job with a burst buffer, in its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BurstBufferCall {
+    /// The job's life begins.
+    Setup,
+    /// It waits for its input.
+    DataIn,
+    /// It has nodes, and is about to start on them.
+    PreRun,
+    /// It has ended, or is ending.
+    PostRun,
+    /// It waits for its results. The schedule hears of that only when it was answered that they are kept.
+    DataOut,
+    /// Its life is over.
+    Teardown,
+}
+
 /// What happened outside, which [`Schedule::handle`](super::Schedule::handle) decides on.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "fields are what their names and types say")]
@@ -67,6 +85,8 @@ pub enum Event {
     Starting(Box<ObservedJob>),
     /// A job's Prologs have given up waiting: its program starts.
     PrologOver(Incarnation),
+    /// The workload manager asks something for a job with a burst buffer; again, perhaps, and late.
+    BurstBuffer { call: BurstBufferCall, seen: Box<ObservedJob> },
     /// A job's Epilog runs on one of its nodes.
     Ending {
         /// Which life of which job.

@@ -114,6 +114,7 @@ mod tests {
             depends_on: Vec::new(),
             component_of: None,
             several: false,
+            has_burst_buffer: false,
         }
     }
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::told::Told;
-use super::{Hold, JobState, Prolog, QueuePlace, RsaState, Time};
+use super::{BurstBuffer, Hold, JobState, Prolog, QueuePlace, RsaState, Time};
 use crate::allocation::Purpose;
-use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, RamDiskId, Request};
+use crate::{Bytes, Epoch, Incarnation, JobId, NodeName, Owner, RamDiskId, Request, WaitPolicy};
 
 /// RSA nodes that are promised to a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -203,6 +203,12 @@ pub struct Job {
     /// Whether it is held at the workload manager until its input is there.
     #[serde(flatten)]
     pub hold: Hold,
+    /// How far the workload manager has come with its burst buffer, if it has one.
+    #[serde(default)]
+    pub burst_buffer: BurstBuffer,
+    /// Whether RSA nodes are not for it yet, or not any more: it has a burst buffer, so it is known before it is next.
+    #[serde(default)]
+    pub put_off: bool,
     /// Whether it had started before the journal began: an RSA node that has not answered yet may have its RAM disk.
     #[serde(default)]
     pub older: bool,
@@ -253,6 +259,21 @@ impl Job {
     /// Whether another attempt is allowed.
     pub fn may_try(&self) -> bool {
         !self.hopeless && self.component_of.is_none()
+    }
+
+    /// Whether it may start without its input: the workload manager is told so, and what is prepared for it may go to others.
+    pub fn may_start_on_disk(&self) -> bool {
+        self.request.wait_policy() != WaitPolicy::Hold
+    }
+
+    /// Whether its start waits for its RAM disk to be shown: nothing of it runs.
+    pub fn waits_to_start(&self) -> bool {
+        self.prolog == Prolog::Waiting || self.burst_buffer == BurstBuffer::PreRun
+    }
+
+    /// What the workload manager does with it, as far as RSA nodes are concerned: to be put off is to be demoted, and known.
+    pub(super) fn standing(&self) -> JobState {
+        if self.put_off && self.job_state == JobState::Ondeck { JobState::Demoted } else { self.job_state }
     }
 
     /// Whether a time to wait has not passed.

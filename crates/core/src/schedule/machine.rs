@@ -6,12 +6,14 @@
 //! - [`handling`]: one event being handled
 //! - [`queue`]: what the workload manager shows; [`servers`]: what the agents show; [`found`]: RAM disks that are not known
 //! - [`life`]: a job comes to be known, starts, runs, and ends
+//! - [`burst_buffer`]: what the workload manager asks for a job with a burst buffer
 //! - [`hold`]: what the workload manager is ordered to do with a job
 //! - [`results`]: waiting for the results of others; [`loss`]: results that are lost
 //! - [`work`]: what is done for a job, and what follows from its end; [`time`]: limits that are over
 //! - [`table`]: the table of states, applied; [`assign`]: RSA nodes are given, and given back
 
 mod assign;
+mod burst_buffer;
 mod found;
 mod handling;
 mod hold;
@@ -266,6 +268,10 @@ impl Handling<'_> {
                     self.job(id).prolog = Prolog::Over;
                     self.note(Some(id), Life::PrologOver);
                 }
+            }
+            Event::BurstBuffer { call, mut seen } => {
+                seen.job.id = self.schedule.identify(&seen.job);
+                self.burst_buffer(call, &seen);
             }
             Event::Ending { job: id, node } => self.ending(id, node),
             Event::Ended { job, number, outcome } => self.ended(job, number, outcome),

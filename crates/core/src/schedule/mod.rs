@@ -42,14 +42,14 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::allocation::Purpose;
 pub use effects::{Action, Change, Effects, Refused, Unasked, UsageRecord};
-pub use event::{Event, Fault, FoundRamDisk, ObservedJob, Outcome};
+pub use event::{BurstBufferCall, Event, Fault, FoundRamDisk, ObservedJob, Outcome};
 pub use identity::{Identities, Identity};
 pub use job::{Allocation, InventorySummary, Job, Work, WorkOrder, real_path};
 pub use machine::Schedule;
 pub use nodes::{Node, NodeState, Nodes};
 pub use notice::Notice;
 pub use policy::{Limits, LockIn, Sharing, Site};
-pub use states::{Hold, JobState, Prolog, QueuePlace, RsaState};
+pub use states::{BurstBuffer, Hold, JobState, Prolog, QueuePlace, RsaState};
 pub use told::Told;
 
 /// A point in time: milliseconds since 1970, as whoever drives the schedule says.

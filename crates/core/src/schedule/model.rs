@@ -22,7 +22,7 @@ impl World {
             salt.hash(&mut hasher);
             (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
             (self.older_states, &self.runs, &self.left).hash(&mut hasher);
-            (self.depends, self.held, self.held_in_time).hash(&mut hasher);
+            (self.depends, self.held, self.held_in_time, &self.buffers).hash(&mut hasher);
             (self.journals, self.queue_seen, &self.found, &self.schedule.identities).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();
@@ -183,6 +183,34 @@ fn two_jobs_keep_the_invariants_in_every_order_of_events() {
         pairs.len(),
         began.elapsed()
     );
+}
+
+#[test]
+fn jobs_with_burst_buffers_keep_the_invariants_in_every_order_of_calls() {
+    let began = std::time::Instant::now();
+    let hold = |request: Request| Request { wait: Some(WaitPolicy::Hold), ..request };
+    let one = [
+        request(Some("/a"), Some("/b"), false),
+        request(None, Some("/b"), false),
+        hold(request(Some("/a"), Some("/b"), true)),
+        hold(request(Some("/a"), None, false)),
+    ];
+    for first in one {
+        for (compute_nodes, faults) in [(0, 1), (1, 1)] {
+            let requests = std::slice::from_ref(&first);
+            let world = World::new(1, compute_nodes, 2, site(), faults).with_burst_buffers();
+            let (states, pairs) = explore_from(world, requests);
+            println!("a burst buffer: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+        }
+    }
+    // Two that both want the only node; and one that reads what the other writes.
+    let hold_both = [hold(request(Some("/a"), None, false)), hold(request(Some("/c"), None, false))];
+    let reads = [hold(request(Some("/c/d"), None, false)), request(None, Some("/c"), false)];
+    for requests in [hold_both, reads] {
+        let world = World::new(2, 0, 1, site(), 0).with_burst_buffers();
+        let (states, pairs) = explore_from(world, &requests);
+        println!("two burst buffers: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    }
 }
 
 #[test]

@@ -287,6 +287,58 @@ impl From<Prolog> for PrologInJournal {
     }
 }
 
+/// How far the workload manager has come with a job that has a burst buffer: it asks for the job's input before the start, and
+/// for its results after the end, and keeps the job waiting meanwhile.
+///
+/// | | setup | data_in | READY, or on disk | pre_run | shown, or on disk | post_run | results are kept | teardown |
+/// |---|---|---|---|---|---|---|---|---|
+/// | `Unasked` | `SetUp` | `DataIn` | - | `PreRun` | - | `PostRun` | `Kept` | `TornDown` |
+/// | `SetUp` | - | `DataIn` | - | `PreRun` | - | `PostRun` | `Kept` | `TornDown` |
+/// | `DataIn` | - | - | `Answered` | `PreRun` | - | `PostRun` | `Kept` | `TornDown` |
+/// | `Answered` | - | - | - | `PreRun` | - | `PostRun` | `Kept` | `TornDown` |
+/// | `PreRun` | - | - | - | - | `Started` | `PostRun` | `Kept` | `TornDown` |
+/// | `Started` | - | - | - | - | - | `PostRun` | `Kept` | `TornDown` |
+/// | `PostRun` | - | - | - | - | - | - | `Kept` | `TornDown` |
+/// | `Kept`, `TornDown` | - | - | - | - | - | - | - | `TornDown` |
+///
+/// A job that may start without its input is answered at once. The results of one that is `Kept` wait for somebody's decision, and
+/// so does the job in the workload manager, until it is told that they are home or given up; it tears down then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BurstBuffer {
+    /// It has none, or nothing was asked for it yet.
+    #[default]
+    Unasked,
+    /// The workload manager has made it known.
+    SetUp,
+    /// It waits for its input.
+    DataIn,
+    /// It has its input, or will not get it in RAM: it may start.
+    Answered,
+    /// It has nodes, and waits until its RAM disk is shown on all of them, or on none.
+    PreRun,
+    /// It was told.
+    Started,
+    /// Its processes have ended, or are being ended.
+    PostRun,
+    /// It was told that somebody must decide on its results.
+    Kept,
+    /// It is gone for the workload manager.
+    TornDown,
+}
+
+impl BurstBuffer {
+    /// Whether the workload manager has asked for it, and has not torn it down.
+    pub fn is_live(self) -> bool {
+        !matches!(self, BurstBuffer::Unasked | BurstBuffer::TornDown)
+    }
+
+    /// Whether it has been told of its start.
+    pub fn has_started(self) -> bool {
+        self >= BurstBuffer::Started
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

@@ -1,7 +1,7 @@
 //! The one table that says what each pair of states leads to.
 
 use super::job::Job;
-use super::states::{JobState, Prolog, QueuePlace, RsaState};
+use super::states::{BurstBuffer, JobState, Prolog, QueuePlace, RsaState};
 use crate::allocation::Purpose;
 
 /// What comes next for a job.
@@ -63,6 +63,10 @@ pub enum Transition {
 /// | DESTROYED | construct again, or release after a failure | release | for output again, else release | release |
 /// | all others | wait | wait | wait | wait |
 ///
+/// A job with a burst buffer is known before it is next. As long as it is put off it stands in the column DEMOTED, and waits where
+/// others are forgotten. One whose results are kept, as its workload manager was told, is not forgotten before that has been told
+/// that they are gone. READY and RUNNING, it is mounted while the workload manager waits for that, before its Prologs.
+///
 /// A component of a heterogeneous job gets nothing: what a former version has built for it is not mounted.
 ///
 /// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
@@ -78,7 +82,10 @@ pub fn next_transition(job: &Job) -> Transition {
     use RsaState as S;
     // A RAM disk for input is of no use once the job has started without it.
     let output_again = job.wants_out() && job.may_try();
-    match (job.rsa_state, job.job_state) {
+    match (job.rsa_state, job.standing()) {
+        (S::Initial | S::Ineligible, Demoted) if job.put_off && job.job_state == Ondeck => Transition::Wait,
+        // Whoever waits for it to be gone is told so first.
+        (S::Initial | S::Ineligible, Finished) if job.burst_buffer == BurstBuffer::Kept => Transition::Wait,
         (S::Initial, Ondeck) if !job.may_try() => Transition::GiveUp,
         (S::Initial, Ondeck) => Transition::Assign(job.best_purpose()),
         (S::Initial, Running) if output_again => Transition::Assign(Purpose::Output),
@@ -106,6 +113,8 @@ pub fn next_transition(job: &Job) -> Transition {
         (S::Aborted, _) => Transition::Destroy,
 
         (S::Ready, Ondeck) => Transition::Wait,
+        // Its nodes are made ready, and nothing of it runs yet.
+        (S::Ready, Running) if job.burst_buffer == BurstBuffer::PreRun && job.may_try() => Transition::Mount,
         // A former version has built it.
         (S::Ready, Running) if job.component_of.is_some() => Transition::Destroy,
         (S::Ready, Running) if job.purpose == Purpose::Output && !job.may_try() => Transition::Destroy,

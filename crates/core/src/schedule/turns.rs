@@ -78,6 +78,7 @@ impl Line {
             depends_on: Vec::new(),
             component_of: None,
             several: false,
+            has_burst_buffer: false,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let nodes = Some(nodes).filter(|nodes| *nodes > 0);

@@ -44,6 +44,27 @@ pub(super) enum Slurm {
     Absent,
 }
 
+/// How far the workload manager has come with the burst buffer of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Buffer {
+    /// It was not made known yet.
+    No,
+    SetUp,
+    /// It waits for the job's input.
+    StagingIn,
+    StagedIn,
+    /// The job has nodes, and it waits for them to show the RAM disk.
+    PreRun,
+    Running,
+    /// It waits for the job's results.
+    StagingOut,
+    /// It was told that somebody must decide; and whether it was told since that this is over.
+    Kept {
+        told: bool,
+    },
+    TornDown,
+}
+
 /// A compute node of a run of a job; a later run has other ones.
 fn compute_node(run: usize, index: u8) -> NodeName {
     format!("c{run}-{index}").parse().unwrap()
@@ -110,6 +131,8 @@ pub(super) struct World {
     /// second one had ended.
     pub(super) held: bool,
     pub(super) held_in_time: bool,
+    /// Of jobs with burst buffers: how far each has come. Empty if the workload manager knows none.
+    pub(super) buffers: Vec<Buffer>,
 }
 
 pub(super) fn id(index: usize) -> Incarnation {
@@ -175,6 +198,23 @@ impl World {
             depends: false,
             held: false,
             held_in_time: false,
+            buffers: Vec::new(),
+        }
+    }
+
+    /// The same with jobs that have burst buffers.
+    pub(super) fn with_burst_buffers(self) -> World {
+        World { buffers: vec![Buffer::No; self.slurm.len()], ..self }
+    }
+
+    /// Whether the queue shows a job.
+    pub(super) fn is_in_queue(&self, index: usize) -> bool {
+        let waits_for_results =
+            matches!(self.buffers.get(index), Some(Buffer::StagingOut | Buffer::Kept { .. }));
+        match self.slurm[index] {
+            Slurm::Absent => false,
+            Slurm::Gone => waits_for_results,
+            _ => true,
         }
     }
 
@@ -189,6 +229,15 @@ impl World {
 
     pub(super) fn seen(&self, index: usize, requests: &[Request]) -> ObservedJob {
         let standing = match self.slurm[index] {
+            Slurm::Waiting | Slurm::Next
+                if self.buffers.get(index).is_some_and(|it| *it < Buffer::StagingIn) =>
+            {
+                Standing::Waiting
+            }
+            // Others are before it: then the queue gives that as the reason.
+            Slurm::Waiting if self.buffers.get(index) == Some(&Buffer::StagingIn) => Standing::Waiting,
+            Slurm::Next if self.buffers.get(index) == Some(&Buffer::StagingIn) => Standing::StagingIn,
+            Slurm::Next if self.buffers.get(index) == Some(&Buffer::PreRun) => Standing::Configuring,
             Slurm::Waiting | Slurm::Next if self.held && index == 0 => Standing::Held,
             Slurm::Waiting => Standing::Waiting,
             Slurm::Next => Standing::Next,
@@ -214,6 +263,7 @@ impl World {
             depends_on: self.is_dependent(index).then(|| self.id(1).job).into_iter().collect(),
             component_of: None,
             several: false,
+            has_burst_buffer: !self.buffers.is_empty(),
         };
         let request = Some(requests[index].clone());
         ObservedJob { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }
@@ -320,6 +370,11 @@ impl World {
             }
             Action::Hold(_) if self.depends => self.held = self.slurm[0] == Slurm::Next,
             Action::LetGo(_) if self.depends => self.held = false,
+            Action::EndStageOut(of) => {
+                let buffer = &mut self.buffers[index_of(*of)];
+                assert!(matches!(buffer, Buffer::Kept { .. }), "it does not wait: {buffer:?}");
+                *buffer = Buffer::Kept { told: true };
+            }
             Action::Begin(of, order) => {
                 let job = &self.schedule.jobs()[of];
                 let physical = &mut self.physical[index_of(*of)];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::RefusalCode;
-use ondeck_core::schedule::{Event, Fault, Job, JobState, Outcome, Prolog, Purpose, Work};
+use ondeck_core::schedule::{Event, Fault, Job, JobState, Outcome, Purpose, Work};
 use ondeck_core::{Incarnation, NodeName, QueuedJob, RamDiskId, Standing};
 use ondeck_fleet::{NodeFault, NotOvermounted};
 use tokio::task::JoinSet;
@@ -59,11 +59,12 @@ pub(super) async fn mount(context: &Arc<Context>, job: &Job, id: &RamDiskId, unt
             return Outcome::Refused { why: words(&faults), fault: Fault::Transient };
         }
     }
-    let prolog = || context.job(job.id).map(|now| now.prolog);
-    let waits = || prolog() == Some(Prolog::Waiting);
+    let now = || context.job(job.id);
+    let waits = || now().is_some_and(|now| now.waits_to_start());
+    let is_expected = || now().is_some_and(|now| now.prolog.is_expected() && !now.waits_to_start());
     let mut changed = context.watch();
     // It waited for the former scheduler, and asks this one again, unless it has been given up.
-    while prolog().is_some_and(Prolog::is_expected) {
+    while is_expected() {
         if tokio::time::timeout_at(until.into(), changed.changed()).await.is_err() {
             break;
         }

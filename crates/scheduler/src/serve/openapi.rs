@@ -97,8 +97,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use ondeck_api::scheduler::{
-        AllocationView, Drain, Hook, HookAnswer, JobStatus, JobView, LogLine, LostPart, NodeStatus,
-        OtherLife, PartView, Status, Transfer, Usage, Waited, Warning,
+        AllocationView, BurstBufferAnswer, BurstBufferQuestion, Drain, Hook, HookAnswer, JobStatus, JobView,
+        LogLine, LostPart, NodeStatus, OtherLife, PartView, Status, Transfer, Usage, Waited, Warning,
     };
     use ondeck_api::wire::Refusal;
     use ondeck_core::Owner;
@@ -131,7 +131,7 @@ mod tests {
                 names.insert(text("operationId"));
             }
         }
-        assert_eq!((routes, names.len()), (15, 15));
+        assert_eq!((routes, names.len()), (16, 16));
     }
 
     #[test]
@@ -187,6 +187,8 @@ mod tests {
         is::<Drain>("Drain");
         is::<Hook>("Hook");
         is::<HookAnswer>("HookAnswer");
+        is::<BurstBufferQuestion>("BurstBufferQuestion");
+        is::<BurstBufferAnswer>("BurstBufferAnswer");
     }
 
     #[test]

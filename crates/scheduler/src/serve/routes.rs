@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Html;
 use ondeck_api::auth::Caller;
-use ondeck_api::scheduler::{Drain, Hook, HookAnswer, JobStory, Status, Usage, Waited};
+use ondeck_api::scheduler::{
+    BurstBufferAnswer, BurstBufferQuestion, Drain, Hook, HookAnswer, JobStory, Status, Usage, Waited,
+};
 use ondeck_api::server::{Administrator, Json, Path, Query, from_text};
 use ondeck_api::wire::Refusal;
-use ondeck_core::schedule::Event;
+use ondeck_core::schedule::{BurstBufferCall, Event};
 use ondeck_core::{JobSelector, NodeName};
 use serde::Deserialize;
 use utoipa::{IntoParams, OpenApi};
@@ -21,7 +23,7 @@ use utoipa_axum::routes;
 use super::{Api, refused};
 
 /// The longest that a request for a state may wait for it.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 type OfApi = State<Arc<Api>>;
 
@@ -48,6 +50,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(metrics))
         .routes(routes!(prolog))
         .routes(routes!(epilog))
+        .routes(routes!(burst_buffer))
         .routes(routes!(page))
         .routes(routes!(openapi))
 }
@@ -99,6 +102,34 @@ async fn epilog(State(api): OfApi, caller: Caller, Json(hook): Json<Hook>) -> An
     let answer = api.epilog(hook, caller).await;
     api.context.metrics.hook("epilog", told(&answer), began.elapsed());
     answer.map(Json)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct OfCall {
+    /// `setup`, `data_in`, `pre_run`, `post_run`, `data_out` or `teardown`.
+    #[param(value_type = String, example = "data_in")]
+    call: BurstBufferCall,
+}
+
+/// Slurm's burst-buffer plugin asks something for a job: answers when it is done, or when there is nothing to wait for, or
+/// when the time is over.
+///
+/// Who: the user that Slurm's controller runs as, from its host; administrators.
+#[utoipa::path(
+    post,
+    path = "/v1/burst-buffer/{call}",
+    params(OfCall),
+    request_body = BurstBufferQuestion,
+    responses((status = 200, description = "What came of it", body = BurstBufferAnswer))
+)]
+async fn burst_buffer(
+    State(api): OfApi,
+    caller: Caller,
+    Path(OfCall { call }): Path<OfCall>,
+    Json(question): Json<BurstBufferQuestion>,
+) -> Answer<BurstBufferAnswer> {
+    api.burst_buffer(call, question, caller).await.map(Json)
 }
 
 /// What a hook is answered, for the figures.

@@ -23,7 +23,7 @@ pub fn mark(restarts: u32) -> String {
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 22] = &[
+pub const FIELDS: &[&str; 23] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -44,6 +44,7 @@ pub const FIELDS: &[&str; 22] = &[
     "ArrayJobID",
     "Dependency",
     "HetJobID",
+    "BurstBuffer",
     // What users write as they like comes last: the account where there is no accounting, and the name.
     "Account",
     "Name",
@@ -70,6 +71,7 @@ struct Fields<'a> {
     admin_comment: &'a [u8],
     array: &'a [u8],
     het_job: &'a [u8],
+    burst_buffer: &'a [u8],
     account: &'a [u8],
     dependency: &'a [u8],
     name: &'a [u8],
@@ -111,6 +113,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             array,
             dependency,
             het_job,
+            burst_buffer,
             account,
             name,
         ] = record;
@@ -134,6 +137,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             admin_comment,
             array,
             het_job,
+            burst_buffer,
             account,
             dependency,
             name,
@@ -387,6 +391,8 @@ impl Fields<'_> {
             depends_on: Vec::new(),
             component_of: self.component_of()?,
             several: false,
+            // The lines that Slurm's plugin has found, as the site's burst_buffer.conf has it look for.
+            has_burst_buffer: self.burst_buffer.starts_with(b"#RSA"),
         })
     }
 
@@ -434,6 +440,8 @@ fn standing(state: &str, reason: &str, priority: u64) -> Standing {
         "PENDING" if matches!(reason, "JobHeldUser" | "JobHeldAdmin") => Standing::Held,
         "REQUEUE_HOLD" | "SPECIAL_EXIT" | "RESV_DEL_HOLD" => Standing::Held,
         "PENDING" if reason == "Resources" => Standing::Next,
+        // Its burst buffer was asked for its input.
+        "PENDING" if reason == "BurstBufferStageIn" => Standing::StagingIn,
         // Any change of a job, also of its comment, makes it so until the next pass of Slurm's scheduler.
         "PENDING" if reason == "None" => Standing::Unjudged,
         "PENDING" | "REQUEUED" | "REQUEUE_FED" => Standing::Waiting,

@@ -26,7 +26,7 @@ pub fn format(fields: &[&str], separator: &str) -> String {
 fn most_of(field: &str) -> usize {
     match field {
         "Dependency" => MOST_DEPENDENCIES,
-        "Account" | "Name" | "QOS" => 1 << 10,
+        "Account" | "BurstBuffer" | "Name" | "QOS" => 1 << 10,
         // Longer than any path: what is cut off here leads nowhere.
         "Comment" | "WorkDir" | "stdout" | "stderr" => 8 << 10,
         _ => usize::MAX,

@@ -48,6 +48,7 @@ impl Handling<'_> {
                 depends_on: Vec::new(),
                 component_of: None,
                 several: false,
+                has_burst_buffer: false,
             };
             let seen =
                 ObservedJob { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };

@@ -7,30 +7,26 @@ use crate::schedule::effects::{Action, Change};
 use crate::schedule::notice::{HeldBack, NoRamDisk};
 use crate::schedule::policy::{LockIn, Site};
 use crate::schedule::{Hold, Job, JobState, QueuePlace, RsaState, Time, Told};
-use crate::{Incarnation, QueuedJob, Request, Standing, WaitPolicy};
+use crate::{Incarnation, QueuedJob, Standing, WaitPolicy};
 
 /// Whether a job is held for its input, and not by its user or an administrator.
 pub(super) fn is_held_by_us(job: &QueuedJob) -> bool {
     job.held_for_input && job.standing == Standing::Held
 }
 
-/// When a job that is held and has no RSA nodes is not held any longer.
+/// When a job that is held, or kept waiting for its input, and has no RSA nodes is not held any longer.
 pub(super) fn hold_until(site: &Site, job: &Job) -> Option<Time> {
-    let waits = job.hold.is_held() && !job.hopeless && job.rsa_state == RsaState::Initial;
+    let is_kept_waiting = job.is_kept_waiting() && !job.put_off;
+    let waits =
+        (job.hold.is_held() || is_kept_waiting) && !job.hopeless && job.rsa_state == RsaState::Initial;
     let from = job.again_since.map_or(job.since, |first| first.min(job.since));
     waits.then(|| from.plus(site.limits.hold))
-}
-
-/// What happens to a job that could start before its input is there.
-pub(super) fn wait_policy(request: &Request) -> WaitPolicy {
-    let default = if request.stage_in.is_some() { WaitPolicy::Hold } else { WaitPolicy::Disk };
-    request.wait.unwrap_or(default)
 }
 
 /// Whether a job that may start without its RAM disk is held nevertheless: until the results of others, which it depends
 /// on, are on disk.
 pub(super) fn is_held_for_results_alone(job: &Job) -> bool {
-    job.hold.is_held() && job.job_state == JobState::Ondeck && wait_policy(&job.request) != WaitPolicy::Hold
+    job.hold.is_held() && job.job_state == JobState::Ondeck && job.may_start_on_disk()
 }
 
 impl Handling<'_> {
@@ -93,14 +89,18 @@ impl Handling<'_> {
     /// would have made.
     pub(super) fn let_go_if_hopeless(&mut self, id: Incarnation) {
         let job = self.job(id);
-        if !job.hold.is_held() {
+        let is_held = job.hold.is_held();
+        if !is_held && !job.is_kept_waiting() {
             return;
         }
         // Nobody else would release a component, and without a release it would be held for ever.
-        let may_start = wait_policy(&job.request) != WaitPolicy::Hold || job.component_of.is_some();
+        let may_start = job.request.wait_policy() != WaitPolicy::Hold || job.component_of.is_some();
         if job.request.stage_in.is_none() || may_start {
-            job.hold = Hold::LetGo;
-            self.order(Action::LetGo(id), id);
+            // Whoever keeps it waiting without a hold is answered.
+            if is_held {
+                job.hold = Hold::LetGo;
+                self.order(Action::LetGo(id), id);
+            }
         } else {
             let (why, too_small) = match &job.told {
                 Told::WorksOnDisk(why) => (why.clone(), false),

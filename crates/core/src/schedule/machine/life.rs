@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::handling::Handling;
-use super::hold::{is_held_by_us, wait_policy};
+use super::hold::is_held_by_us;
 use crate::schedule::effects::{Action, Unasked};
 use crate::schedule::event::ObservedJob;
 use crate::schedule::notice::{Life, Turn, Unshown};
-use crate::schedule::{Hold, Identity, Job, JobState, Prolog, Purpose, QueuePlace, RsaState, Time, Told};
+use crate::schedule::{
+    BurstBuffer, Hold, Identity, Job, JobState, Prolog, Purpose, QueuePlace, RsaState, Time, Told,
+};
 use crate::{Incarnation, NodeName, QueuedJob, Request, Standing, WaitPolicy};
 
 /// A job that has ended so soon after its start may have been cancelled before its Prolog could ask.
@@ -66,6 +68,8 @@ impl Handling<'_> {
             doubted: None,
             place: QueuePlace::Own,
             hold: if is_held_by_us(&seen.job) { Hold::Stands } else { Hold::No },
+            burst_buffer: BurstBuffer::Unasked,
+            put_off: false,
             older: false,
             unsure: false,
             still_runs: false,
@@ -83,7 +87,10 @@ impl Handling<'_> {
         let mut job = self.new_job(seen, request);
         let is_older = |start: u64| Time(start.saturating_mul(1000)) < self.schedule.began;
         job.older = state == JobState::Running && seen.job.start.is_some_and(is_older);
-        let hold = wait_policy(&job.request) == WaitPolicy::Hold && job.component_of.is_none();
+        // One with a burst buffer is kept waiting by the workload manager itself.
+        let hold = job.request.wait_policy() == WaitPolicy::Hold
+            && job.component_of.is_none()
+            && !seen.job.has_burst_buffer;
         // It was held before it was known here, and somebody does not want to wait for its input.
         if seen.job.held_for_input && seen.job.standing.waits() {
             job.hold = Hold::ReleasedBefore;
@@ -141,6 +148,7 @@ impl Handling<'_> {
         let (id, now) = (seen.job.id, self.now);
         let (patience, delay) = (self.schedule.site.prolog, self.schedule.site.delay);
         let job = self.job(id);
+        job.put_off = false;
         job.io_nodes.clone_from(&seen.io_nodes);
         job.nodes.clone_from(&seen.job.nodes);
         job.prolog = if prolog.is_expected() { Prolog::Expected(Some(now.plus(patience))) } else { prolog };
@@ -166,6 +174,10 @@ impl Handling<'_> {
     /// A job runs, or has run, and none of its Prologs has asked. It goes on without what was made ready for it.
     pub(super) fn no_prolog_asked(&mut self, id: Incarnation) {
         let job = &self.schedule.jobs[&id];
+        if job.burst_buffer.has_started() {
+            // It was shown on all nodes before, or could not be, and its user was told.
+            return;
+        }
         let (Some(started), nodes) = (job.started, job.nodes.clone()) else { return };
         let is_ready = job.rsa_state == RsaState::Ready;
         self.effects.unasked.push(Unasked { job: id, nodes, started });
@@ -186,7 +198,11 @@ impl Handling<'_> {
             Standing::Running | Standing::Configuring => true,
             // It may have been cancelled before it started.
             Standing::Ending | Standing::Ended => job.forgotten,
-            Standing::Next | Standing::Waiting | Standing::Unjudged | Standing::Held => false,
+            Standing::Next
+            | Standing::Waiting
+            | Standing::Unjudged
+            | Standing::StagingIn
+            | Standing::Held => false,
         };
         let is_elsewhere =
             !job.nodes.is_empty() && seen.nodes.iter().any(|of_seen| !job.nodes.contains(of_seen));

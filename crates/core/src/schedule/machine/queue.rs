@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::assign::wants_nodes;
 use super::handling::Handling;
-use super::hold::{is_held_by_us, wait_policy};
+use super::hold::is_held_by_us;
 use crate::schedule::effects::{Action, Change};
 use crate::schedule::event::ObservedJob;
 use crate::schedule::notice::{HeldBack, Life, Turn};
 use crate::schedule::policy::{self, Site};
-use crate::schedule::{Hold, Identity, Job, JobState, Prolog, QueuePlace, RsaState, Time};
+use crate::schedule::{BurstBuffer, Hold, Identity, Job, JobState, Prolog, QueuePlace, RsaState, Time};
 use crate::{Incarnation, QueuedJob, Standing, WaitPolicy};
 
 /// A job that was next counts as next for so long without a judgement. Slurm's scheduler looks at the whole queue once
@@ -21,6 +21,10 @@ const UNJUDGED: Duration = Duration::from_secs(120);
 pub(super) fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
     match job.standing {
         Standing::Next | Standing::Configuring => true,
+        Standing::StagingIn => {
+            site.horizon.is_zero()
+                || job.start.is_none_or(|start| Time(start * 1000) <= now.plus(site.horizon))
+        }
         Standing::Waiting | Standing::Unjudged => job
             .start
             .is_some_and(|start| !site.horizon.is_zero() && Time(start * 1000) <= now.plus(site.horizon)),
@@ -35,6 +39,8 @@ fn is_as_it_was(site: &Site, now: Time, job: &Job, seen: &QueuedJob) -> bool {
         && job.doubted.is_none()
         && job.hold == Hold::No
         && !job.unsure
+        && !job.put_off
+        && job.burst_buffer != BurstBuffer::TornDown
         // It may have to yield its nodes.
         && !matches!(job.rsa_state, RsaState::Booted | RsaState::Ready)
         && job.priority == seen.priority
@@ -91,12 +97,16 @@ impl Handling<'_> {
                     }
                     Standing::Ending | Standing::Ended => {}
                     Standing::Running => self.admit(&seen, request, JobState::Running),
+                    // The workload manager asks for it.
+                    standing
+                        if seen.job.has_burst_buffer
+                            && (standing.waits() || standing == Standing::Configuring) => {}
                     standing
                         if standing.waits()
                             && seen.job.component_of.is_none()
                             && !seen.job.held_for_input
                             && id.restarts > 0
-                            && wait_policy(&request) == WaitPolicy::Hold
+                            && request.wait_policy() == WaitPolicy::Hold
                             && !is_next(&self.schedule.site, self.now, &seen.job) =>
                     {
                         // What was started anew, and released if somebody else held it, is held as it was when it was
@@ -130,6 +140,9 @@ impl Handling<'_> {
             // One that came after the queue was asked is no part of the answer.
             if job.since >= taken || job.started.is_some_and(|started| started >= taken) {
                 continue;
+            }
+            if job.burst_buffer == BurstBuffer::Kept {
+                self.job(id).burst_buffer = BurstBuffer::TornDown;
             }
             // Slurm shows a job that has ended for minutes: slurmctld was started clean.
             self.forgotten(id, Turn::LeftQueue);
@@ -214,16 +227,18 @@ impl Handling<'_> {
         let job = &self.schedule.jobs[&id];
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
+            (JobState::Finished, _) if job.burst_buffer == BurstBuffer::Kept => {
+                let is_stale = self.schedule.ordered.get(&id).is_some_and(|last| *last >= taken);
+                if job.allocation.is_none() && !is_stale {
+                    self.let_go_of_burst_buffer(id);
+                }
+            }
             (JobState::Demoted | JobState::Finished, _) => {}
             _ if self.is_later_run(&seen.job) => self.forgotten(id, Turn::StartedAnew),
             (_, Standing::Ended) => self.set_job_state(id, JobState::Finished, Turn::Ended),
             // Its processes may still write what they must before they are killed.
             (JobState::Running, Standing::Ending) if job.rsa_state.is_shown() => {
-                if job.ending.is_none() {
-                    let until = now.plus(self.schedule.site.limits.ending);
-                    self.job(id).ending = Some(until);
-                    self.note(Some(id), Life::Ending);
-                }
+                self.is_ending(id);
                 self.believe(id);
             }
             (_, Standing::Ending) => self.set_job_state(id, JobState::Finished, Turn::Ending),
@@ -243,15 +258,37 @@ impl Handling<'_> {
                 self.believe(id);
             }
             (JobState::Ondeck, _) if self.yields(id) => {
+                if job.burst_buffer.is_live() {
+                    return self.put_off(id, true);
+                }
                 let limit = self.schedule.site.limits.ready;
                 self.set_job_state(id, JobState::Demoted, Turn::NotStarted(limit));
+            }
+            (JobState::Ondeck, standing)
+                if job.burst_buffer == BurstBuffer::TornDown && standing != Standing::Running =>
+            {
+                let patience = self.schedule.site.limits.again;
+                if now.since(job.doubted.unwrap_or(job.since)) >= patience {
+                    self.set_job_state(id, JobState::Demoted, Turn::TornDown);
+                }
             }
             (JobState::Ondeck, _) if next || self.keeps_its_place(&seen.job) => {
                 if job.compute_nodes != seen.job.node_count {
                     self.job(id).compute_nodes = seen.job.node_count;
                 }
-                self.believe(id);
+                if self.schedule.jobs[&id].burst_buffer.is_live() {
+                    self.look_at_burst_buffer(&seen.job, debounce);
+                } else {
+                    self.believe(id);
+                }
                 self.order_again(taken, &seen.job);
+            }
+            (JobState::Ondeck, standing) if job.burst_buffer.is_live() => {
+                let unjudged = standing == Standing::Unjudged;
+                self.look_at_burst_buffer(
+                    &seen.job,
+                    if unjudged { debounce.max(UNJUDGED) } else { debounce },
+                );
             }
             // It was called running by its Prolog after the queue was asked.
             (JobState::Running, _) if stale => {}
@@ -280,6 +317,7 @@ impl Handling<'_> {
         let Some(job) = jobs.get(&id) else { return false };
         let pool = policy::pool_of(site, job);
         matches!(job.rsa_state, RsaState::Booted | RsaState::Ready)
+            && !job.is_promised()
             && now.since(job.since) >= site.limits.ready
             && jobs.values().any(|other| {
                 policy::pool_of(site, other) == pool
@@ -302,7 +340,7 @@ impl Handling<'_> {
             // The hold is under way.
             Standing::Waiting | Standing::Unjudged if known.hold.is_held() => true,
             Standing::Waiting | Standing::Unjudged => {
-                let waited = known.hold.was_let_go() && wait_policy(&known.request) == WaitPolicy::Hold;
+                let waited = known.hold.was_let_go() && known.request.wait_policy() == WaitPolicy::Hold;
                 (waited || known.place == QueuePlace::LockedIn)
                     && (known.rsa_state != RsaState::Ready || now.since(known.since) < site.limits.ready)
             }
@@ -342,7 +380,7 @@ impl Handling<'_> {
     }
 
     /// The queue says what the state here says.
-    fn believe(&mut self, id: Incarnation) {
+    pub(super) fn believe(&mut self, id: Incarnation) {
         if self.schedule.jobs[&id].doubted.is_some() {
             self.job(id).doubted = None;
         }

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::handling::Handling;
-use super::hold::wait_policy;
 use crate::schedule::effects::Action;
 use crate::schedule::event::ObservedJob;
 use crate::schedule::notice::{HeldBack, Life, Notice, Results, Waiting};
@@ -29,7 +28,7 @@ fn meets<'a>(request: &'a Request, outputs: &[PathBuf]) -> Option<&'a Path> {
 pub(super) fn changes_on_disk(job: &Job, usage: &RsaUsage) -> bool {
     job.job_state == JobState::Ondeck
         && matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready)
-        && wait_policy(&job.request) == WaitPolicy::Hold
+        && job.request.wait_policy() == WaitPolicy::Hold
         && !job.hold.is_released_by_others()
         && usage.results_in_the_way_of(job.id, &job.request.data_in).is_some()
 }

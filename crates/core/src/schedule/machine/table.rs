@@ -93,7 +93,7 @@ impl Handling<'_> {
         let mut concerns = false;
         for id in ids {
             let advanced = self.advance(*id, settled, None);
-            concerns |= advanced.concerns_others || advanced.wants_nodes || self.answer_prolog(*id);
+            concerns |= advanced.concerns_others || advanced.wants_nodes || self.answer(*id);
         }
         concerns
     }
@@ -124,7 +124,7 @@ impl Handling<'_> {
                 if advanced.wants_nodes {
                     want_nodes.push(*id);
                 } else {
-                    again |= self.answer_prolog(*id);
+                    again |= self.answer(*id);
                 }
             }
             let in_turn = want_nodes.iter().filter_map(|id| self.schedule.jobs.get(id));
@@ -133,7 +133,7 @@ impl Handling<'_> {
             for id in want_nodes {
                 let advanced = self.advance(id, settled, Some(&mut line));
                 (again, stale) = (again | advanced.again, stale | advanced.concerns_others);
-                again |= self.answer_prolog(id);
+                again |= self.answer(id);
             }
             // What READY leads to depends on the Prolog and on where others write; released nodes are for others.
             if !again {
@@ -195,6 +195,12 @@ impl Handling<'_> {
         handling.settle_all(&mut settled.clone());
         assert!(handling.effects.changes.is_empty(), "others move: {:?}", handling.effects.changes);
         assert_eq!(schedule.jobs, self.schedule.jobs);
+    }
+
+    /// Whoever waits for a job has an answer once there is one. Returns whether anybody has.
+    fn answer(&mut self, id: Incarnation) -> bool {
+        // Both: a Prolog may wait beside its burst buffer.
+        self.answer_prolog(id) | self.answer_burst_buffer(id)
     }
 
     /// A Prolog that waits has its answer once the RAM disk is mounted, or will not be in time. Returns whether it has.
@@ -285,6 +291,9 @@ impl Handling<'_> {
             }
             Transition::Release => {
                 self.release(id);
+                if self.schedule.jobs[&id].job_state == JobState::Finished {
+                    self.let_go_of_burst_buffer(id);
+                }
                 true
             }
             Transition::Forget => {

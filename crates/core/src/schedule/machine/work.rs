@@ -270,7 +270,8 @@ impl Handling<'_> {
         // It runs, and its input alone is of no use any more.
         let too_late = job.job_state == JobState::Running && !job.wants_out();
         let needs_script = job.request.stage_in.is_some() && !is_held_for_results_alone(job);
-        let then = match (job.hopeless || too_late, job.hold.is_held() && needs_script) {
+        let is_held = job.hold.is_held() || job.is_kept_waiting();
+        let then = match (job.hopeless || too_late, is_held && needs_script) {
             (false, _) => Then::Again,
             (true, false) => Then::OnDisk,
             // It stays held, which is said when it is given up.

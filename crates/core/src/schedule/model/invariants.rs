@@ -41,6 +41,7 @@ impl World {
 
     /// What must hold of every step.
     fn check_step(&mut self, before: &Schedule, effects: &Effects) {
+        self.check_promises(before);
         self.note_given_up(before);
         for action in &effects.actions {
             self.check_hold(action);
@@ -52,6 +53,18 @@ impl World {
         for job in &effects.gone {
             self.check_gone(job);
             self.leave(job);
+        }
+    }
+
+    /// What the workload manager was told to be there stays until the job has started.
+    fn check_promises(&self, before: &Schedule) {
+        for (of, was) in before.jobs() {
+            let Some(job) = self.schedule.jobs().get(of) else { continue };
+            let is_staged = was.is_promised() && was.rsa_state == RsaState::Ready;
+            if is_staged && (was.job_state, job.job_state) == (JobState::Ondeck, JobState::Ondeck) {
+                let changes = was.broken || job.broken || job.again_since.is_some();
+                assert!(job.rsa_state == RsaState::Ready || changes, "a promise is broken: {job:?}");
+            }
         }
     }
 
@@ -181,6 +194,15 @@ impl World {
             }
             let has_nodes = !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible);
             assert_eq!(has_nodes, job.allocation.is_some(), "{job:?}");
+            // Who asks is answered as soon as there is something to say.
+            let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
+            match job.burst_buffer {
+                BurstBuffer::DataIn => {
+                    assert!(!is_decided && !job.may_start_on_disk() && !job.put_off, "{job:?}")
+                }
+                BurstBuffer::PreRun => assert_eq!(job.rsa_state, RsaState::Mounting, "{job:?}"),
+                _ => {}
+            }
             // Nothing waits for ever: work, a pause, the workload manager, other jobs, or somebody who was told.
             let waits = job.under_way.is_some()
                 || job.not_before.is_some()
@@ -189,7 +211,28 @@ impl World {
             let for_people =
                 matches!(job.rsa_state, RsaState::Held | RsaState::Lost) && !job.message.is_empty();
             let for_the_queue = job.job_state != JobState::Finished && job.job_state != JobState::Demoted;
-            assert!(waits || for_people || for_the_queue || !job.waits_for.is_empty(), "{job:?}");
+            let for_teardown = job.burst_buffer == BurstBuffer::Kept && self.is_told(job.id);
+            let for_others = !job.waits_for.is_empty() || for_teardown;
+            assert!(waits || for_people || for_the_queue || for_others, "{job:?}");
+        }
+    }
+
+    /// Whether the workload manager was told that the results for which it keeps a job are not waited for any longer; or has lost
+    /// the job.
+    fn is_told(&self, of: Incarnation) -> bool {
+        !matches!(self.buffers.get(index_of(of)), Some(Buffer::Kept { told: false }))
+    }
+
+    /// The workload manager ends a job with a burst buffer that has been told to, or that waits for nothing.
+    fn tears_down(&mut self, requests: &[Request]) {
+        for index in 0..self.buffers.len() {
+            let known = self.schedule.jobs().contains_key(&self.id(index));
+            match self.buffers[index] {
+                Buffer::Kept { told: false } if known => continue,
+                Buffer::No | Buffer::TornDown => continue,
+                Buffer::StagingOut if known => continue,
+                _ => self.happen(&Happening::Asks(index, BurstBufferCall::Teardown), requests),
+            }
         }
     }
 
@@ -198,6 +241,7 @@ impl World {
         let mut world = self.clone();
         for _ in 0..200 {
             world.slurm.fill(Slurm::Gone);
+            world.tears_down(requests);
             world.happen(&Happening::Queue, requests);
             for index in 0..self.slurm.len() {
                 if world.is_unknown(index) && !world.found[index] {

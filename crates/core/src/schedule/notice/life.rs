@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::schedule::JobState;
+use crate::schedule::{BurstBuffer, JobState};
 use crate::{Incarnation, NodeName, duration};
 
 /// Why a job has another state in the workload manager.
@@ -30,6 +30,8 @@ pub enum Turn {
     Demoted,
     /// It has had its RSA nodes for so long without starting.
     NotStarted(Duration),
+    /// The workload manager has torn its burst buffer down.
+    TornDown,
 }
 
 impl fmt::Display for Turn {
@@ -44,6 +46,7 @@ impl fmt::Display for Turn {
             Turn::BackInQueue => f.write_str("is back in the queue"),
             Turn::StartedAnew => f.write_str("was started anew"),
             Turn::Demoted => f.write_str("has been demoted"),
+            Turn::TornDown => f.write_str("has no burst buffer any more"),
             Turn::NotStarted(limit) => {
                 let limit = duration::limit(*limit);
                 write!(f, "has not started for {limit}, and others wait for its RSA nodes")
@@ -90,6 +93,12 @@ pub enum Life {
         /// Nothing if it did not wait.
         waited_for: String,
     },
+    /// The workload manager has come so far with its burst buffer, or was answered.
+    BurstBuffer(BurstBuffer),
+    /// It has a burst buffer, and is not next any more: its RSA nodes are for others.
+    PutOff,
+    /// It has a burst buffer, and RSA nodes are for it.
+    Wanted,
     /// Somebody else has released it.
     Released,
     /// Somebody has ordered another attempt.
@@ -109,7 +118,7 @@ impl Life {
         words: &dyn Fn() -> Option<String>,
     ) -> Option<String> {
         match self {
-            Life::OnDeck => None,
+            Life::OnDeck | Life::BurstBuffer(_) | Life::PutOff | Life::Wanted => None,
             Life::Becomes(
                 _,
                 Turn::Runs | Turn::Ended | Turn::EndedOnItsNodes | Turn::LeftQueue | Turn::BackInQueue,
@@ -149,6 +158,20 @@ impl fmt::Display for Life {
                 }
                 f.write_str(", and reads it from disk")
             }
+            Life::BurstBuffer(stage) => f.write_str(match stage {
+                BurstBuffer::Unasked | BurstBuffer::SetUp => "its burst buffer is set up",
+                BurstBuffer::DataIn => "the workload manager waits for its input",
+                BurstBuffer::Answered => "the workload manager may start it",
+                BurstBuffer::PreRun => {
+                    "has nodes; the workload manager waits for its RAM disk to be shown there"
+                }
+                BurstBuffer::Started => "the workload manager may start it on its nodes",
+                BurstBuffer::PostRun => "has ended; the workload manager waits for its results",
+                BurstBuffer::Kept => "the workload manager was told that its results are kept",
+                BurstBuffer::TornDown => "its burst buffer is torn down",
+            }),
+            Life::PutOff => f.write_str("is not next any more: its RSA nodes are for others"),
+            Life::Wanted => f.write_str("is next"),
             Life::Released => f.write_str("was released by hand"),
             Life::Retried => f.write_str("tried again by hand"),
             Life::StagedAgain { other, path } => {

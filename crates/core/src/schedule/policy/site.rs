@@ -99,6 +99,9 @@ pub struct Limits {
     pub ending: Duration,
     /// Being held until there are RSA nodes.
     pub hold: Duration,
+    /// Waiting, with a burst buffer that the workload manager has torn down, to be asked for again: it tears down all of them when
+    /// it is started anew.
+    pub again: Duration,
     /// Waiting for its start with all its input in RAM, while others wait for its RSA nodes.
     pub ready: Duration,
 }
@@ -115,6 +118,7 @@ impl Default for Limits {
             destroy: Duration::from_secs(60),
             ending: Duration::from_secs(300),
             hold: Duration::from_secs(24 * 3600),
+            again: Duration::from_secs(180),
             ready: Duration::from_secs(3600),
         }
     }

@@ -26,6 +26,10 @@ pub(in crate::schedule) enum Happening {
     Broken(usize),
     Whole(usize),
     Cleaned(usize),
+    /// The workload manager asks something for a job with a burst buffer.
+    Asks(usize, BurstBufferCall),
+    /// It goes on with what it was answered.
+    Answered(usize),
     /// A job has been held for as long as it may be.
     HeldTooLong(usize),
     /// What keeps a job in front of the queue is undone.
@@ -68,8 +72,90 @@ impl World {
         all
     }
 
+    /// What the workload manager does for a job with a burst buffer: it asks, asks again, is answered, or forgets to ask.
+    fn burst_buffer_happenings(&self, index: usize, all: &mut Vec<Happening>) {
+        use BurstBufferCall as Call;
+        let Some(buffer) = self.buffers.get(index) else { return };
+        let job = self.schedule.jobs().get(&self.id(index));
+        let is_answered = |stage: BurstBuffer| job.is_none_or(|job| job.burst_buffer >= stage);
+        let asks = |call| Happening::Asks(index, call);
+        let is_pending = matches!(self.slurm[index], Slurm::Waiting | Slurm::Next);
+        let is_gone = self.slurm[index] == Slurm::Gone;
+        match buffer {
+            Buffer::No | Buffer::TornDown if is_gone => {}
+            _ if is_gone && *buffer < Buffer::Running => all.push(asks(Call::Teardown)),
+            Buffer::No => all.push(asks(Call::Setup)),
+            Buffer::SetUp => all.push(asks(Call::DataIn)),
+            Buffer::StagingIn => {
+                all.push(asks(Call::DataIn));
+                if job.is_some() && is_answered(BurstBuffer::Answered) {
+                    all.push(Happening::Answered(index));
+                }
+            }
+            Buffer::StagedIn if self.slurm[index] == Slurm::Next => all.push(asks(Call::PreRun)),
+            Buffer::StagedIn => {}
+            Buffer::PreRun => {
+                all.push(asks(Call::PreRun));
+                if is_answered(BurstBuffer::Started) {
+                    all.push(Happening::Answered(index));
+                }
+            }
+            Buffer::Running => {
+                if matches!(self.slurm[index], Slurm::Ending { .. } | Slurm::Gone) {
+                    // One of them may be lost.
+                    all.extend([asks(Call::PostRun), Happening::Answered(index)]);
+                }
+            }
+            Buffer::StagingOut if is_gone => {
+                all.push(asks(Call::PostRun));
+                match job {
+                    Some(job) if job.results && matches!(job.rsa_state, RsaState::Held | RsaState::Lost) => {
+                        all.push(asks(Call::DataOut));
+                    }
+                    Some(job) if job.results || job.job_state != JobState::Finished => {}
+                    _ => all.push(asks(Call::Teardown)),
+                }
+            }
+            Buffer::Kept { told } => {
+                all.push(asks(Call::DataOut));
+                // Somebody may do what it is told, without being told.
+                if *told || self.faults > 0 {
+                    all.push(asks(Call::Teardown));
+                }
+            }
+            Buffer::StagingOut | Buffer::TornDown => {}
+        }
+        if is_pending && *buffer > Buffer::No && *buffer < Buffer::PreRun && self.swaps < 2 {
+            // The workload manager was started anew.
+            all.push(asks(Call::Teardown));
+        }
+    }
+
+    /// It is asked, which changes what the workload manager waits for.
+    fn ask(&mut self, index: usize, call: BurstBufferCall) {
+        use BurstBufferCall as Call;
+        let is_pending = matches!(self.slurm[index], Slurm::Waiting | Slurm::Next);
+        let buffer = &mut self.buffers[index];
+        *buffer = match (call, *buffer) {
+            (Call::Setup, _) => Buffer::SetUp,
+            (Call::DataIn, _) => Buffer::StagingIn,
+            (Call::PreRun, _) => Buffer::PreRun,
+            (Call::PostRun, _) => Buffer::StagingOut,
+            (Call::DataOut, kept @ Buffer::Kept { .. }) => kept,
+            (Call::DataOut, _) => Buffer::Kept { told: false },
+            (Call::Teardown, _) if is_pending => {
+                self.swaps += 1;
+                Buffer::No
+            }
+            (Call::Teardown, _) => Buffer::TornDown,
+        };
+    }
+
     fn all_happenings(&self) -> Vec<Happening> {
         let mut all = vec![Happening::Queue];
+        for index in 0..self.slurm.len() {
+            self.burst_buffer_happenings(index, &mut all);
+        }
         if self.one_number && self.swaps < 2 {
             for (old, state) in self.slurm.iter().enumerate() {
                 let next = self.slurm.iter().position(|state| matches!(state, Slurm::Absent | Slurm::Gone));
@@ -96,11 +182,11 @@ impl World {
                     all.push(Happening::Becomes(index, Slurm::Gone));
                 }
                 Slurm::Next => {
-                    if self.swaps < 2 {
+                    if self.swaps < 2 && self.buffers.get(index) != Some(&Buffer::PreRun) {
                         all.push(Happening::Becomes(index, Slurm::Waiting));
                     }
                     let running = Slurm::Running { prolog_ran: false, nodes: self.compute_nodes };
-                    if !(self.held && index == 0) {
+                    if !(self.held && index == 0) && self.buffers.is_empty() {
                         all.push(Happening::Becomes(index, running));
                     }
                     all.push(Happening::Becomes(index, Slurm::Gone));
@@ -257,6 +343,24 @@ impl World {
                 self.lose_the_journal();
                 return None;
             }
+            Happening::Answered(index) => {
+                let (to, slurm) = match self.buffers[*index] {
+                    Buffer::StagingIn => (Buffer::StagedIn, None),
+                    Buffer::PreRun => {
+                        let running = Slurm::Running { prolog_ran: false, nodes: self.compute_nodes };
+                        (Buffer::Running, Some(running))
+                    }
+                    _ => (Buffer::StagingOut, None),
+                };
+                self.buffers[*index] = to;
+                self.slurm[*index] = slurm.unwrap_or(self.slurm[*index]);
+                return None;
+            }
+            Happening::Asks(index, call) => {
+                self.ask(*index, *call);
+                let seen = Box::new(self.seen(*index, requests));
+                Event::BurstBuffer { call: *call, seen }
+            }
             Happening::UsedAgain(old, next) => {
                 // What ran goes on where nobody looks, and has ended soon.
                 (self.slurm[*old], self.slurm[*next]) = (Slurm::Gone, Slurm::Waiting);
@@ -286,7 +390,7 @@ impl World {
             Happening::Queue => Event::Queue {
                 taken: Time(NOW.0 + 1),
                 jobs: (0..self.slurm.len())
-                    .filter(|index| !matches!(self.slurm[*index], Slurm::Gone | Slurm::Absent))
+                    .filter(|index| self.is_in_queue(*index))
                     .map(|index| self.seen(index, requests))
                     .collect(),
             },

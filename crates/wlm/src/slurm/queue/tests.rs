@@ -35,6 +35,10 @@ fn every_state_has_its_standing() {
     }
     // As after any change of a job.
     assert_eq!(super::standing("PENDING", "None", 1), Standing::Unjudged);
+    assert_eq!(super::standing("PENDING", "BurstBufferStageIn", 1), Standing::StagingIn);
+    assert_eq!(super::standing("PENDING", "BurstBufferResources", 1), Standing::Waiting);
+    assert_eq!(super::standing("PENDING", "BurstBufferStageIn", 0), Standing::Held);
+    assert_eq!(super::standing("STAGE_OUT", "None", 1), Standing::Ended);
     assert_eq!(super::standing("PENDING", "None", 0), Standing::Held);
 }
 
@@ -51,6 +55,18 @@ fn all_fields_of_a_job_are_read() {
 }
 
 #[test]
+fn a_job_has_a_burst_buffer_of_ours_if_slurm_has_found_our_lines() {
+    let has = |directives: &str| {
+        let line = format!(
+            "7|N/A|0|5|60|PENDING|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|a|j|\n"
+        );
+        parse(line.as_bytes(), "|").unwrap().jobs[0].has_burst_buffer
+    };
+    assert!(has("#RSA_DATA_IN=/a\n#RSA_DATA_OUT=/b"));
+    assert!(!has("(null)") && !has("#DW jobdw capacity=1GiB # #RSA_DATA_IN"));
+}
+
+#[test]
 fn only_our_own_hold_is_marked_as_ours() {
     let jobs = sample();
     assert!(jobs[&45].held_for_input && jobs[&22].held_for_input);
@@ -61,7 +77,7 @@ fn only_our_own_hold_is_marked_as_ours() {
 fn a_job_depends_on_what_is_still_in_the_queue() {
     let line = |number: u32, state: &str, priority: u32, dependency: &str| {
         format!(
-            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|j|\n"
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|(null)|j|\n"
         )
     };
     let on = |dependency: &str, state: &str| {
@@ -94,7 +110,7 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
 fn a_singleton_waits_for_its_namesakes() {
     let line = |job: u32, tasks: &str, uid: u32, state: &str, reason: &str, dependency: &str, name: &str| {
         format!(
-            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|a|{name}|\n"
+            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|(null)|a|{name}|\n"
         )
     };
     let singleton = |reason: &str| line(7, "N/A", 5, "PENDING", reason, "singleton(unfulfilled)", "one");
@@ -118,8 +134,8 @@ fn a_singleton_waits_for_its_namesakes() {
 fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_waits() {
     let depends = |dependency: &str| {
         let text = format!(
-            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|a|j|\n\
-             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|a|j|\n"
+            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|(null)|a|j|\n\
+             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|(null)|a|j|\n"
         );
         let jobs = parse(text.as_bytes(), "|").unwrap().jobs;
         (jobs[0].dependent, jobs[0].depends_on.iter().map(|job| job.0).collect::<Vec<_>>())
@@ -138,7 +154,7 @@ fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_wait
 fn a_mark_is_that_of_one_life() {
     let marked = |restarts: u32, comment: &str| {
         let text = format!(
-            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|j|\n"
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|(null)|j|\n"
         );
         parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
     };
@@ -171,8 +187,9 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 #[test]
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
-        let line =
-            format!("46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|a|j|\n");
+        let line = format!(
+            "46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|(null)|a|j|\n"
+        );
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
     for (tasks, next) in [("3-9", 3), ("0,5%2", 0), ("12-20:4", 12), ("7,9,11,...", 7)] {
@@ -185,7 +202,7 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
         format!(
-            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|a|j|\n"
+            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|(null)|a|j|\n"
         )
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
@@ -201,8 +218,8 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
 fn a_rest_of_an_array_that_waits_for_another_job_is_told_apart_from_jobs() {
     let rests = |reason: &str, priority: u32, mark: &str, dependency: &str| {
         let text = format!(
-            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|a|j|\n\
-             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|a|j|\n"
+            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|(null)|a|j|\n\
+             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|(null)|a|j|\n"
         );
         let queue = parse(text.as_bytes(), "|").unwrap();
         assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [6]);
@@ -240,14 +257,14 @@ fn a_component_of_a_heterogeneous_job_is_told_with_its_job() {
 
 #[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|a|j|\n";
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|(null)|a|j|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in [
         ("43|N/A", "x|N/A"),
         ("|0|7", "|-1|7"),
         ("n[1-2]", "n[1-"),
         ("n[1-2]", "a/b"),
-        ("|N/A|a|j|", "|x|a|j|"),
+        ("|N/A|(null)|a|j|", "|x|(null)|a|j|"),
         ("|q|", "|"),
     ] {
         let result = parse(line.replace(part, wrong).as_bytes(), "|");

@@ -1,0 +1,154 @@
+//! `ondeck burst-buffer`: what Slurm's burst-buffer plugin, `burst_buffer.lua`, calls on the controller, as the user that
+//! slurmctld runs as. It asks the scheduler again and again, and says in one line what came of it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferVerdict};
+use ondeck_api::wire::RefusalCode;
+use ondeck_api::{CallError, Config};
+use ondeck_core::{JobId, WaitPolicy, exit};
+
+use super::{Scheduler, explain, shown};
+
+/// How long one question waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the scheduler has to answer beyond that.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// How long it waits before it asks a scheduler again that did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What Slurm's burst-buffer plugin calls for a job: returns when that is done, or when the job needs not wait for it
+///
+/// The last line says what came of it, for the plugin: `done`, `on disk`, `kept`, `failed` or `later`, and what the user should
+/// know. If the scheduler does not answer, a job that may start without its input is not kept waiting.
+#[derive(Args)]
+pub struct BurstBufferArgs {
+    /// What Slurm asks
+    #[arg(value_name = "CALL")]
+    call: Call,
+
+    /// The job's number
+    #[arg(value_name = "JOB")]
+    job: u32,
+
+    /// How many seconds it may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 240)]
+    limit: u64,
+
+    /// The job's script, which says whether the job may start without its input
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+
+    /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Call {
+    Setup,
+    DataIn,
+    PreRun,
+    PostRun,
+    DataOut,
+    Teardown,
+}
+
+impl Call {
+    /// As the route has it.
+    fn word(self) -> &'static str {
+        match self {
+            Call::Setup => "setup",
+            Call::DataIn => "data_in",
+            Call::PreRun => "pre_run",
+            Call::PostRun => "post_run",
+            Call::DataOut => "data_out",
+            Call::Teardown => "teardown",
+        }
+    }
+}
+
+pub fn burst_buffer(args: &BurstBufferArgs) -> ExitCode {
+    let (word, message) = match ask(args) {
+        Ok(BurstBufferAnswer { verdict, message }) => (word(verdict), message),
+        Err(error) => unheard(args, &error),
+    };
+    // One line, whatever is in the message.
+    println!("ondeck: {word}: {}", shown(&message).replace('\n', " "));
+    ExitCode::from(exit::OK)
+}
+
+fn word(verdict: BurstBufferVerdict) -> &'static str {
+    match verdict {
+        BurstBufferVerdict::Done => "done",
+        BurstBufferVerdict::OnDisk => "on disk",
+        BurstBufferVerdict::Later => "later",
+        BurstBufferVerdict::Kept => "kept",
+        BurstBufferVerdict::Failed => "failed",
+    }
+}
+
+/// What follows if the scheduler can't be asked: the job never fails for that, and no results count as home.
+fn unheard(args: &BurstBufferArgs, error: &anyhow::Error) -> (&'static str, String) {
+    let why = match error.downcast_ref::<CallError>() {
+        Some(call) => explain(call),
+        None => format!("{error:#}"),
+    };
+    match args.call {
+        Call::DataIn if must_have_its_input(args) => ("later", why),
+        Call::Setup | Call::DataIn | Call::PreRun => ("on disk", format!("{why}; the job works on disk")),
+        Call::PostRun | Call::DataOut | Call::Teardown => ("later", why),
+    }
+}
+
+/// Whether a job must not start without its input, by its script.
+fn must_have_its_input(args: &BurstBufferArgs) -> bool {
+    let Some(script) = &args.script else { return false };
+    let Ok(text) = std::fs::read(script) else { return false };
+    let request = ondeck_directive::parse(&text);
+    request.is_ok_and(|parsed| parsed.request.wait_policy() == WaitPolicy::Hold)
+}
+
+/// Asks until there is an answer that is no matter of time.
+fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
+    let config = Config::load(args.config.as_deref())?;
+    let until = Instant::now() + Duration::from_secs(args.limit);
+    let waits_for_us = args.call == Call::DataOut || args.call == Call::DataIn && must_have_its_input(args);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let asked = ask_once(&config, args, left);
+        let is_over = left <= MARGIN;
+        match asked {
+            Ok(answer) if answer.verdict == BurstBufferVerdict::Later && !is_over => {}
+            Ok(answer) => return Ok(answer),
+            Err(error) => {
+                let may_come_back = !matches!(
+                    error.downcast_ref::<CallError>(),
+                    Some(CallError::Refused { refusal, .. }) if refusal.code != RefusalCode::Failed
+                );
+                if is_over || !waits_for_us || !may_come_back {
+                    return Err(error);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+fn ask_once(config: &Config, args: &BurstBufferArgs, left: Duration) -> Result<BurstBufferAnswer> {
+    let patience = PATIENCE.min(left.saturating_sub(MARGIN));
+    let question = BurstBufferQuestion {
+        job: JobId(args.job),
+        patience_ms: patience.as_millis().try_into().unwrap_or(0),
+    };
+    let path = format!("burst-buffer/{}", args.call.word());
+    let scheduler = Scheduler::find(config).context("no scheduler")?;
+    Ok(scheduler.ask("POST", &path, Some(&question), Some(patience + MARGIN))?)
+}

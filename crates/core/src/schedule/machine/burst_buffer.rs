@@ -1,0 +1,217 @@
+//! What the workload manager asks for a job with a burst buffer: it waits for the job's input before the start, and for its
+//! results after the end. Calls may be lost, come twice or late; each says all that is known of the job.
+
+use std::time::Duration;
+
+use super::handling::Handling;
+use super::queue::is_next;
+use crate::schedule::effects::Action;
+use crate::schedule::event::{BurstBufferCall, ObservedJob};
+use crate::schedule::notice::{Life, Turn};
+use crate::schedule::{BurstBuffer, Job, JobState, Prolog, RsaState, Time};
+use crate::{Incarnation, QueuedJob, Standing};
+
+impl Job {
+    /// Whether the workload manager was told that its input is in RAM: it stays there until the job has started.
+    pub fn is_promised(&self) -> bool {
+        self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk()
+    }
+
+    /// Whether the workload manager keeps it waiting until its input is there.
+    pub(super) fn is_kept_waiting(&self) -> bool {
+        self.burst_buffer == BurstBuffer::DataIn && !self.may_start_on_disk()
+    }
+}
+
+impl Handling<'_> {
+    pub(super) fn burst_buffer(&mut self, call: BurstBufferCall, seen: &ObservedJob) {
+        use BurstBufferCall as Call;
+        let id = seen.job.id;
+        if !self.schedule.jobs.contains_key(&id) {
+            // Nothing of one that has ended is left, or the journal was lost: what is left then is found.
+            let (Call::Setup | Call::DataIn | Call::PreRun, Some(request)) = (call, &seen.request) else {
+                return;
+            };
+            self.admit(seen, request.clone(), JobState::Ondeck);
+            self.job(id).put_off = !self.is_wanted(&seen.job);
+        }
+        match call {
+            Call::Setup => {
+                let job = &self.schedule.jobs[&id];
+                if job.burst_buffer == BurstBuffer::TornDown && job.job_state == JobState::Ondeck {
+                    self.job(id).burst_buffer = BurstBuffer::Unasked;
+                }
+                self.reaches(id, BurstBuffer::SetUp)
+            }
+            Call::DataIn => {
+                if self.reaches(id, BurstBuffer::DataIn) && !self.schedule.jobs[&id].may_start_on_disk() {
+                    self.put_off(id, !self.is_near(&seen.job));
+                }
+                true
+            }
+            Call::PreRun => self.pre_run(seen),
+            Call::PostRun => {
+                self.reaches(id, BurstBuffer::PostRun);
+                self.post_run(id)
+            }
+            Call::DataOut => {
+                let kept = self.reaches(id, BurstBuffer::Kept);
+                if self.schedule.jobs[&id].allocation.is_none() {
+                    self.let_go_of_burst_buffer(id);
+                }
+                kept
+            }
+            Call::Teardown => self.torn_down(id),
+        };
+    }
+
+    /// A job's burst buffer comes so far; returns whether it had not yet.
+    fn reaches(&mut self, id: Incarnation, stage: BurstBuffer) -> bool {
+        let has = self.schedule.jobs[&id].burst_buffer;
+        if has >= stage {
+            return false;
+        }
+        self.job(id).burst_buffer = stage;
+        self.note(Some(id), Life::BurstBuffer(stage));
+        true
+    }
+
+    /// A job that has not started was cancelled, which the queue shows, or the workload manager was started anew and asks for
+    /// it again: what is made for it is kept for a while.
+    fn torn_down(&mut self, id: Incarnation) -> bool {
+        let job = &self.schedule.jobs[&id];
+        let may_come_again = job.job_state == JobState::Ondeck && job.burst_buffer < BurstBuffer::TornDown;
+        let is_made = matches!(
+            job.rsa_state,
+            RsaState::Booting | RsaState::Booted | RsaState::StagingIn | RsaState::Ready
+        );
+        self.reaches(id, BurstBuffer::TornDown);
+        if may_come_again && is_made {
+            let now = self.now;
+            self.job(id).doubted = Some(now);
+        } else if self.schedule.jobs[&id].job_state == JobState::Ondeck {
+            self.set_job_state(id, JobState::Demoted, Turn::TornDown);
+        }
+        true
+    }
+
+    fn pre_run(&mut self, seen: &ObservedJob) -> bool {
+        let id = seen.job.id;
+        match self.schedule.jobs[&id].job_state {
+            JobState::Ondeck => self.started(seen, Prolog::Expected(None)),
+            JobState::Running if self.is_later_run(&seen.job) => {
+                self.forgotten(id, Turn::StartedAnew);
+                return false;
+            }
+            JobState::Running => {
+                let job = self.job(id);
+                if job.io_nodes.is_empty() {
+                    job.io_nodes.clone_from(&seen.io_nodes);
+                }
+            }
+            // An earlier run of it is not over.
+            JobState::Demoted | JobState::Finished => return false,
+        }
+        self.reaches(id, BurstBuffer::PreRun)
+    }
+
+    /// Its Epilogs unmount: its processes may still write what they must.
+    fn post_run(&mut self, id: Incarnation) -> bool {
+        let job = &self.schedule.jobs[&id];
+        if job.job_state != JobState::Running {
+            return false;
+        }
+        if job.rsa_state.is_shown() {
+            self.is_ending(id);
+        } else {
+            self.set_job_state(id, JobState::Finished, Turn::Ending);
+        }
+        true
+    }
+
+    /// A job's processes are being ended; they are waited for.
+    pub(super) fn is_ending(&mut self, id: Incarnation) {
+        if self.schedule.jobs[&id].ending.is_none() {
+            let until = self.now.plus(self.schedule.site.limits.ending);
+            self.job(id).ending = Some(until);
+            self.note(Some(id), Life::Ending);
+        }
+    }
+
+    /// Whether RSA nodes are for a job with a burst buffer now, by what the queue shows of it.
+    fn is_wanted(&self, seen: &QueuedJob) -> bool {
+        is_next(&self.schedule.site, self.now, seen)
+    }
+
+    /// Whether the workload manager may start a job soon, as far as it says when.
+    fn is_near(&self, seen: &QueuedJob) -> bool {
+        let horizon = self.schedule.site.horizon;
+        let at = |start: u64| Time(start.saturating_mul(1000));
+        horizon.is_zero() || seen.start.is_none_or(|start| at(start) <= self.now.plus(horizon))
+    }
+
+    /// RSA nodes are not for a job now, or are again. It stays known.
+    pub(super) fn put_off(&mut self, id: Incarnation, off: bool) {
+        let now = self.now;
+        let job = &self.schedule.jobs[&id];
+        if job.put_off == off {
+            return;
+        }
+        let job = self.job(id);
+        (job.put_off, job.lacking, job.doubted) = (off, None, None);
+        if job.rsa_state == RsaState::Initial {
+            job.since = now;
+            job.waits_for.clear();
+        }
+        self.note(Some(id), if off { Life::PutOff } else { Life::Wanted });
+    }
+
+    /// Answers whoever waits for a job with a burst buffer. Returns whether anybody did.
+    pub(super) fn answer_burst_buffer(&mut self, id: Incarnation) -> bool {
+        let Some(job) = self.schedule.jobs.get(&id) else { return false };
+        let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
+        let answered = match job.burst_buffer {
+            BurstBuffer::DataIn if job.may_start_on_disk() || is_decided => BurstBuffer::Answered,
+            BurstBuffer::PreRun if job.rsa_state != RsaState::Mounting => BurstBuffer::Started,
+            _ => return false,
+        };
+        self.reaches(id, answered)
+    }
+
+    /// The workload manager keeps a job whose results are home, or given up, because it was told that they are not.
+    pub(super) fn let_go_of_burst_buffer(&mut self, id: Incarnation) {
+        /// It may not have heard it.
+        const PAUSE: Duration = Duration::from_secs(5);
+        if self.schedule.jobs[&id].burst_buffer != BurstBuffer::Kept {
+            return;
+        }
+        if self.schedule.ordered.get(&id).is_none_or(|last| self.now.since(*last) >= PAUSE) {
+            self.order(Action::EndStageOut(id), id);
+        }
+    }
+
+    /// What a look at the queue says of a job with a burst buffer that has not started: whether RSA nodes are for it.
+    pub(super) fn look_at_burst_buffer(&mut self, seen: &QueuedJob, patience: Duration) {
+        let (id, now) = (seen.id, self.now);
+        let job = &self.schedule.jobs[&id];
+        if job.is_promised() || seen.standing == Standing::Configuring {
+            return self.believe(id);
+        }
+        // The workload manager has taken it for its turn, whatever reason it shows.
+        let is_wanted = if job.is_kept_waiting() { self.is_near(seen) } else { self.is_wanted(seen) };
+        if is_wanted {
+            self.put_off(id, false);
+            return self.believe(id);
+        }
+        if job.put_off {
+            return;
+        }
+        let since = job.doubted.unwrap_or(now);
+        if job.doubted.is_none() {
+            self.job(id).doubted = Some(now);
+        }
+        if now.since(since) >= patience {
+            self.put_off(id, true);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Slurm's burst-buffer plugin: what it asks for a job, and what it is answered. Nothing is decided here.
+//!
+//! A question may come again: after the time that it waits, after a restart of either side, or because Slurm asks twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ondeck_api::auth::Caller;
+use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferVerdict as Verdict};
+use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::schedule::{BurstBuffer, BurstBufferCall as Call, Event, Job, JobState, RsaState};
+use ondeck_core::{Incarnation, JobId};
+
+use ondeck_wlm::Controller;
+
+use super::routes::LONGEST_WAIT;
+use super::{Api, refused};
+use crate::queue;
+
+/// How long it is believed who the workload manager's daemon is; and that it can't be told.
+const BELIEVED: Duration = Duration::from_secs(60);
+const BELIEVED_UNKNOWN: Duration = Duration::from_secs(1);
+
+/// How many stage-outs are waited for at a time: up to 23.11 Slurm has 128 places for post_run and data_out together, and another
+/// job's end would wait for one.
+const WAITING_STAGE_OUTS: usize = 96;
+
+fn answer(verdict: Verdict, message: impl Into<String>) -> BurstBufferAnswer {
+    BurstBufferAnswer { verdict, message: message.into() }
+}
+
+/// Somebody who waits for a stage-out, for as long as it is waited for.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Api {
+    /// Whether a question comes from the workload manager's own daemon.
+    async fn is_the_controller(&self, caller: Caller) -> Result<(), Refusal> {
+        if caller.is_administrator() {
+            return Ok(());
+        }
+        let stranger = |why: &str| {
+            let message = format!(
+                "user {} may not ask this{why}: only the user that slurmctld runs as may",
+                caller.uid
+            );
+            Refusal::new(RefusalCode::Forbidden, message)
+        };
+        let controller = self.controller().await?;
+        if controller.uid != caller.uid {
+            return Err(stranger(""));
+        }
+        // A user of that number is root's to make on each machine: only where the controller runs it is the controller's.
+        let hosts = controller.hosts;
+        let Some(address) = caller.address else {
+            let is_here = hosts.iter().any(|host| *host == self.context.name.as_str());
+            return if is_here { Ok(()) } else { Err(stranger(" from there")) };
+        };
+        let known = tokio::task::spawn_blocking(move || {
+            use std::net::ToSocketAddrs;
+            let addresses = hosts.iter().flat_map(|host| (host.as_str(), 0).to_socket_addrs());
+            addresses.flatten().any(|found| found.ip().to_canonical() == address.to_canonical())
+        });
+        if known.await.unwrap_or(false) { Ok(()) } else { Err(stranger(" from there")) }
+    }
+
+    /// Who the workload manager's daemon is. Whoever asks, the workload manager is asked once a minute at most.
+    async fn controller(&self) -> Result<Controller, Refusal> {
+        let mut known = self.controller.lock().await;
+        if let Some((_, controller)) = known.as_ref().filter(|(at, controller)| {
+            at.elapsed() < if controller.is_ok() { BELIEVED } else { BELIEVED_UNKNOWN }
+        }) {
+            return controller.clone().map_err(|error| Refusal::new(RefusalCode::Failed, error));
+        }
+        let controller = self.context.workload_manager.controller().await.map_err(|error| error.to_string());
+        *known = Some((Instant::now(), controller.clone()));
+        controller.map_err(|error| Refusal::new(RefusalCode::Failed, error))
+    }
+
+    pub(super) async fn burst_buffer(
+        self: &Arc<Self>,
+        call: Call,
+        question: BurstBufferQuestion,
+        caller: Caller,
+    ) -> Result<BurstBufferAnswer, Refusal> {
+        self.is_the_controller(caller).await?;
+        let until = Instant::now() + Duration::from_millis(question.patience_ms).min(LONGEST_WAIT);
+        let id = match call {
+            Call::Setup | Call::DataIn | Call::PreRun => {
+                match self.begins(call, question.job, until).await? {
+                    Ok(id) => id,
+                    Err(answer) => return Ok(answer),
+                }
+            }
+            Call::PostRun | Call::DataOut | Call::Teardown => {
+                let Some(job) = self.with_burst_buffer(question.job) else {
+                    return Ok(answer(Verdict::Done, ""));
+                };
+                if call != Call::DataOut {
+                    self.tell(call, &job).await?;
+                }
+                job.id
+            }
+        };
+        let is_one_too_many =
+            call == Call::DataOut && self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS;
+        let _counted = (call == Call::DataOut).then(|| Counted(&self.stage_outs));
+        let mut changed = self.context.watch();
+        loop {
+            let job = self.context.job(id);
+            let goes_on = || {
+                let is_known = is_one_too_many && job.is_some();
+                is_known
+                    .then(|| answer(Verdict::Kept, "staging out goes on, and Slurm is told when it is over"))
+            };
+            if let Some(found) = decided(call, job.as_ref()).or_else(goes_on) {
+                if found.verdict == Verdict::Kept
+                    && let Some(job) = job.filter(|_| call == Call::DataOut)
+                {
+                    // Before it is answered: who is told that it is kept is told of its end.
+                    self.tell(call, &job).await?;
+                }
+                return Ok(found);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                let message =
+                    job.map(|job| if job.waits_for.is_empty() { job.message } else { job.waits_for });
+                return Ok(answer(Verdict::Later, message.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// What is asked for a job that has not started: what the queue shows of it is told. Returns which life of the job it is,
+    /// or what to answer at once.
+    async fn begins(
+        self: &Arc<Self>,
+        call: Call,
+        number: JobId,
+        until: Instant,
+    ) -> Result<Result<Incarnation, BurstBufferAnswer>, Refusal> {
+        let snapshot = tokio::time::timeout_at(until.into(), self.context.queue.fresh()).await;
+        let Ok(snapshot) = snapshot else {
+            return Ok(Err(answer(Verdict::Later, "the queue can't be seen")));
+        };
+        if let Some(fault) = snapshot.fault {
+            return Ok(Err(answer(Verdict::Later, fault)));
+        }
+        let Some(job) = snapshot.jobs.iter().find(|job| job.id.job == number) else {
+            return Ok(Err(answer(Verdict::OnDisk, "")));
+        };
+        let seen = match queue::see(&self.context, job).await {
+            Ok(seen) if seen.request.is_some() => seen,
+            Ok(_) => return Ok(Err(answer(Verdict::OnDisk, ""))),
+            Err(error) => return Ok(Err(answer(Verdict::Later, error.to_string()))),
+        };
+        let id = seen.job.id;
+        let is_of_before = |job: Job| matches!(job.job_state, JobState::Demoted | JobState::Finished);
+        let mut changed = self.context.watch();
+        while self.context.job(id).is_some_and(is_of_before) {
+            // What was made for it before is being removed.
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                return Ok(Err(answer(Verdict::Later, "what was made for it before is being removed")));
+            }
+        }
+        self.context.event(Event::BurstBuffer { call, seen: Box::new(seen) }).await.map_err(refused)?;
+        Ok(Ok(id))
+    }
+
+    /// The life of a job whose burst buffer the workload manager is about to end: the oldest that has one, as a later life
+    /// begins after its end.
+    fn with_burst_buffer(&self, number: JobId) -> Option<Job> {
+        let view = self.context.view();
+        let lives = view.jobs().range(Incarnation::of_number(number)).map(|(_, job)| job);
+        lives.filter(|job| job.burst_buffer.is_live()).min_by_key(|job| job.id).map(|job| Job::clone(job))
+    }
+
+    async fn tell(&self, call: Call, job: &Job) -> Result<(), Refusal> {
+        let seen = queue::known(job);
+        self.context.event(Event::BurstBuffer { call, seen: Box::new(seen) }).await.map_err(refused)
+    }
+}
+
+/// What is to be answered by the state of a job; nothing while it is to be waited for.
+fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
+    let done = |message: &str| Some(answer(Verdict::Done, message));
+    let Some(job) = job else { return done("") };
+    let is_kept =
+        job.results && matches!(job.rsa_state, RsaState::Held | RsaState::Lost) && !job.backing_off();
+    match call {
+        Call::Setup | Call::PostRun => done(""),
+        Call::DataIn if job.burst_buffer < BurstBuffer::Answered => None,
+        Call::DataIn if job.rsa_state == RsaState::Ready => done(&job.message),
+        // What its script would have made is nowhere.
+        Call::DataIn if job.request.stage_in.is_some() && !job.may_start_on_disk() => {
+            Some(answer(Verdict::Failed, job.message.clone()))
+        }
+        Call::DataIn => Some(answer(Verdict::OnDisk, job.message.clone())),
+        Call::PreRun if job.burst_buffer < BurstBuffer::Started => None,
+        Call::PreRun if job.rsa_state.is_shown() => done(""),
+        Call::PreRun => Some(answer(Verdict::OnDisk, job.message.clone())),
+        Call::DataOut if is_kept => Some(answer(Verdict::Kept, job.message.clone())),
+        Call::DataOut if job.results || job.job_state != JobState::Finished => None,
+        Call::DataOut => done(&job.message),
+        // Also while they are staged out: nobody gives them up by ending a job in a hurry.
+        Call::Teardown if job.results => Some(answer(Verdict::Kept, job.message.clone())),
+        // It may be set up again in a minute.
+        Call::Teardown if job.job_state == JobState::Ondeck => done(""),
+        Call::Teardown if job.allocation.is_some() => None,
+        Call::Teardown => done(""),
+    }
+}

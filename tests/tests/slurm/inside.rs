@@ -1,0 +1,548 @@
+//! Slurm itself keeps jobs waiting, as jobs with burst buffers: for their input before the start, for their results after the
+//! end.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use ondeck_testbed::{available, wait_until};
+
+use crate::aids::{LONG, SLOW, await_file, files, folder, give, program, script};
+use crate::cluster::{Cluster, Setup, tree};
+use crate::jobs::{Blocker, Gate, assert_passed, directives, note_source, says, wait_file, was_ram};
+use crate::life::directory;
+
+fn inside(setup: Setup) -> Cluster {
+    Cluster::with(Setup { burst_buffers: true, ..setup })
+}
+
+impl Cluster {
+    /// What squeue shows of a job: its state and the reason. Nothing once it has forgotten it.
+    fn shown(&self, job: u32) -> String {
+        let line = ["squeue", "--noheader", "--states=all", "--format=%T %r", "-j", &job.to_string()];
+        self.slurm.client(&line).stdout.trim().to_owned()
+    }
+
+    #[track_caller]
+    fn wait_shown(&self, job: u32, wanted: &str) {
+        wait_until(LONG, &format!("squeue shows job {job} as {wanted}"), || {
+            self.shown(job).starts_with(wanted)
+        });
+    }
+
+    /// Slurm has no burst buffer any more.
+    #[track_caller]
+    fn assert_no_burst_buffer(&self) {
+        wait_until(LONG, "Slurm has no burst buffer", || {
+            !self.slurm.scontrol(&["show", "burstbuffer"]).stdout.contains("JobID=")
+        });
+    }
+
+    /// Neither Slurm nor the scheduler has anything left.
+    #[track_caller]
+    fn assert_clean_inside(&self) {
+        self.assert_clean();
+        self.assert_no_burst_buffer();
+        self.assert_no_hook_failed();
+    }
+}
+
+#[test]
+fn a_job_waits_for_its_input_in_slurm_and_for_its_results_without_nodes() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let input = directory(alice, "in", &[("a", "alpha")]);
+    let output = directory(alice, "out", &[("old", "old")]);
+    let seen = alice.scratch.join("seen");
+    let gate = Gate::of(alice, "run");
+    let script = format!(
+        "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_OUT_SIZE=1MiB\n{}{}{}cat {i}/a {o}/old > {o}/result\ntouch {}\n{}",
+        directives(&[&input], &[&output]),
+        note_source(&input, &seen),
+        note_source(&output, &seen.with_extension("out")),
+        seen.with_extension("done").display(),
+        gate.line(),
+        i = input.display(),
+        o = output.display(),
+    );
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--exclusive"]);
+    cluster.wait_rsa(job, "READY");
+    // Nobody holds it.
+    let state = cluster.shown(job);
+    assert!(state.starts_with("PENDING") && !state.contains("Held"), "{state}");
+    blocker.release();
+    wait_file(&seen.with_extension("done"));
+    assert!(!output.join("result").exists(), "it is in RAM");
+    assert!(was_ram(&seen) && was_ram(&seen.with_extension("out")));
+    gate.open();
+    cluster.wait_done(job);
+    assert_eq!(says(&output.join("result")), "alphaold");
+    cluster.wait_shown(job, "COMPLETED");
+    let wanted = [
+        "ASSIGNED",
+        "BOOTING",
+        "STAGING_IN",
+        "READY",
+        "MOUNTING",
+        "INUSE_BOTH",
+        "UNMOUNTING",
+        "STAGING_OUT",
+        "TEARDOWN",
+    ];
+    assert_passed(&cluster.states(job), &wanted);
+    assert_eq!(fs::read_dir(&output).unwrap().count(), 2);
+    cluster.assert_quiet();
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_that_may_start_without_its_input_is_not_kept_waiting() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "drain", node, "--reason", "a test"]).assert_success();
+    }
+    let (content, output) = (files(2, 1000), folder(alice, "out", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let lines = [format!("DATA_IN={}", input.display()), format!("DATA_OUT={}", output.display())];
+    let body = format!("cp {}/* {}", input.display(), output.display());
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    cluster.wait_shown(job, "COMPLETED");
+    assert_eq!(tree(&output), content);
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "resume", node]).assert_success();
+    }
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn results_that_somebody_must_decide_on_keep_the_job_and_its_dependants_in_slurm() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let fails = program(alice, "stage-out", "#!/bin/sh\ntest -e $HOME/mended\n");
+    let lines = [
+        "NODES=1".to_owned(),
+        format!("DATA_OUT={}", output.display()),
+        format!("STAGE_OUT={}", fails.display()),
+    ];
+    let job =
+        cluster.start_staged(&script(alice, &lines, &format!("echo result > {}/a", output.display())), 1);
+    let after = [&format!("--dependency=afterburstbuffer:{job}"), "--nodes=1", "--output=/dev/null"];
+    let dependant = cluster.slurm.submit(alice, "#!/bin/sh\ntrue\n", &after);
+    cluster.wait_rsa(job, "HELD");
+    cluster.wait_shown(job, "STAGE_OUT");
+    // Its nodes are free for others.
+    Blocker::new(&cluster, 4).release();
+    wait_until(LONG, "the scheduler has told Slurm that they are kept", || {
+        cluster.log_of(job).contains("was told that its results are kept")
+    });
+    assert!(cluster.shown(job).starts_with("STAGE_OUT") && cluster.shown(dependant).starts_with("PENDING"));
+    // What is told once is remembered.
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    fs::write(alice.home.join("mended"), "").unwrap();
+    cluster.ondeck(&["job", "retry", &job.to_string()]).assert_success();
+    cluster.wait_done(job);
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.wait_shown(dependant, "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_that_is_cancelled_in_any_phase_leaves_nothing_and_loses_nothing() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(4, 2 << 20));
+    let wait = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let blocker = Blocker::new(&cluster, 4);
+    for state in ["STAGING_IN", "READY"] {
+        let job = cluster.submit(&script(alice, &wait, "true"), 1);
+        cluster.wait_rsa(job, state);
+        cluster.slurm.cancel(job);
+        cluster.wait_done(job);
+        // Slurm 22.05 ends its own teardown together with a data_in that it interrupts, and keeps the burst buffer's entry until
+        // slurmctld is started anew.
+        cluster.assert_clean();
+    }
+    blocker.release();
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("echo result > {}/a; tell wrote; await never", output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "wrote");
+    cluster.slurm.cancel(job);
+    cluster.wait_done(job);
+    assert_eq!(says(&output.join("a")), "result");
+    cluster.wait_shown(job, "CANCELLED");
+    cluster.assert_clean();
+    cluster.assert_no_hook_failed();
+}
+
+#[test]
+fn ended_in_a_hurry_results_are_still_brought_home() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (content, output) = (files(4, 2 << 20), folder(alice, "out", &BTreeMap::new()));
+    let source = folder(alice, "source", &content);
+    let body = format!("cp {}/* {}", source.display(), output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    cluster.wait_shown(job, "STAGE_OUT");
+    cluster.slurm.client_as(alice, &["scancel", "--hurry", &job.to_string()]).assert_success();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_requeued_job_has_two_lives_whose_results_both_come_home() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "echo life > {o}/life-${{SLURM_RESTART_COUNT:-0}}; tell wrote-${{SLURM_RESTART_COUNT:-0}}; \
+         [ -n \"$SLURM_RESTART_COUNT\" ] || await never",
+        o = output.display()
+    );
+    let text = script(alice, &[format!("DATA_OUT={}", output.display())], &body);
+    let job =
+        cluster.slurm.submit(alice, &text, &["--nodes=1", "--exclusive", "--requeue", "--output=/dev/null"]);
+    await_file(alice, "wrote-0");
+    cluster.slurm.requeue(job);
+    wait_until(LONG, "the first life's results are home", || output.join("life-0").exists());
+    // Slurm lets it wait for two minutes.
+    cluster.wait_shown(job, "PENDING");
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
+    await_file(alice, "wrote-1");
+    cluster.wait_shown(job, "COMPLETED");
+    wait_until(LONG, "the second life's results are home", || output.join("life-1").exists());
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_stage_in_script_that_fails_keeps_its_job_from_starting_with_the_reason() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: "attempts = 1\n".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 100));
+    let fails = program(alice, "stage-in", "#!/bin/sh\necho no such case >&2\nexit 3\n");
+    let lines = [format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", fails.display())];
+    let job = cluster.submit(&script(alice, &lines, "tell started"), 1);
+    wait_until(LONG, "Slurm holds it", || cluster.slurm.job(job)["Priority"] == "0");
+    let why = cluster.slurm.client(&["squeue", "--noheader", "--format=%R", "-j", &job.to_string()]).stdout;
+    assert!(why.contains("failed with exit code 3") && !why.contains("works on disk"), "{why}");
+    assert!(!alice.scratch.join("started").exists());
+    assert!(cluster.show(job).contains("stage-in"), "{}", cluster.show(job));
+    cluster.slurm.cancel(job);
+    cluster.wait_done(job);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn daemons_that_are_killed_in_any_phase_lose_no_job_and_no_result() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(4, 2 << 20);
+    let (input, output) = (folder(alice, "in", &content), folder(alice, "out", &BTreeMap::new()));
+    let lines = [
+        "WAIT=hold".to_owned(),
+        "OUT_SIZE=16MiB".to_owned(),
+        format!("DATA_IN={}", input.display()),
+        format!("DATA_OUT={}", output.display()),
+    ];
+    let body = format!("cp {}/* {}; tell copied; await end", input.display(), output.display());
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, &body), 2);
+    let scheduler = || {
+        cluster.kill("scheduler");
+        cluster.start_scheduler();
+    };
+    cluster.wait_rsa(job, "STAGING_IN");
+    scheduler();
+    cluster.wait_rsa(job, "READY");
+    scheduler();
+    blocker.release();
+    await_file(alice, "copied");
+    scheduler();
+    give(alice, "end");
+    cluster.wait_rsa(job, "STAGING_OUT");
+    scheduler();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_controller_that_is_killed_asks_again_and_is_answered_the_same() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (content, output) = (files(4, 2 << 20), folder(alice, "out", &BTreeMap::new()));
+    let source = folder(alice, "source", &content);
+    let body = format!("cp {}/* {}; tell copied; await end", source.display(), output.display());
+    let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
+    await_file(alice, "copied");
+    cluster.slurm.wait_saved(job);
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    // The state of a job that has ended is saved with those of others.
+    let held = cluster.slurm.submit(alice, "#!/bin/sh\ntrue\n", &["--hold", "--output=/dev/null"]);
+    give(alice, "end");
+    cluster.wait_rsa(job, "STAGING_OUT");
+    cluster.slurm.wait_saved(held);
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    wait_until(LONG, "Slurm has ended it", || !cluster.shown(job).contains("STAGE_OUT"));
+    cluster.slurm.cancel(held);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn what_is_staged_outlives_a_restart_of_the_controller() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let body = format!(
+        "findmnt -n -o SOURCE -T {i} > {s}/where; cp {i}/* {o}",
+        i = input.display(),
+        s = alice.scratch.display(),
+        o = output.display()
+    );
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    cluster.wait_rsa(job, "READY");
+    cluster.slurm.wait_saved(job);
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    blocker.release();
+    // A minute later it is set up again.
+    wait_until(LONG, "the job has run", || cluster.shown(job).starts_with("COMPLETED"));
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    assert!(was_ram(&alice.scratch.join("where")));
+    assert_eq!(
+        cluster.states(job).iter().filter(|state| *state == "BOOTING").count(),
+        1,
+        "{:?}",
+        cluster.states(job)
+    );
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn each_element_of_an_array_is_staged_by_itself() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let (content, output) = (files(1, 1000), folder(alice, "out", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let lines = ["WAIT=hold".to_owned(), "NODES=1".to_owned(), format!("DATA_IN={}", input.display())];
+    let body = format!(
+        "findmnt -n -o SOURCE -T {i} > {o}/where-$SLURM_ARRAY_TASK_ID; cp {i}/part-0 {o}/copy-$SLURM_ARRAY_TASK_ID",
+        i = input.display(),
+        o = output.display()
+    );
+    let options = ["--nodes=1", "--exclusive", "--array=1-4", "--output=/dev/null"];
+    let job = cluster.slurm.submit(alice, &script(alice, &lines, &body), &options);
+    wait_until(LONG, "all elements have run", || {
+        let shown = cluster.shown(job);
+        shown.lines().count() == 4 && shown.lines().all(|line| line.starts_with("COMPLETED"))
+    });
+    for element in 1..=4 {
+        assert_eq!(fs::read(output.join(format!("copy-{element}"))).unwrap(), content["part-0"]);
+        assert!(was_ram(&output.join(format!("where-{element}"))), "element {element}");
+    }
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn only_the_user_of_slurmctld_on_its_host_may_ask() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 100));
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, "true"), 1).to_string();
+    cluster.wait_rsa(job.parse().unwrap(), "READY");
+    let slurm = cluster.slurm.client(&["id", "-u", "slurm"]).stdout.trim().parse::<u32>().unwrap();
+    let ctl = cluster.host("ctl");
+    for (host, who) in [
+        (ctl.log_in(alice), "alice on the controller"),
+        (cluster.host("c1").as_user(slurm, slurm), "slurm elsewhere"),
+        (cluster.host("c1").log_in(alice), "alice elsewhere"),
+    ] {
+        let ran = cluster.ondeck_on(&host, &["burst-buffer", "teardown", &job]);
+        assert!(ran.stdout.contains("ondeck: later: ") && ran.stdout.contains("may not"), "{who}: {ran:?}");
+    }
+    assert_eq!(cluster.job(job.parse().unwrap()).unwrap()["rsa_state"], "READY");
+    // Nor may that user do anything else.
+    let controller = ctl.as_user(slurm, slurm);
+    cluster.ondeck_on(&controller, &["job", "abandon", &job, "--yes"]).assert_code(2);
+    cluster.ondeck_on(&controller, &["node", "drain", "r1", "--reason", "a test"]).assert_code(2);
+    assert!(
+        cluster.ondeck_on(&controller, &["burst-buffer", "data_in", &job]).stdout.contains("ondeck: done: ")
+    );
+    blocker.release();
+    cluster.wait_done(job.parse().unwrap());
+    cluster.wait_shown(job.parse().unwrap(), "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_that_reads_results_starts_when_they_are_on_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (content, output) = (files(4, 2 << 20), folder(alice, "out", &BTreeMap::new()));
+    let source = folder(alice, "source", &content);
+    let body = format!("await go; cp {}/* {}", source.display(), output.display());
+    let lines = ["NODES=1".to_owned(), format!("DATA_OUT={}", output.display())];
+    let producer = cluster.start_staged(&script(alice, &lines, &body), 1);
+    for (wait, name) in [("disk", "first"), ("hold", "second")] {
+        let copied = folder(alice, name, &BTreeMap::new());
+        let lines = [format!("WAIT={wait}"), "NODES=1".to_owned(), format!("DATA_IN={}", output.display())];
+        let body = format!("cp {}/* {}; tell {name}-done", output.display(), copied.display());
+        let after =
+            [&format!("--dependency=afterok:{producer}"), "--nodes=1", "--exclusive", "--output=/dev/null"];
+        cluster.slurm.submit(alice, &script(alice, &lines, &body), &after);
+    }
+    give(alice, "go");
+    for name in ["first", "second"] {
+        await_file(alice, &format!("{name}-done"));
+        assert_eq!(tree(&alice.scratch.join(name)), content, "{name}");
+    }
+    cluster.wait_done(producer);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_is_not_kept_waiting_for_its_input_for_longer_than_the_limit() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { limits: "hold = \"3s\"".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "drain", node, "--reason", "a test"]).assert_success();
+    }
+    let (content, output) = (files(1, 1000), folder(alice, "copied", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let body = format!("cp {}/* {}", input.display(), output.display());
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    cluster.wait_shown(job, "PENDING BurstBufferStageIn");
+    cluster.wait_shown(job, "COMPLETED");
+    assert_eq!(tree(&output), content);
+    assert!(cluster.note(job).contains("no RSA nodes for it within 3 s"), "{}", cluster.note(job));
+    for node in ["r1", "r2", "r3", "r4"] {
+        cluster.ondeck(&["node", "resume", node]).assert_success();
+    }
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn ten_jobs_share_three_rsa_nodes_and_leave_nothing() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { rsa_nodes: 3, ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(2, 100_000);
+    let input = folder(alice, "in", &content);
+    let jobs: Vec<u32> = (0..10)
+        .map(|number| {
+            let output = folder(alice, &format!("out-{number}"), &BTreeMap::new());
+            let wait = if number % 3 == 0 { "disk" } else { "hold" };
+            let lines = [
+                format!("WAIT={wait}"),
+                "CAPACITY=64MiB".to_owned(),
+                "OUT_SIZE=1MiB".to_owned(),
+                format!("DATA_IN={}", input.display()),
+                format!("DATA_OUT={}", output.display()),
+            ];
+            let body = format!("cp {}/* {}", input.display(), output.display());
+            let options = ["--nodes=1", "--exclusive", "--no-requeue", "--output=/dev/null"];
+            cluster.slurm.submit(alice, &script(alice, &lines, &body), &options)
+        })
+        .collect();
+    for (number, job) in jobs.iter().enumerate() {
+        cluster.wait_shown(*job, "COMPLETED");
+        assert_eq!(tree(&alice.scratch.join(format!("out-{number}"))), content, "job {job}");
+    }
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn doctor_has_no_complaint_of_burst_buffers_that_are_set_up_and_one_of_each_that_is_not() {
+    if !available() {
+        return;
+    }
+    let slurm = "BatchStartTimeout=40\nPrologEpilogTimeout=60\n".to_owned();
+    let cluster = inside(Setup { rsa_nodes: 2, compute_nodes: 2, slurm, ..Setup::default() });
+    let complaints = || -> Vec<String> {
+        let ran = cluster.ondeck(&["doctor", "--slurm", "--json"]);
+        let found: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
+        let wrong = found.iter().filter(|finding| finding["state"] != "ok");
+        wrong.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(complaints(), [""; 0]);
+    let conf = cluster.slurm.conf().parent().unwrap().join("burst_buffer.conf");
+    fs::write(&conf, "Directive=BB\nFlags=TeardownFailure\nStageInTimeout=60\n").unwrap();
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    assert_eq!(complaints(), ["burst_buffer.conf", "TeardownFailure", "StageInTimeout"]);
+}
+
+#[test]
+fn a_path_that_slurm_would_take_for_a_capacity_is_refused_at_submission() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let input = folder(alice, "capacity=5", &BTreeMap::new());
+    let text = script(alice, &[format!("DATA_IN={}", input.display())], "true");
+    let ran = cluster.slurm.try_submit(alice, &text, &["--nodes=1"]);
+    assert!(!ran.success() && ran.stderr.contains("use a path without it"), "{ran:?}");
+    cluster.assert_clean_inside();
+}
