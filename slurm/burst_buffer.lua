@@ -5,8 +5,8 @@
 --     BurstBufferType=burst_buffer/lua
 -- and in burst_buffer.conf beside it:
 --     Directive=RSA
---     StageInTimeout=86400
---     StageOutTimeout=86400
+--     StageInTimeout=172800
+--     StageOutTimeout=172800
 --     OtherTimeout=300
 -- Flags=TeardownFailure must not stand there: results that nobody has decided on would be torn down.
 --
@@ -17,8 +17,9 @@
 -- Settings may stand beside it, in ondeck.env, as for Prolog and Epilog: ONDECK (the binary), ONDECK_CONFIG (the configuration).
 local DIRECTORY = ((os.getenv("SLURM_CONF") or ""):match("^(.*)/[^/]*$")) or "/etc/slurm"
 
--- How many seconds a call may take: less than Slurm's own limits (in burst_buffer.conf), after which it would kill it.
-local LIMIT = { data_in = 86000, data_out = 86000 }
+-- How many seconds a call may take: less than Slurm's own limits (in burst_buffer.conf), after which it would kill it, and for
+-- data_in more than limits.hold of the scheduler, after which a job that waits starts on disk.
+local LIMIT = { data_in = 172000, data_out = 172000 }
 local USUAL_LIMIT = 270
 
 local function settings()

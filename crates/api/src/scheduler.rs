@@ -60,7 +60,8 @@ pub struct HookAnswer {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(examples(json!({
     "job": 42,
-    "patience_ms": 30000
+    "patience_ms": 30000,
+    "last": false
 })))]
 pub struct BurstBufferQuestion {
     /// The job's number.
@@ -68,6 +69,10 @@ pub struct BurstBufferQuestion {
     pub job: JobId,
     /// How long the caller waits, in milliseconds.
     pub patience_ms: u64,
+    /// Whether nobody will ask again: then a stage-out that is not over counts as kept, and Slurm is told of its end.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub last: bool,
 }
 
 /// What Slurm's burst-buffer plugin is told.

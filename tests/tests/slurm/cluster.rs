@@ -194,7 +194,7 @@ impl Cluster {
             };
             let settings =
                 format!("ONDECK={}\nONDECK_CONFIG={}/ondeck.toml\n", ondeck.display(), dir.display());
-            let limits = "Directive=RSA\nStageInTimeout=86400\nStageOutTimeout=86400\nOtherTimeout=300\n";
+            let limits = "Directive=RSA\nStageInTimeout=172800\nStageOutTimeout=172800\nOtherTimeout=300\n";
             files = vec![
                 root.join("slurm/burst_buffer.lua"),
                 file("burst_buffer.conf", limits.to_owned()),

@@ -530,7 +530,7 @@ fn doctor_has_no_complaint_of_burst_buffers_that_are_set_up_and_one_of_each_that
     fs::write(&conf, "Directive=BB\nFlags=TeardownFailure\nStageInTimeout=60\n").unwrap();
     cluster.slurm.kill_controller();
     cluster.slurm.start_controller();
-    assert_eq!(complaints(), ["burst_buffer.conf", "TeardownFailure", "StageInTimeout"]);
+    assert_eq!(complaints(), ["burst_buffer.conf", "TeardownFailure", "StageInTimeout", "StageOutTimeout"]);
 }
 
 #[test]

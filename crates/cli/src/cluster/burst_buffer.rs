@@ -144,7 +144,9 @@ fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
 
 fn ask_once(config: &Config, args: &BurstBufferArgs, left: Duration) -> Result<BurstBufferAnswer> {
     let patience = PATIENCE.min(left.saturating_sub(MARGIN));
+    let last = left <= PATIENCE + MARGIN + MARGIN;
     let question = BurstBufferQuestion {
+        last,
         job: JobId(args.job),
         patience_ms: patience.as_millis().try_into().unwrap_or(0),
     };

@@ -203,14 +203,11 @@ fn jobs_with_burst_buffers_keep_the_invariants_in_every_order_of_calls() {
             println!("a burst buffer: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
         }
     }
-    // Two that both want the only node; and one that reads what the other writes.
-    let hold_both = [hold(request(Some("/a"), None, false)), hold(request(Some("/c"), None, false))];
-    let reads = [hold(request(Some("/c/d"), None, false)), request(None, Some("/c"), false)];
-    for requests in [hold_both, reads] {
-        let world = World::new(2, 0, 1, site(), 0).with_burst_buffers();
-        let (states, pairs) = explore_from(world, &requests);
-        println!("two burst buffers: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
-    }
+    // Two that can't both have their nodes.
+    let requests = [hold(request(Some("/a"), None, false)), hold(request(Some("/c"), None, false))];
+    let world = World::new(2, 0, 2, site(), 0).with_burst_buffers();
+    let (states, pairs) = explore_from(world, &requests);
+    println!("two burst buffers: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
 }
 
 #[test]

@@ -422,3 +422,32 @@ fn a_job_that_is_expected_to_start_soon_is_next_as_far_as_the_site_looks_ahead()
     assert!(after(Some(60), 60) && !after(Some(61), 60));
     assert!(!after(None, 60) && !after(Some(0), 0), "Slurm's word counts, and only where the site wants it");
 }
+
+/// Slurm starts a job that depends on another one as soon as that has ended: what it reads may be in RAM still.
+#[test]
+fn a_job_with_a_burst_buffer_waits_for_results_that_are_on_their_way_where_it_reads() {
+    let requests = [request(Some("/c/d"), None, false), request(None, Some("/c"), false)];
+    let mut world = World::new(2, 1, 3, site(), 0).with_burst_buffers();
+    let stage = |world: &World| world.schedule.jobs()[&id(0)].burst_buffer;
+    let done = Happening::Ends(1, Outcome::Done(String::new()));
+    world.slurm[1] = Slurm::Next;
+    world.happen(&Happening::Asks(1, BurstBufferCall::Setup), &requests);
+    world.happen(&Happening::Asks(1, BurstBufferCall::DataIn), &requests);
+    world.happen(&Happening::Answered(1), &requests);
+    world.happen(&Happening::Queue, &requests);
+    for _ in [Work::Construct, Work::StageIn] {
+        world.happen(&done, &requests);
+    }
+    world.happen(&Happening::Asks(1, BurstBufferCall::PreRun), &requests);
+    world.happen(&done, &requests);
+    world.happen(&Happening::Answered(1), &requests);
+    world.happen(&Happening::Asks(0, BurstBufferCall::Setup), &requests);
+    world.happen(&Happening::Epilog(1), &requests);
+    world.happen(&Happening::Asks(0, BurstBufferCall::DataIn), &requests);
+    assert_eq!(stage(&world), BurstBuffer::DataIn);
+    // Unmounted, and home.
+    world.happen(&done, &requests);
+    assert_eq!(stage(&world), BurstBuffer::DataIn);
+    world.happen(&done, &requests);
+    assert_eq!(stage(&world), BurstBuffer::Answered);
+}

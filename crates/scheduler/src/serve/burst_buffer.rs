@@ -111,11 +111,11 @@ impl Api {
         let is_one_too_many =
             call == Call::DataOut && self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS;
         let _counted = (call == Call::DataOut).then(|| Counted(&self.stage_outs));
-        let mut changed = self.context.watch();
+        let (mut changed, mut is_over) = (self.context.watch(), false);
         loop {
             let job = self.context.job(id);
             let goes_on = || {
-                let is_known = is_one_too_many && job.is_some();
+                let is_known = (is_one_too_many || is_over) && job.is_some();
                 is_known
                     .then(|| answer(Verdict::Kept, "staging out goes on, and Slurm is told when it is over"))
             };
@@ -130,6 +130,10 @@ impl Api {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || tokio::time::timeout(left, changed.changed()).await.is_err() {
+                if call == Call::DataOut && question.last && !is_over {
+                    is_over = true;
+                    continue;
+                }
                 let message =
                     job.map(|job| if job.waits_for.is_empty() { job.message } else { job.waits_for });
                 return Ok(answer(Verdict::Later, message.unwrap_or_default()));

@@ -10,8 +10,8 @@ use super::{Finding, State, finding, setting};
 
 /// What the plugin's limits in burst_buffer.lua need of Slurm's own: a call that Slurm cuts off has done nothing.
 const LEAST: [(&str, Duration); 3] = [
-    ("StageInTimeout", Duration::from_secs(86_400)),
-    ("StageOutTimeout", Duration::from_secs(86_400)),
+    ("StageInTimeout", Duration::from_secs(172_800)),
+    ("StageOutTimeout", Duration::from_secs(172_800)),
     ("OtherTimeout", Duration::from_secs(300)),
 ];
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     const SHOWN: &str = "Name=lua DefaultPool=(null) Granularity=1 TotalSpace=0 FreeSpace=0 UsedSpace=0\n  \
-        Flags=DisablePersistent\n  StageInTimeout=86400 StageOutTimeout=86400 ValidateTimeout=5 OtherTimeout=300\n  \
+        Flags=DisablePersistent\n  StageInTimeout=172800 StageOutTimeout=172800 ValidateTimeout=5 OtherTimeout=300\n  \
         Allocated Buffers:\n    JobID=2 CreateTime=2026-11-25T03:10:06 Pool=(null) Size=0 State=allocated UserID=a(1)\n";
 
     fn said(shown: &str, ended: bool) -> Vec<&'static str> {
@@ -145,7 +145,7 @@ mod tests {
     fn what_slurm_shows_of_its_burst_buffers_is_judged() {
         assert_eq!(said(SHOWN, false), [""; 0]);
         assert_eq!(said(SHOWN, true), ["burst buffers"]);
-        let short = SHOWN.replace("StageOutTimeout=86400", "StageOutTimeout=60");
+        let short = SHOWN.replace("StageOutTimeout=172800", "StageOutTimeout=60");
         assert_eq!(said(&short, false), ["StageOutTimeout"]);
         let tears = SHOWN.replace("DisablePersistent", "DisablePersistent,TeardownFailure");
         assert_eq!(said(&tears, false), ["TeardownFailure"]);

@@ -170,9 +170,16 @@ impl Handling<'_> {
     pub(super) fn answer_burst_buffer(&mut self, id: Incarnation) -> bool {
         let Some(job) = self.schedule.jobs.get(&id) else { return false };
         let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
+        // Shown on some nodes only, it is taken away first.
+        let is_in_between =
+            matches!(job.rsa_state, RsaState::Mounting | RsaState::UnmountNeeded | RsaState::Unmounting);
         let answered = match job.burst_buffer {
-            BurstBuffer::DataIn if job.may_start_on_disk() || is_decided => BurstBuffer::Answered,
-            BurstBuffer::PreRun if job.rsa_state != RsaState::Mounting => BurstBuffer::Started,
+            BurstBuffer::DataIn if is_decided => BurstBuffer::Answered,
+            // The disk has not all that it may read: what it depended on has just ended.
+            BurstBuffer::DataIn if job.may_start_on_disk() && !self.results_are_on_their_way(job) => {
+                BurstBuffer::Answered
+            }
+            BurstBuffer::PreRun if !is_in_between => BurstBuffer::Started,
             _ => return false,
         };
         self.reaches(id, answered)

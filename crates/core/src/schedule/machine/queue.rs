@@ -97,10 +97,9 @@ impl Handling<'_> {
                     }
                     Standing::Ending | Standing::Ended => {}
                     Standing::Running => self.admit(&seen, request, JobState::Running),
-                    // The workload manager asks for it.
-                    standing
-                        if seen.job.has_burst_buffer
-                            && (standing.waits() || standing == Standing::Configuring) => {}
+                    // The workload manager asks for it, before it is next. If it could ask nobody, it is staged as others are.
+                    Standing::Waiting | Standing::Unjudged | Standing::StagingIn | Standing::Configuring
+                        if seen.job.has_burst_buffer => {}
                     standing
                         if standing.waits()
                             && seen.job.component_of.is_none()

@@ -64,6 +64,15 @@ impl Handling<'_> {
         Some(self.hold_back(job.id, HeldBack::Results { other, path }))
     }
 
+    /// Whether a job that has ended has results, for paths of this one, that will be on disk without anybody's decision.
+    pub(super) fn results_are_on_their_way(&self, job: &Job) -> bool {
+        let others = self.schedule.jobs.values().filter(|other| other.id != job.id);
+        others
+            .filter(|other| other.results && other.job_state == JobState::Finished)
+            .filter(|other| !matches!(other.rsa_state, RsaState::Held | RsaState::Lost))
+            .any(|other| meets(&job.request, &other.request.data_out).is_some())
+    }
+
     pub(super) fn must_wait_to_stage(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
         if let Some(most) = self.schedule.site.staging
             && usage.copying() >= most

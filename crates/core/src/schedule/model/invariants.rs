@@ -198,9 +198,22 @@ impl World {
             let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
             match job.burst_buffer {
                 BurstBuffer::DataIn => {
-                    assert!(!is_decided && !job.may_start_on_disk() && !job.put_off, "{job:?}")
+                    let is_on_its_way = |other: &Job| {
+                        other.results
+                            && other.job_state == JobState::Finished
+                            && !matches!(other.rsa_state, RsaState::Held | RsaState::Lost)
+                    };
+                    let waits_for_results = self.schedule.jobs().values().any(is_on_its_way);
+                    assert!(!is_decided && (!job.put_off || job.may_start_on_disk()), "{job:?}");
+                    assert!(!job.may_start_on_disk() || waits_for_results, "{job:?}");
                 }
-                BurstBuffer::PreRun => assert_eq!(job.rsa_state, RsaState::Mounting, "{job:?}"),
+                BurstBuffer::PreRun => assert!(
+                    matches!(
+                        job.rsa_state,
+                        RsaState::Mounting | RsaState::UnmountNeeded | RsaState::Unmounting
+                    ),
+                    "{job:?}"
+                ),
                 _ => {}
             }
             // Nothing waits for ever: work, a pause, the workload manager, other jobs, or somebody who was told.
