@@ -108,10 +108,10 @@ fn unheard(args: &BurstBufferArgs, error: &anyhow::Error) -> (&'static str, Stri
     }
 }
 
-/// Whether a job must not start without its input, by its script.
+/// Whether a job must not start without its input, by its script; also if that can't be read, and so can't be told.
 fn must_have_its_input(args: &BurstBufferArgs) -> bool {
     let Some(script) = &args.script else { return false };
-    let Ok(text) = std::fs::read(script) else { return false };
+    let Ok(text) = std::fs::read(script) else { return true };
     let request = ondeck_directive::parse(&text);
     request.is_ok_and(|parsed| parsed.request.wait_policy() == WaitPolicy::Hold)
 }

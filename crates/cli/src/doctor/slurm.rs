@@ -204,7 +204,7 @@ async fn of_slurm(config: &Config, path: Option<&Path>, status: Option<&Status>)
     findings.push(job_submit(&settings));
     findings.push(lock_in(config, &settings));
     if setting(&settings, "burstbuffertype") == "burst_buffer/lua" {
-        findings.extend(burst_buffers(config, &settings).await);
+        findings.extend(burst_buffer::look(config, &settings).await);
     }
     let compute: Vec<NodeName> = match ask(config, "sinfo", &["--noheader", "--Node", "--format=%N"]).await {
         Ok(text) => {
@@ -220,25 +220,6 @@ async fn of_slurm(config: &Config, path: Option<&Path>, status: Option<&Status>)
     };
     findings.extend(of_the_agents(config, path, (&compute, &settings), status).await);
     findings
-}
-
-/// Slurm's burst buffers, and whether it has some of jobs that have ended.
-async fn burst_buffers(config: &Config, settings: &BTreeMap<String, String>) -> Vec<Finding> {
-    let shown = ask(config, "scontrol", &["show", "burstbuffer"]).await;
-    let queue = ask(config, "squeue", &["--noheader", "--all", "--states=all", "--format=%A %T"]).await;
-    let live: BTreeSet<u32> = queue.as_deref().map_or_else(
-        |_| BTreeSet::new(),
-        |queue| {
-            let ended =
-                ["CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"];
-            let jobs = queue.lines().filter_map(|line| line.trim().split_once(' '));
-            let live = jobs.filter(|(_, state)| !ended.contains(state));
-            live.filter_map(|(number, _)| number.parse().ok()).collect()
-        },
-    );
-    // Without a queue nothing is known of any job.
-    let has_ended = |job: u32| queue.is_ok() && !live.contains(&job);
-    burst_buffer::examine(settings, shown.as_deref().map_err(String::as_str), has_ended)
 }
 
 /// Runs a command of Slurm; what it wrote, or why there is nothing.

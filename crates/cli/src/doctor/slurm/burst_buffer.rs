@@ -1,12 +1,14 @@
 //! Slurm's burst buffers, if the site has Slurm itself keep jobs waiting: whether its plugin is ours, and set as it must be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Finding, State, finding, setting};
+use ondeck_api::Config;
+
+use super::{Finding, State, ask, finding, setting};
 
 /// What the plugin's limits in burst_buffer.lua need of Slurm's own: a call that Slurm cuts off has done nothing.
 const LEAST: [(&str, Duration); 3] = [
@@ -15,9 +17,28 @@ const LEAST: [(&str, Duration); 3] = [
     ("OtherTimeout", Duration::from_secs(300)),
 ];
 
+/// Slurm's burst buffers, and whether it has some of jobs that have ended.
+pub(super) async fn look(config: &Config, settings: &BTreeMap<String, String>) -> Vec<Finding> {
+    let shown = ask(config, "scontrol", &["show", "burstbuffer"]).await;
+    let queue = ask(config, "squeue", &["--noheader", "--all", "--states=all", "--format=%A %T"]).await;
+    let live: BTreeSet<u32> = queue.as_deref().map_or_else(
+        |_| BTreeSet::new(),
+        |queue| {
+            let ended =
+                ["CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"];
+            let jobs = queue.lines().filter_map(|line| line.trim().split_once(' '));
+            let live = jobs.filter(|(_, state)| !ended.contains(state));
+            live.filter_map(|(number, _)| number.parse().ok()).collect()
+        },
+    );
+    // Without a queue nothing is known of any job.
+    let has_ended = |job: u32| queue.is_ok() && !live.contains(&job);
+    examine(settings, shown.as_deref().map_err(String::as_str), has_ended)
+}
+
 /// Looks at what `scontrol show config` and `scontrol show burstbuffer` print, and at the files beside slurm.conf. Nothing if the
 /// site does not use Slurm's plugin. `ended`: the jobs that have ended for good, or are not known.
-pub(super) fn examine(
+fn examine(
     settings: &BTreeMap<String, String>,
     shown: Result<&str, &str>,
     has_ended: impl Fn(u32) -> bool,
