@@ -74,7 +74,7 @@ end
 local function after_the_end(call, job, script)
     local word, message = ask(call, job, script)
     log(call, job, word, message)
-    if word == "done" or word == "on disk" then return slurm.SUCCESS, message end
+    if word == "done" then return slurm.SUCCESS, message end
     return slurm.ERROR, message
 end
 

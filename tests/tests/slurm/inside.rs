@@ -326,6 +326,43 @@ fn a_controller_that_is_killed_asks_again_and_is_answered_the_same() {
 }
 
 #[test]
+fn a_lost_journal_does_not_make_results_count_as_home() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!("echo result > {}/a; tell wrote; await end", output.display());
+    let lines = ["NODES=1".to_owned(), format!("DATA_OUT={}", output.display())];
+    let job = cluster.start_staged(&script(alice, &lines, &body), 1);
+    await_file(alice, "wrote");
+    let node = cluster.rsa_nodes(job).remove(0);
+    cluster.kill("scheduler");
+    cluster.kill(&node);
+    fs::remove_dir_all(cluster.bed.dir().join("scheduler")).unwrap();
+    cluster.take_over();
+    give(alice, "end");
+    cluster.wait_shown(job, "STAGE_OUT");
+    let slurm = cluster.slurm.client(&["id", "-u", "slurm"]).stdout.trim().parse::<u32>().unwrap();
+    let number = job.to_string();
+    let asked = || {
+        let controller = cluster.host("ctl").as_user(slurm, slurm);
+        cluster.ondeck_on(&controller, &["burst-buffer", "data_out", &number, "--limit", "3"]).stdout
+    };
+    assert!(asked().contains("ondeck: later: "), "{}", asked());
+    assert!(cluster.shown(job).starts_with("STAGE_OUT"));
+    // Its results are found, and are Slurm's to wait for until somebody has decided.
+    cluster.start_agent(&node);
+    cluster.wait_rsa(job, "HELD");
+    wait_until(LONG, "they may be brought home", || cluster.ondeck(&["job", "retry", &number]).success());
+    cluster.wait_done(job);
+    assert_eq!(says(&output.join("a")), "result");
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
 fn what_is_staged_outlives_a_restart_of_the_controller() {
     if !available() {
         return;

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the scheduler has to answer beyond that.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// How long it waits before it asks a scheduler again that did not answer.
+/// At least so long lies between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What Slurm's burst-buffer plugin calls for a job: returns when that is done, or when the job needs not wait for it
@@ -122,11 +122,15 @@ fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
     let until = Instant::now() + Duration::from_secs(args.limit);
     let waits_for_us = args.call == Call::DataOut || args.call == Call::DataIn && must_have_its_input(args);
     loop {
-        let left = until.saturating_duration_since(Instant::now());
+        let began = Instant::now();
+        let left = until.saturating_duration_since(began);
         let asked = ask_once(&config, args, left);
         let is_over = left <= MARGIN;
         match asked {
-            Ok(answer) if answer.verdict == BurstBufferVerdict::Later && !is_over => {}
+            // It may have been answered at once.
+            Ok(answer) if answer.verdict == BurstBufferVerdict::Later && !is_over => {
+                std::thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+            }
             Ok(answer) => return Ok(answer),
             Err(error) => {
                 let may_come_back = !matches!(

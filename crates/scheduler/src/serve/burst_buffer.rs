@@ -11,7 +11,6 @@ use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferV
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{BurstBuffer, BurstBufferCall as Call, Event, Job, JobState, RsaState};
 use ondeck_core::{Incarnation, JobId};
-
 use ondeck_wlm::Controller;
 
 use super::routes::LONGEST_WAIT;
@@ -99,8 +98,12 @@ impl Api {
                 }
             }
             Call::PostRun | Call::DataOut | Call::Teardown => {
-                let Some(job) = self.with_burst_buffer(question.job) else {
-                    return Ok(answer(Verdict::Done, ""));
+                let Some(job) = self.with_burst_buffer(call, question.job) else {
+                    // After a lost journal, results may be on nodes that have not answered: they are not home for that.
+                    let queued = self.context.queue.of_number(question.job);
+                    let elsewhere = self.may_be_elsewhere(queued.as_ref()).filter(|_| call == Call::DataOut);
+                    return Ok(elsewhere
+                        .map_or_else(|| answer(Verdict::Done, ""), |why| answer(Verdict::Later, why)));
                 };
                 if call != Call::DataOut {
                     self.tell(call, &job).await?;
@@ -179,11 +182,12 @@ impl Api {
     }
 
     /// The life of a job whose burst buffer the workload manager is about to end: the oldest that has one, as a later life
-    /// begins after its end.
-    fn with_burst_buffer(&self, number: JobId) -> Option<Job> {
+    /// begins after its end. Results are waited for also if nobody knows any more that the job has one.
+    fn with_burst_buffer(&self, call: Call, number: JobId) -> Option<Job> {
         let view = self.context.view();
         let lives = view.jobs().range(Incarnation::of_number(number)).map(|(_, job)| job);
-        lives.filter(|job| job.burst_buffer.is_live()).min_by_key(|job| job.id).map(|job| Job::clone(job))
+        let is_it = |job: &&Arc<Job>| job.burst_buffer.is_live() || call == Call::DataOut && job.results;
+        lives.filter(is_it).min_by_key(|job| job.id).map(|job| Job::clone(job))
     }
 
     async fn tell(&self, call: Call, job: &Job) -> Result<(), Refusal> {

@@ -278,7 +278,7 @@ impl Api {
 
     /// Why nobody can say that a job has no results: it may have had a RAM disk before the journal began, on nodes that have
     /// not answered since.
-    fn may_be_elsewhere(&self, queued: Option<&QueuedJob>) -> Option<String> {
+    pub(super) fn may_be_elsewhere(&self, queued: Option<&QueuedJob>) -> Option<String> {
         let view = self.context.view();
         let began = view.began();
         if queued.is_some_and(|queued| Time(queued.submitted.saturating_mul(1000)) > began) {

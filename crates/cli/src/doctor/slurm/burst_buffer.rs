@@ -33,7 +33,11 @@ pub(super) async fn look(config: &Config, settings: &BTreeMap<String, String>) -
     );
     // Without a queue nothing is known of any job.
     let has_ended = |job: u32| queue.is_ok() && !live.contains(&job);
-    examine(settings, shown.as_deref().map_err(String::as_str), has_ended)
+    let mut findings = examine(settings, shown.as_deref().map_err(String::as_str), has_ended);
+    if let Err(why) = &queue {
+        findings.push(finding("burst buffers", State::Missing, format!("squeue: {why}"), None));
+    }
+    findings
 }
 
 /// Looks at what `scontrol show config` and `scontrol show burstbuffer` print, and at the files beside slurm.conf. Nothing if the
@@ -100,7 +104,12 @@ fn directive(directory: &Path) -> Finding {
 /// The program that the plugin runs, as the user of slurmctld.
 fn program(directory: &Path) -> Finding {
     const WHAT: &str = "burst buffers' program";
-    let text = fs::read_to_string(directory.join("ondeck.env")).unwrap_or_default();
+    let path = directory.join("ondeck.env");
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return finding(WHAT, State::Missing, format!("{}: {error}", path.display()), None),
+    };
     let set = text.lines().filter_map(|line| line.trim().strip_prefix("ONDECK="));
     let program =
         set.map(|value| value.trim_matches(['"', '\''])).next_back().unwrap_or("/usr/local/bin/ondeck");
