@@ -38,6 +38,13 @@ fn script(document: &str) -> String {
     format!("set -e -x\n{}", blocks.join("\n"))
 }
 
+/// The block of the administrators' document behind such a marker that has this in it.
+fn block(marker: &str, with: &str) -> String {
+    let mut blocks =
+        ADMIN.split(marker).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0);
+    blocks.find(|block| block.contains(with)).expect("the block is there").to_owned()
+}
+
 fn told(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
@@ -109,11 +116,6 @@ fn a_site_that_has_hooks_of_its_own_keeps_them() {
     let _turn = Turn::wait();
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let block = |marker: &str, with: &str| {
-        let blocks =
-            ADMIN.split(marker).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0);
-        blocks.into_iter().find(|block| block.contains(with)).expect("the block is there").to_owned()
-    };
     let (configure, add) = (block(RUN, "[scheduler.pool.default]"), block(RUN, "slurm.conf.example"));
     let merge = block(MERGE, "site-$hook");
     fs::write(dir.path().join("configure"), configure).unwrap();
@@ -166,11 +168,6 @@ fn a_site_moves_to_burst_buffers_while_a_job_from_before_waits() {
     let _turn = Turn::wait();
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let block = |marker: &str, with: &str| {
-        let blocks =
-            ADMIN.split(marker).skip(1).map(|rest| rest.split_once("```").expect("the block ends").0);
-        blocks.into_iter().find(|block| block.contains(with)).expect("the block is there").to_owned()
-    };
     let before =
         ["[scheduler.pool.default]", "slurm.conf.example", "setsid ondeck agent", "until ondeck doctor"];
     let before: String = before.iter().map(|with| block(RUN, with)).collect();
