@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 use ondeck_api::Config;
 use ondeck_api::scheduler::Transfer;
 use ondeck_core::schedule::{Event, Job, Refused, Schedule};
-use ondeck_core::{EngineKind, Incarnation, NodeName};
+use ondeck_core::{EngineKind, Incarnation, JobId, NodeName};
 use ondeck_fleet::Fleet;
 use ondeck_wlm::WorkloadManager;
 use tokio::sync::{Notify, watch};
@@ -27,10 +27,16 @@ use crate::view::View;
 /// What an event comes to, when it is over.
 pub(crate) type EventFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + Send + 'a>>;
 
+/// Is over when something has been done.
+pub(crate) type DoneFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// Whoever decides on events, one after the other.
 pub(crate) trait Events: Send + Sync {
     /// Lets something happen: decided, kept, begun.
     fn happen(&self, context: Arc<Context>, event: Event) -> EventFuture<'_>;
+
+    /// The workload manager is told everything that it is to be told of a job.
+    fn told(&self, job: JobId) -> DoneFuture<'_>;
 }
 
 /// What the parts of the daemon share.
@@ -165,6 +171,13 @@ impl Context {
     /// Lets something happen: decided, kept, begun.
     pub async fn event(self: &Arc<Self>, event: Event) -> Result<(), Refused> {
         self.events.happen(Arc::clone(self), event).await
+    }
+
+    /// Returns once the workload manager has been told everything that was decided to be told of a job until now.
+    pub async fn told(self: &Arc<Self>, job: JobId) {
+        // What was decided before is begun before this is answered, and a tick is never refused.
+        let _ = self.event(Event::Tick).await;
+        self.events.told(job).await;
     }
 
     /// Wakes whoever waits for a state, or for a time that may have come nearer.

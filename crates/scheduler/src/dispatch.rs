@@ -6,13 +6,14 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use ondeck_core::JobId;
 use ondeck_core::schedule::{Action, Effects, Event, Job, Refused};
 use ondeck_core::text::{MESSAGE, plain};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::clock::now;
-use crate::context::{Context, EventFuture, Events};
+use crate::context::{Context, DoneFuture, EventFuture, Events};
 use crate::execute;
 use crate::orders::Orders;
 use crate::store::Entry;
@@ -46,6 +47,10 @@ impl Events for Dispatcher {
                 _ => std::future::pending().await,
             }
         })
+    }
+
+    fn told(&self, job: JobId) -> DoneFuture<'_> {
+        Box::pin(self.orders.told(job))
     }
 }
 

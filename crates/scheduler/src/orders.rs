@@ -7,6 +7,7 @@ use std::time::Duration;
 use ondeck_core::schedule::{Action, Event, LockIn};
 use ondeck_core::{Incarnation, JobId, QueuedJob, Standing};
 use ondeck_wlm::WlmError;
+use tokio::sync::Notify;
 
 use crate::context::Context;
 use crate::queue_snapshot::QueueSnapshot;
@@ -19,11 +20,28 @@ type Line = VecDeque<(Incarnation, Action)>;
 
 /// What the workload manager is to be told of each job, in order.
 #[derive(Default)]
-pub(crate) struct Orders(Mutex<BTreeMap<JobId, Line>>);
+pub(crate) struct Orders {
+    lines: Mutex<BTreeMap<JobId, Line>>,
+    /// Wakes whoever waits until everything was told of a job.
+    told: Notify,
+}
 
 impl Orders {
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<JobId, Line>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns once the workload manager has been told everything that it is to be told of a job.
+    pub async fn told(&self, job: JobId) {
+        loop {
+            let told = self.told.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if !self.waiting().contains_key(&job) {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Has the workload manager told something of a job, after everything that it was to be told before.
@@ -60,6 +78,7 @@ impl Orders {
                     waiting.pop_front();
                     if waiting.is_empty() {
                         orders.remove(&id.job);
+                        all.told.notify_waiters();
                         return;
                     }
                 }

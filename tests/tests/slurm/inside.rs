@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use ondeck_testbed::{available, wait_until};
 
@@ -253,6 +254,42 @@ fn a_stage_in_script_that_fails_keeps_its_job_from_starting_with_the_reason() {
     assert!(why.contains("failed with exit code 3") && !why.contains("works on disk"), "{why}");
     assert!(!alice.scratch.join("started").exists());
     assert!(cluster.show(job).contains("stage-in"), "{}", cluster.show(job));
+    cluster.slurm.cancel(job);
+    cluster.wait_done(job);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn the_reason_of_a_failing_script_stays_though_slurm_is_told_of_it_slowly() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: "attempts = 1\n".into(), ..Setup::default() });
+    // Every change of a job takes a second, and takes the reason away for which it waits.
+    let slow = cluster.bed.dir().join("slow");
+    fs::create_dir(&slow).unwrap();
+    for name in ["squeue", "scancel", "sacctmgr", "sacct", "sinfo"] {
+        symlink(format!("/usr/bin/{name}"), slow.join(name)).unwrap();
+    }
+    let wrapper = "#!/bin/sh\n[ \"$1\" != update ] || sleep 1\nexec /usr/bin/scontrol \"$@\"\n";
+    fs::write(slow.join("scontrol"), wrapper).unwrap();
+    fs::set_permissions(slow.join("scontrol"), fs::Permissions::from_mode(0o755)).unwrap();
+    let config = cluster.bed.dir().join("ondeck.toml");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text}bin_dir = \"{}\"\n", slow.display())).unwrap();
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 100));
+    let fails = program(alice, "stage-in", "#!/bin/sh\necho no such case >&2\nexit 3\n");
+    let lines = [format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", fails.display())];
+    let job = cluster.submit(&script(alice, &lines, "true"), 1);
+    wait_until(LONG, "Slurm holds it, and its user was told", || {
+        let job = cluster.slurm.job(job);
+        job["Priority"] == "0" && job.get("AdminComment").is_some_and(|comment| comment.contains("exit"))
+    });
+    let why = cluster.slurm.client(&["squeue", "--noheader", "--format=%R", "-j", &job.to_string()]).stdout;
+    assert!(why.contains("failed with exit code 3"), "{why}");
     cluster.slurm.cancel(job);
     cluster.wait_done(job);
     cluster.assert_clean_inside();

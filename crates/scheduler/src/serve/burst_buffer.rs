@@ -129,6 +129,9 @@ impl Api {
                     // Before it is answered: who is told that it is kept is told of its end.
                     self.tell(call, &job).await?;
                 }
+                if matches!(found.verdict, Verdict::Failed | Verdict::Kept) {
+                    self.has_told(id.job, until).await;
+                }
                 return Ok(found);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -188,6 +191,14 @@ impl Api {
         let lives = view.jobs().range(Incarnation::of_number(number)).map(|(_, job)| job);
         let is_it = |job: &&Arc<Job>| job.burst_buffer.is_live() || call == Call::DataOut && job.results;
         lives.filter(is_it).min_by_key(|job| job.id).map(|job| Job::clone(job))
+    }
+
+    /// Slurm takes the message of this answer for the reason why the job waits, and every later change of the job, also of its
+    /// comment, takes that reason away. So what the job's user is told stands in the comment before.
+    async fn has_told(&self, job: JobId, until: Instant) {
+        if tokio::time::timeout_at(until.into(), self.context.told(job)).await.is_err() {
+            tracing::debug!(%job, "Slurm is answered, though it was not told yet what its user should know");
+        }
     }
 
     async fn tell(&self, call: Call, job: &Job) -> Result<(), Refusal> {
