@@ -4,7 +4,7 @@ CARGO ?= cargo
 ONDECK = target/$(shell rustc -vV | sed -n 's/^host: //p')/release/ondeck
 DEBUG = $(abspath $(dir $(ONDECK))../debug)
 
-.PHONY: help build install setup demo test soak testbed lint deny bench bench-scheduler clean-testbed
+.PHONY: help build install setup demo test soak study testbed lint deny bench bench-scheduler clean-testbed
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,6 +33,9 @@ test: setup ## Run all tests (as root also those that need mounts and other user
 
 soak: setup ## All tests beside a real Slurm ROUNDS (10) times, one of them with ONDECK_SOAK (50) jobs (hours, as root)
 	ROUNDS=$(or $(ROUNDS),10) ONDECK_SOAK=$(or $(ONDECK_SOAK),50) tests/soak.sh
+
+study: ## What RSA nodes would save for the logs of jobs in TRACES, a directory of *.swf and *.swf.gz (minutes)
+	TRACES='$(TRACES)' CARGO='$(CARGO)' tests/study.sh
 
 testbed: setup ## A shell on a cluster of HOSTS (4) nodes here, with agents; SLURM=2: with a Slurm, for docs/admin.md (root)
 	$(CARGO) build --locked -p ondeck -p ondeck-testbed

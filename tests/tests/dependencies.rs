@@ -16,6 +16,7 @@ use syn::visit::Visit;
 const CRATES: &[&str] = &[
     "core",
     "layout",
+    "sim",
     "transfer",
     "ramdisk",
     "directive",

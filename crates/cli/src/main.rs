@@ -8,6 +8,7 @@
 //! - `ramdisk`: `ondeck ramdisk`, RAM disks of many nodes; `agent`: `ondeck agent`, what runs on each of them
 //! - `task`: what the agent runs as the user: staging, and users' scripts
 //! - `layout`: `ondeck layout`, how files are striped over disks
+//! - `simulate`: `ondeck simulate`, what an accelerator would do for a site
 //! - `cluster`: the scheduler, `ondeck serve`, and the commands that ask it
 //! - `doctor`: what works on this machine
 //! - `gate`: is the RAM disk whole that is copied from?
@@ -50,6 +51,7 @@ mod inherited;
 mod layout;
 mod ramdisk;
 mod run;
+mod simulate;
 mod stage;
 mod state;
 mod task;
@@ -77,6 +79,7 @@ const AFTER_HELP: &str = "Examples:
   ondeck ramdisk create fast --nodes n1,n2 --size 8GiB --mount n3:/fast   a RAM disk of two nodes
   ondeck cache mount --backing /shared/case --capacity 8GiB /mnt/fast   a directory through a cache in RAM
   ondeck layout show /scratch/case                     over how many disks its files are spread
+  ondeck simulate trace.swf --rsa-nodes 0,8,16         what an accelerator would do for the jobs of a log
   ondeck doctor                                        what works on this machine
   ondeck COMMAND --help                                all options of a command, with examples";
 
@@ -87,6 +90,7 @@ enum Command {
     Ramdisk(Box<ramdisk::RamdiskArgs>),
     Cache(cache::CacheArgs),
     Layout(layout::LayoutArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     Agent(agent::AgentArgs),
     Serve(cluster::serve::ServeArgs),
     Status(cluster::status::StatusArgs),
@@ -127,7 +131,8 @@ impl Command {
             | Command::Wait(_)
             | Command::Node(_)
             | Command::Pool(_)
-            | Command::Doctor(_) => true,
+            | Command::Doctor(_)
+            | Command::Simulate(_) => true,
             // Their exit code is 0 whoever reads them.
             Command::Prolog(_) | Command::Epilog(_) | Command::BurstBuffer(_) => false,
             Command::TaskRunner | Command::JobHolder | Command::CacheServer => false,
@@ -197,6 +202,7 @@ fn main() -> ExitCode {
         Command::Ramdisk(args) => ramdisk::ramdisk(*args),
         Command::Cache(args) => cache::cache(&args),
         Command::Layout(args) => layout::layout(&args),
+        Command::Simulate(args) => simulate::simulate(&args),
         Command::Agent(args) => agent::agent(&args),
         Command::Serve(args) => cluster::serve::serve(&args),
         Command::Status(args) => cluster::status::status(&args),

@@ -1,0 +1,463 @@
+//! `ondeck simulate`: what an accelerator would do for a site, by its own log of jobs.
+
+mod report;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ondeck_api::config::Config;
+use ondeck_core::schedule::Site;
+use ondeck_core::{Bytes, EngineKind, Rate, WaitPolicy, duration, exit};
+use ondeck_sim::io::IoModel;
+use ondeck_sim::machine::{Accelerated, Machine, Steps};
+use ondeck_sim::remedy::{self, Estimates};
+use ondeck_sim::study::{Point, Progress, Study};
+use ondeck_sim::trace::{Trace, plain_or_gzip, sacct, swf};
+use ondeck_sim::workload_manager::Order;
+
+use self::report::Report;
+
+/// Say what an accelerator would do for a site, by its own log of jobs
+///
+/// The jobs of the log are run once more on a machine of so many nodes, with an I/O model that says how much they read and write:
+/// without RSA nodes, with each number of them, and with as many further compute nodes. Decisions are those of `ondeck serve`, by
+/// the same code. Nothing is run, and nothing is changed. docs/simulate.md explains it.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct SimulateArgs {
+    /// The log, plain or compressed by gzip; `-` for standard input
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+
+    /// How the log is written [default: by its first line]
+    #[arg(long, value_name = "FORM")]
+    from: Option<Form>,
+
+    /// How many processors of a log in SWF are a node
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    processors_per_node: u32,
+
+    /// The compute nodes of the machine [default: those of the log, or of its largest job]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: Option<u32>,
+
+    /// The numbers of RSA nodes that are tried
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0,4,8,16,32")]
+    rsa_nodes: Vec<u32>,
+
+    /// What an RSA node lends
+    #[arg(long, value_name = "SIZE", default_value = "128GiB")]
+    rsa_memory: Bytes,
+
+    /// What an RSA node can send or receive
+    #[arg(long, value_name = "RATE", default_value = "5GB/s")]
+    rsa_bandwidth: Rate,
+
+    /// What a compute node can read or write
+    #[arg(long, value_name = "RATE", default_value = "1GB/s")]
+    node_bandwidth: Rate,
+
+    /// What the disk filesystem can read and write together [default: a tenth of the memory of all nodes in ten minutes]
+    #[arg(long, value_name = "RATE")]
+    disk_bandwidth: Option<Rate>,
+
+    /// The share of that which others take all the time
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    background: f64,
+
+    /// How much jobs read and write: none, bursts, slides, kopanski, daly, or a file with lines of `job,read,written` (bytes)
+    #[arg(long, value_name = "MODEL", default_value = "bursts")]
+    io: String,
+
+    /// The memory of a compute node, for the models of checkpoints
+    #[arg(long, value_name = "SIZE", default_value = "16GB")]
+    memory: Bytes,
+
+    /// The share of it that a checkpoint writes
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    checkpoint: f64,
+
+    /// What happens to a job that could start before its input is in RAM
+    #[arg(long, value_name = "POLICY", default_value = "disk", value_parser = ["disk", "hold"])]
+    wait: String,
+
+    /// So many jobs of the queue are next, and have their input staged in
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "4")]
+    depth: Vec<usize>,
+
+    /// So many compute nodes get one RSA node [default: of --config, or 4]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    proportion: Vec<u32>,
+
+    /// In which order jobs start, with backfill
+    #[arg(long, value_name = "ORDER", default_value = "fcfs")]
+    order: OrderArg,
+
+    /// What jobs are taken to have requested that do not say how long they might run
+    #[arg(long, value_name = "HOW", default_value = "modal")]
+    estimates: EstimatesArg,
+
+    /// Move the submissions so that jobs ask for this share of the machine
+    #[arg(long, value_name = "LOAD", value_parser = load)]
+    rescale: Option<f64>,
+
+    /// The configuration of `ondeck serve`, for what the site decides
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// How many seeds there are; several give intervals
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// So many simulations at a time [default: as many as there are processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Also write the table as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+
+    /// Also write one page with tables and pictures, which opens without a network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Also draw who had which nodes, as SVG, with the size that pays most, or the smallest
+    #[arg(long, value_name = "FILE")]
+    gantt: Option<PathBuf>,
+
+    /// What of the time is drawn: from when, and how long
+    #[arg(long, value_name = "START,LENGTH", default_value = "0s,24h")]
+    gantt_time: String,
+}
+
+const EXAMPLES: &str = "Examples:
+  ondeck simulate trace.swf --nodes 128 --rsa-nodes 0,4,8,16,32 --io bursts --html report.html
+  sacct --allusers --allocations --parsable2 --starttime 2026-10-01 \\
+      --format=JobIDRaw,Submit,Start,End,NNodes,Timelimit,UID | ondeck simulate --from sacct -
+  ondeck simulate trace.swf.gz --rescale 0.9 --seeds 10     a busier machine, with intervals
+  ondeck simulate trace.swf --rsa-nodes 8 --depth 1,2,4,8   how far ahead input should be staged
+  ondeck simulate trace.swf --rsa-nodes 16 --gantt day.svg --gantt-time 48h,24h
+
+Exit codes:
+  0    done
+  1    the log could not be read, a line of it can't be understood (it is named), or a file could not
+       be written
+  2    wrong usage
+  130  ended by Ctrl-C: what was finished is printed";
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// The Standard Workload Format of the Parallel Workloads Archive
+    Swf,
+    /// What `sacct --parsable2` prints
+    Sacct,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum OrderArg {
+    /// First come, first served
+    Fcfs,
+    /// By age and size
+    Size,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum EstimatesArg {
+    /// As long as they ran
+    Exact,
+    /// Round times, most often far too long
+    Modal,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to less than 1, such as 0.1".to_owned()),
+    }
+}
+
+fn load(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(load) if load > 0.0 && load <= 10.0 => Ok(load),
+        _ => Err("a load is a number above 0, such as 0.9".to_owned()),
+    }
+}
+
+/// Set by a signal: no further simulation is begun.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn stop(_signal: libc::c_int) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// The first Ctrl-C ends the study in an orderly way, the next one as usual.
+fn stop_on_interrupt() {
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the struct is valid when zeroed.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = stop as *const () as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
+    }
+}
+
+/// Runs the command.
+pub fn simulate(args: &SimulateArgs) -> ExitCode {
+    match try_simulate(args) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("ondeck simulate: {error:#}");
+            ExitCode::from(exit::FAILED)
+        }
+    }
+}
+
+/// A bar of simulations, if somebody sees it.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Bar {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("simulating [{bar:30}] {pos}/{len}  {eta} left");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+        Bar(bar)
+    }
+}
+
+impl Progress for Bar {
+    fn done(&self, done: usize, all: usize) {
+        self.0.set_length(all as u64);
+        self.0.set_position(done as u64);
+    }
+}
+
+fn try_simulate(args: &SimulateArgs) -> Result<u8> {
+    let drawn_time = gantt_time(&args.gantt_time)?;
+    let mut trace = read_log(args)?;
+    let nodes = args.nodes.unwrap_or_else(|| trace.machine());
+    let lacks = trace.lacks();
+    let load_before = trace.load(nodes);
+    if let Some(load) = args.rescale {
+        remedy::rescale(&mut trace, nodes, load);
+    }
+    let usual_disk =
+        Bytes((f64::from(nodes) * args.memory.0 as f64 * args.checkpoint / 600.0).max(1.0) as u64);
+    let machine = Machine {
+        nodes,
+        link: args.node_bandwidth,
+        disk: args.disk_bandwidth.unwrap_or(Rate(usual_disk)),
+        background: args.background,
+    };
+    let site = site(args)?;
+    let study = Study {
+        trace: &trace,
+        estimates: match args.estimates {
+            EstimatesArg::Exact => Estimates::Exact,
+            EstimatesArg::Modal => Estimates::Modal,
+        },
+        machine,
+        accelerator: Accelerated {
+            nodes: 0,
+            memory: args.rsa_memory,
+            link: args.rsa_bandwidth,
+            wait: if args.wait == "hold" { WaitPolicy::Hold } else { WaitPolicy::Disk },
+            depth: 1,
+            interval: Duration::from_secs(1),
+            steps: Steps::default(),
+            site: site.clone(),
+        },
+        sizes: sorted(&args.rsa_nodes),
+        depths: sorted(&args.depth),
+        proportions: if args.proportion.is_empty() {
+            vec![site.proportion]
+        } else {
+            sorted(&args.proportion)
+        },
+        io: io_model(args)?,
+        order: match args.order {
+            OrderArg::Fcfs => Order::Fcfs,
+            OrderArg::Size => Order::Size,
+        },
+        seeds: args.seeds,
+        seed: args.seed,
+    };
+    if study.proportions.contains(&0) || study.depths.contains(&0) {
+        bail!("--proportion and --depth are at least 1");
+    }
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    stop_on_interrupt();
+    let bar = Bar::new();
+    let results = study.run(args.threads.map_or(processors, usize::from), &STOP, &bar);
+    bar.0.finish_and_clear();
+    let results = results?;
+    let is_whole = results.len() == study.points().len();
+    let report = Report::new(&study, lacks, load_before, args.rescale, results);
+    let drawn = match (&args.gantt, &args.html) {
+        (None, None) => None,
+        _ if !is_whole => None,
+        _ => report.gantt(drawn_time)?,
+    };
+    for (file, text) in [
+        (&args.csv, args.csv.as_ref().map(|_| report.csv())),
+        (&args.html, args.html.as_ref().map(|_| report.html(drawn.as_deref()))),
+        (&args.gantt, drawn.clone()),
+    ] {
+        if let (Some(file), Some(text)) = (file, text) {
+            fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+    }
+    if args.gantt.is_some() && drawn.is_none() {
+        eprintln!(
+            "ondeck simulate: --gantt draws RSA nodes, and there are none that were simulated to the end"
+        );
+    }
+    if args.json {
+        println!("{}", report.json()?);
+    } else {
+        print!("{}", report.text());
+    }
+    if is_whole {
+        return Ok(exit::OK);
+    }
+    let (done, all) = (report.done(), study.points().len());
+    eprintln!(
+        "ondeck simulate: interrupted; {done} of {all} machines were simulated to the end, and are printed"
+    );
+    Ok(exit::SIGNAL_BASE + libc::SIGINT as u8)
+}
+
+/// Each once, the smallest first.
+fn sorted<T: Copy + Ord>(values: &[T]) -> Vec<T> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted
+}
+
+fn read_log(args: &SimulateArgs) -> Result<Trace> {
+    let is_stdin = args.log == Path::new("-");
+    let name = if is_stdin { "standard input".to_owned() } else { args.log.display().to_string() };
+    let source: Box<dyn Read> = if is_stdin {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(fs::File::open(&args.log).with_context(|| format!("cannot open {name}"))?)
+    };
+    let mut lines = plain_or_gzip(source).with_context(|| format!("cannot read {name}"))?;
+    let form = match args.from {
+        Some(form) => form,
+        None => {
+            let begin = lines.fill_buf().with_context(|| format!("cannot read {name}"))?;
+            let first = begin.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            if first.contains(&b'|') { Form::Sacct } else { Form::Swf }
+        }
+    };
+    let trace = match form {
+        Form::Swf => swf::read(lines, args.processors_per_node),
+        Form::Sacct => sacct::read(lines),
+    };
+    let word = if form == Form::Swf { "swf" } else { "sacct" };
+    trace.with_context(|| format!("{name}, as --from {word}"))
+}
+
+fn site(args: &SimulateArgs) -> Result<Site> {
+    let mut site = match &args.config {
+        None => Site { proportion: 4, ..Site::default() },
+        Some(file) => {
+            let config = Config::load(Some(file))?;
+            config
+                .scheduler
+                .site(&config.nodes)
+                .map_err(anyhow::Error::msg)
+                .with_context(|| file.display().to_string())?
+        }
+    };
+    if site.engine == EngineKind::Simulated {
+        site.engine = EngineKind::Gluster;
+    }
+    Ok(site)
+}
+
+fn io_model(args: &SimulateArgs) -> Result<IoModel> {
+    let mut model = match args.io.as_str() {
+        "none" => IoModel::None,
+        "bursts" => IoModel::bursts(),
+        "slides" => IoModel::slides(),
+        "kopanski" => IoModel::kopanski(),
+        "daly" => IoModel::daly(),
+        file => measured(Path::new(file))?,
+    };
+    match &mut model {
+        IoModel::Bursts { memory, share, .. } | IoModel::Daly { memory, share, .. } => {
+            (*memory, *share) = (args.memory, args.checkpoint);
+        }
+        IoModel::Kopanski { processors, .. } => *processors = args.processors_per_node,
+        IoModel::None | IoModel::Slides { .. } | IoModel::Measured { .. } => {}
+    }
+    Ok(model)
+}
+
+/// Lines of a job's number, what it read and what it wrote, in bytes or with a unit.
+fn measured(file: &Path) -> Result<IoModel> {
+    let what = || {
+        format!(
+            "--io {}: no model of this name (none, bursts, slides, kopanski, daly), and as a file",
+            file.display()
+        )
+    };
+    let lines = BufReader::new(fs::File::open(file).with_context(what)?);
+    let mut jobs = BTreeMap::new();
+    for (index, line) in lines.lines().enumerate() {
+        let place = || format!("{}, line {}", file.display(), index + 1);
+        let line = line.with_context(place)?;
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') || index == 0 && line == "job,read,written" {
+            continue;
+        }
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        let [job, read, written] = fields[..] else {
+            bail!("{}: it has {} fields, and must have job,read,written", place(), fields.len());
+        };
+        let job: u64 = job.parse().with_context(|| format!("{}, job", place()))?;
+        let bytes = |name: &str, text: &str| -> Result<Bytes> {
+            text.parse::<Bytes>().map_err(anyhow::Error::from).with_context(|| format!("{}, {name}", place()))
+        };
+        if jobs.insert(job, (bytes("read", read)?, bytes("written", written)?)).is_some() {
+            bail!("{}: job {job} stands there twice", place());
+        }
+    }
+    Ok(IoModel::Measured { jobs })
+}
+
+/// From when, and until when, in milliseconds.
+fn gantt_time(text: &str) -> Result<(u64, u64)> {
+    let example = || format!("--gantt-time {text}: write from when, and how long, such as 48h,24h");
+    let (start, length) = text.split_once(',').with_context(example)?;
+    let ms = |text: &str| -> Result<u64> {
+        let time = duration::parse(text.trim(), 1).with_context(example)?;
+        u64::try_from(time.as_millis()).with_context(example)
+    };
+    let (start, length) = (ms(start)?, ms(length)?);
+    Ok((start, start.saturating_add(length.max(1))))
+}
+
+/// The machine that a picture shows: the size that pays most, or the smallest.
+fn drawn_point(points: &[Point], knee: u32) -> Option<Point> {
+    let accelerated = || points.iter().copied().filter(|point| matches!(point, Point::Accelerated { .. }));
+    accelerated().find(|point| point.added() == knee).or_else(|| accelerated().next())
+}

@@ -1,0 +1,390 @@
+//! The accelerator: [`ondeck_core::schedule`], driven as the daemon drives it.
+//!
+//! Nothing is decided here. What the workload manager shows and what its hooks say becomes an event; what the schedule orders
+//! becomes a [`Todo`] for the simulation. All nodes of a job are one to the schedule, because all of its hooks run at the same
+//! time here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use ondeck_core::schedule::notice::{NoRamDisk, Notice, Unfit};
+use ondeck_core::schedule::{
+    Action, Effects, Event, JobState, Node, ObservedJob, Outcome, Prolog, Purpose, RsaState, Schedule, Time,
+    Work,
+};
+use ondeck_core::{
+    Bytes, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing, WaitPolicy, allocation,
+};
+
+use crate::io::JobIo;
+use crate::machine::Accelerated;
+use crate::record::Served;
+use crate::workload_manager::WorkloadManager;
+
+/// What the schedule wants to be done, or has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Todo {
+    /// Begin work for a job, and report its end under this number.
+    Begin {
+        /// The job.
+        job: u32,
+        /// The number of the order.
+        number: u64,
+        /// What is to be done.
+        work: Work,
+    },
+    /// Hold a job, or release it.
+    Hold(u32, bool),
+    /// Put a job before all others, or not any more.
+    InFront(u32, bool),
+    /// Something of a job has changed: who waits for it may go on.
+    Changed(u32),
+}
+
+/// A job, as far as the accelerator is concerned.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Its compute nodes.
+    pub nodes: u32,
+    /// Whose it is.
+    pub user: u32,
+    /// When it was submitted.
+    pub submitted: Time,
+    /// What it does.
+    pub io: JobIo,
+}
+
+/// The schedule, and what is told to it.
+pub struct Accelerator {
+    schedule: Schedule,
+    config: Accelerated,
+    /// The name by which all nodes of a job go.
+    node: NodeName,
+    /// Held jobs that the schedule does not know yet.
+    held: BTreeSet<u32>,
+    next_tick: Option<Time>,
+    /// When the queue is looked at next, and how often after that without any change.
+    look: Option<Time>,
+    again: u8,
+    /// Jobs that were told that there will never be a RAM disk for them.
+    unfit: BTreeMap<u32, Served>,
+    /// RSA nodes times milliseconds that were given back.
+    node_ms: f64,
+    demotions: u64,
+}
+
+/// A job is next when it was so for a while (`debounce`): so after each change there is more than one look.
+const LOOKS: u8 = 3;
+
+impl Accelerator {
+    /// RSA nodes that all lend, and no jobs.
+    pub fn new(config: Accelerated, now: Time) -> Accelerator {
+        let name = |index: u32| -> NodeName {
+            #[allow(clippy::expect_used)]
+            format!("r{index}").parse().expect("a letter and digits are a name")
+        };
+        let nodes = (0..config.nodes).map(|index| (name(index), Node::new(&config.site.pool))).collect();
+        let mut schedule = Schedule::new(config.site.clone(), Vec::new(), nodes, 0, Epoch(0));
+        for index in 0..config.nodes {
+            let up = Event::NodeUp { node: name(index), capacity: config.memory };
+            // Only orders of people are refused.
+            let _ = schedule.handle(now, up);
+        }
+        #[allow(clippy::expect_used)]
+        let node = "c0".parse().expect("a letter and a digit are a name");
+        Accelerator {
+            schedule,
+            config,
+            node,
+            held: BTreeSet::new(),
+            next_tick: None,
+            look: None,
+            again: 0,
+            unfit: BTreeMap::new(),
+            node_ms: 0.0,
+            demotions: 0,
+        }
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> &Accelerated {
+        &self.config
+    }
+
+    /// RSA nodes times milliseconds that were given back, and how many jobs were demoted.
+    pub fn totals(&self) -> (f64, u64) {
+        (self.node_ms, self.demotions)
+    }
+
+    /// Whether a job asks for anything.
+    pub fn serves(&self, subject: &Subject) -> bool {
+        subject.io.input.0 > 0 || subject.io.written().0 > 0
+    }
+
+    /// Whether a job is held until its input is in RAM.
+    pub fn holds(&self, subject: &Subject) -> bool {
+        self.config.wait == WaitPolicy::Hold && self.serves(subject)
+    }
+
+    /// When it has to be called, if nothing happens before.
+    pub fn next(&self) -> Option<Time> {
+        [self.next_tick, self.look].into_iter().flatten().min()
+    }
+
+    /// The queue has changed.
+    pub fn queue_has_changed(&mut self, now: Time) {
+        self.again = LOOKS;
+        let interval = self.interval_ms();
+        self.look.get_or_insert(Time((now.0 / interval + 1) * interval));
+    }
+
+    /// A held job was submitted.
+    pub fn submitted_held(&mut self, job: u32) {
+        self.held.insert(job);
+    }
+
+    fn interval_ms(&self) -> u64 {
+        (self.config.interval.as_millis() as u64).max(1)
+    }
+
+    /// A look at the queue, if it is time, and a tick.
+    pub fn pass_time(
+        &mut self,
+        now: Time,
+        subjects: &[Subject],
+        queue: &WorkloadManager,
+        runs_since: impl Fn(u32) -> Option<Time>,
+    ) -> Vec<Todo> {
+        let mut todo = Vec::new();
+        if self.look.is_some_and(|look| look <= now) {
+            let jobs = self.observe(subjects, queue, runs_since);
+            todo.extend(self.handle(now, Event::Queue { taken: now, jobs }));
+            self.again -= 1;
+            self.look = (self.again > 0).then(|| Time(now.0 + self.interval_ms()));
+        }
+        if self.next_tick.is_some_and(|tick| tick <= now) {
+            todo.extend(self.handle(now, Event::Tick));
+        }
+        todo
+    }
+
+    /// What the workload manager shows: what is known here, and what is next.
+    fn observe(
+        &mut self,
+        subjects: &[Subject],
+        queue: &WorkloadManager,
+        runs_since: impl Fn(u32) -> Option<Time>,
+    ) -> Vec<ObservedJob> {
+        let known = |job: &u32| self.schedule.jobs().contains_key(&id_of(*job, &subjects[*job as usize]));
+        self.held.retain(|job| !known(job) && queue.is_held(*job));
+        let next = queue.first(self.config.depth);
+        let mut seen: Vec<(u32, Standing, Option<Time>)> = Vec::new();
+        for id in self.schedule.jobs().keys() {
+            let job = index_of(*id);
+            if next.contains(&job) {
+                continue;
+            }
+            let since = runs_since(job);
+            if queue.is_held(job) {
+                seen.push((job, Standing::Held, None));
+            } else if queue.is_waiting(job) {
+                seen.push((job, Standing::Waiting, None));
+            } else if since.is_some() {
+                seen.push((job, Standing::Running, since));
+            }
+        }
+        seen.extend(next.iter().map(|job| (*job, Standing::Next, None)));
+        seen.extend(self.held.iter().map(|job| (*job, Standing::Held, None)));
+        let asks = |(job, ..): &(u32, Standing, Option<Time>)| self.serves(&subjects[*job as usize]);
+        seen.into_iter()
+            .filter(asks)
+            .map(|(job, standing, since)| {
+                let subject = &subjects[job as usize];
+                self.observed(job, subject, standing, since)
+            })
+            .collect()
+    }
+
+    fn observed(&self, job: u32, subject: &Subject, standing: Standing, since: Option<Time>) -> ObservedJob {
+        let id = id_of(job, subject);
+        let runs = standing == Standing::Running;
+        let nodes = if runs { vec![self.node.clone()] } else { Vec::new() };
+        let is_known = self.schedule.jobs().contains_key(&id);
+        let seen = QueuedJob {
+            id,
+            owner: Owner { uid: subject.user, gid: subject.user },
+            account: String::new(),
+            standing,
+            reason: String::new(),
+            node_count: subject.nodes,
+            nodes: nodes.clone(),
+            start: since.map(|since| since.0 / 1000),
+            submitted: id.submitted,
+            priority: u64::from(u32::MAX - job),
+            qos: String::new(),
+            held_for_input: standing == Standing::Held,
+            dependent: false,
+            depends_on: Vec::new(),
+            component_of: None,
+            several: false,
+            has_burst_buffer: false,
+        };
+        // What is known of it is not read again.
+        let request = (!is_known).then(|| self.request(job, subject));
+        ObservedJob { job: seen, request, work_dir: PathBuf::from("/"), io_nodes: nodes }
+    }
+
+    /// What a job's script asks for: users know what their data needs, and ask for it where their share of the RSA is too little.
+    fn request(&self, job: u32, subject: &Subject) -> Request {
+        let io = &subject.io;
+        let results = io.results_in_ram();
+        let capacity = Bytes(io.input.0.saturating_add(results.0));
+        let of_node = allocation::share_within(self.config.site.engine, self.config.memory);
+        let needed = u32::try_from(capacity.0.div_ceil(of_node.0.max(1))).unwrap_or(u32::MAX);
+        let proportional = subject.nodes / self.config.site.proportion.max(1);
+        let path = |of: &str| PathBuf::from(format!("/{of}/{job}"));
+        Request {
+            data_in: (io.input.0 > 0).then(|| path("in")).into_iter().collect(),
+            data_out: (io.written().0 > 0).then(|| path("out")).into_iter().collect(),
+            out_size: Some(results).filter(|_| io.input.0 > 0 && io.written().0 > 0),
+            // One that is too small for an RSA node is so for the site, however much it asks for.
+            nodes: (proportional > 0).then(|| proportional.max(needed)),
+            wait: Some(self.config.wait),
+            ..Request::default()
+        }
+    }
+
+    /// A job has got its nodes, and its Prolog waits for an answer.
+    pub fn starting(&mut self, now: Time, job: u32, subject: &Subject) -> Vec<Todo> {
+        let seen = self.observed(job, subject, Standing::Running, Some(now));
+        self.handle(now, Event::Starting(Box::new(seen)))
+    }
+
+    /// A job's program has ended, and its Epilogs run.
+    pub fn ending(&mut self, now: Time, job: u32, subject: &Subject) -> Vec<Todo> {
+        let node = self.node.clone();
+        self.handle(now, Event::Ending { job: id_of(job, subject), node })
+    }
+
+    /// Work has ended.
+    pub fn ended(
+        &mut self,
+        now: Time,
+        job: u32,
+        subject: &Subject,
+        number: u64,
+        outcome: Outcome,
+    ) -> Vec<Todo> {
+        self.handle(now, Event::Ended { job: id_of(job, subject), number, outcome })
+    }
+
+    /// A job is not before all others any more, as was ordered.
+    pub fn unlocked(&mut self, now: Time, job: u32, subject: &Subject) -> Vec<Todo> {
+        self.handle(now, Event::Unlocked(id_of(job, subject)))
+    }
+
+    fn handle(&mut self, now: Time, event: Event) -> Vec<Todo> {
+        // Only orders of people are refused, and there are none.
+        let Ok(effects) = self.schedule.handle(now, event) else { return Vec::new() };
+        let Effects { actions, changes: _, jobs, gone, nodes: _, used, unasked: _ } = effects;
+        let mut todo = Vec::new();
+        for action in actions {
+            match action {
+                Action::Begin(id, order) => {
+                    todo.push(Todo::Begin { job: index_of(id), number: order.number, work: order.work });
+                }
+                Action::LockIn(id) => todo.push(Todo::InFront(index_of(id), true)),
+                Action::UndoLockIn(id) => todo.push(Todo::InFront(index_of(id), false)),
+                Action::Hold(id) | Action::HoldBack(id, _) => todo.push(Todo::Hold(index_of(id), true)),
+                Action::LetGo(id) => todo.push(Todo::Hold(index_of(id), false)),
+                Action::Tell(id, Notice::NoRamDisk(NoRamDisk::Unfit(why))) => {
+                    let served = match why {
+                        Unfit::TooSmall { .. } | Unfit::PartTooSmall { .. } => Served::TooSmall,
+                        _ => Served::TooLarge,
+                    };
+                    self.unfit.insert(index_of(id), served);
+                }
+                // The marks of holds, words for users, and what is left on nodes that have failed: there are none.
+                Action::EndStageOut(_) | Action::Unmark(_) | Action::Tell(..) | Action::CleanUp(..) => {}
+            }
+        }
+        todo.extend(jobs.into_iter().map(|id| Todo::Changed(index_of(id))));
+        for record in used {
+            self.node_ms += record.node_seconds * 1000.0;
+        }
+        for job in gone {
+            self.demotions += u64::from(job.job_state == JobState::Demoted && job.started.is_none());
+            self.unfit.remove(&index_of(job.id));
+            self.schedule.forget(job.id);
+        }
+        self.next_tick = self.schedule.next_tick();
+        todo
+    }
+
+    /// Whether a job that has started may begin with its program.
+    pub fn prolog_is_over(&self, job: u32, subject: &Subject) -> bool {
+        let known = self.schedule.jobs().get(&id_of(job, subject));
+        known.is_none_or(|known| known.prolog == Prolog::Over)
+    }
+
+    /// Whether some of a job's nodes may show a RAM disk.
+    pub fn is_shown(&self, job: u32, subject: &Subject) -> bool {
+        self.schedule.jobs().get(&id_of(job, subject)).is_some_and(|known| known.rsa_state.is_shown())
+    }
+
+    /// What a job sees in RAM: its input, its output.
+    pub fn in_use(&self, job: u32, subject: &Subject) -> (bool, bool) {
+        match self.schedule.jobs().get(&id_of(job, subject)).map(|known| known.rsa_state) {
+            Some(RsaState::InuseIn) => (true, false),
+            Some(RsaState::InuseBoth) => (true, true),
+            Some(RsaState::InuseOut) => (false, true),
+            _ => (false, false),
+        }
+    }
+
+    /// What a job's RAM disk is for, on how many RSA nodes it is, and the state it is in.
+    pub fn allocation(&self, job: u32, subject: &Subject) -> Option<(Purpose, u32, RsaState)> {
+        let known = self.schedule.jobs().get(&id_of(job, subject))?;
+        let nodes = known.allocation.as_ref()?.nodes.len() as u32;
+        Some((known.purpose, nodes, known.rsa_state))
+    }
+
+    /// Where the data of a job is that has just begun with its program.
+    pub fn served(&self, job: u32, subject: &Subject) -> Served {
+        if !self.serves(subject) {
+            return Served::NoNeed;
+        }
+        if let Some(why) = self.unfit.get(&job) {
+            return *why;
+        }
+        let Some(known) = self.schedule.jobs().get(&id_of(job, subject)) else {
+            return Served::StartedAtOnce;
+        };
+        match known.rsa_state {
+            RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut => Served::InRam,
+            RsaState::Initial | RsaState::Ineligible if known.lacking.is_none() => Served::StartedAtOnce,
+            RsaState::Initial | RsaState::Ineligible => Served::NoNodesFree,
+            _ => Served::NotReady,
+        }
+    }
+
+    /// The most that is promised of any RSA node; never more than it lends.
+    pub fn largest_promise(&self) -> Bytes {
+        let promised = |node: &Node| Bytes(node.promised.values().map(|bytes| bytes.0).sum());
+        self.schedule.nodes().values().map(promised).max().unwrap_or_default()
+    }
+
+    /// Of how many jobs the schedule knows.
+    pub fn known(&self) -> usize {
+        self.schedule.jobs().len()
+    }
+}
+
+/// A job's name for the schedule. Its place in the log is its number: logs may have a number twice.
+fn id_of(job: u32, subject: &Subject) -> Incarnation {
+    Incarnation { job: JobId(job + 1), submitted: subject.submitted.0 / 1000, restarts: 0 }
+}
+
+fn index_of(id: Incarnation) -> u32 {
+    id.job.0 - 1
+}

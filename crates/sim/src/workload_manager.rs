@@ -1,0 +1,242 @@
+//! The workload manager: who starts when, on whole nodes.
+//!
+//! Jobs start in their order, and where the first one has to wait, EASY backfill (Lifka, "The ANL/IBM SP scheduling system",
+//! JSSPP 1995) lets others start before it that do not delay it: they end before it can start, as far as their requested times
+//! are right, or need nodes that it will not need. A job that runs for longer than it requested is not ended; it may end at
+//! any moment then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ondeck_core::schedule::Time;
+use serde::Serialize;
+
+use crate::waiting::{Asked, Room, Waiting};
+
+/// In which order jobs start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// First come, first served.
+    Fcfs,
+    /// By age and size, as Slurm's multifactor plugin weighs them: a job on the whole machine comes before those that were
+    /// submitted at most a day before it, and a smaller one before so much less.
+    Size,
+}
+
+/// What a job on the whole machine gains over one on none of it.
+const SIZE_IS_WORTH_MS: u64 = 24 * 3600 * 1000;
+
+impl Order {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Order::Fcfs => "fcfs",
+            Order::Size => "size",
+        }
+    }
+
+    /// The place of each job: jobs are given by their submission in milliseconds and their nodes, in the order of submission.
+    fn places(self, jobs: &[(u64, u32)], nodes: u32) -> Vec<u32> {
+        let key = |index: &u32| {
+            let (submitted, of_job) = jobs[*index as usize];
+            match self {
+                Order::Fcfs => (i128::from(submitted), *index),
+                Order::Size => {
+                    let gain = u128::from(SIZE_IS_WORTH_MS) * u128::from(of_job) / u128::from(nodes.max(1));
+                    (i128::from(submitted) - gain as i128, *index)
+                }
+            }
+        };
+        let mut sorted: Vec<u32> = (0..jobs.len() as u32).collect();
+        sorted.sort_by_key(key);
+        sorted
+    }
+}
+
+/// What is known of a job here.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    asked: Asked,
+    /// Its place in the order.
+    place: u32,
+    held: bool,
+}
+
+/// The workload manager with its queue and its machine. Jobs are numbers from 0, in the order of their submission.
+#[derive(Clone, Debug)]
+pub struct WorkloadManager {
+    free: u32,
+    jobs: Vec<Known>,
+    /// The job at each place.
+    at_place: Vec<u32>,
+    waiting: Waiting,
+    /// Those that were put before all others, in the order of their places.
+    in_front: BTreeMap<u32, u32>,
+    /// When each of those that run will have ended, if its requested time is right.
+    running: BTreeSet<(Time, u32)>,
+    ends: BTreeMap<u32, Time>,
+}
+
+impl WorkloadManager {
+    /// A machine without jobs. Of each that will come: its submission in milliseconds, its nodes, its requested milliseconds.
+    pub fn new(nodes: u32, order: Order, jobs: impl Iterator<Item = (u64, u32, u64)>) -> WorkloadManager {
+        let jobs: Vec<(u64, u32, u64)> = jobs.collect();
+        let submissions: Vec<(u64, u32)> =
+            jobs.iter().map(|(submitted, nodes, _)| (*submitted, *nodes)).collect();
+        let at_place = order.places(&submissions, nodes);
+        let mut known: Vec<Known> = jobs
+            .iter()
+            .map(|(_, nodes, ms)| Known { asked: Asked { nodes: *nodes, ms: *ms }, place: 0, held: false })
+            .collect();
+        for (place, job) in at_place.iter().enumerate() {
+            known[*job as usize].place = place as u32;
+        }
+        WorkloadManager {
+            free: nodes,
+            waiting: Waiting::new(known.len()),
+            jobs: known,
+            at_place,
+            in_front: BTreeMap::new(),
+            running: BTreeSet::new(),
+            ends: BTreeMap::new(),
+        }
+    }
+
+    /// The nodes that no job has.
+    pub fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// A job is submitted; a held one waits until it is released.
+    pub fn submit(&mut self, job: u32, held: bool) {
+        let known = &mut self.jobs[job as usize];
+        known.held = held;
+        if !held {
+            let (place, asked) = (known.place as usize, known.asked);
+            self.waiting.insert(place, asked);
+        }
+    }
+
+    /// A job that waits is held, or a held one waits again. Nothing happens to one that runs.
+    pub fn set_held(&mut self, job: u32, held: bool) {
+        let known = self.jobs[job as usize];
+        if known.held != held && !self.ends.contains_key(&job) {
+            if held {
+                self.waiting.remove(known.place as usize);
+            }
+            self.submit(job, held);
+        }
+    }
+
+    /// Whether a job is held.
+    pub fn is_held(&self, job: u32) -> bool {
+        self.jobs[job as usize].held
+    }
+
+    /// A job is put before all that were not, or has its own place again.
+    pub fn set_in_front(&mut self, job: u32, in_front: bool) {
+        let place = self.jobs[job as usize].place;
+        if in_front {
+            self.in_front.insert(place, job)
+        } else {
+            self.in_front.remove(&place)
+        };
+    }
+
+    /// A job has left its nodes.
+    pub fn ended(&mut self, job: u32) {
+        if let Some(end) = self.ends.remove(&job) {
+            self.running.remove(&(end, job));
+            self.free += self.jobs[job as usize].asked.nodes;
+        }
+    }
+
+    /// The first `count` jobs that wait, as they stand in line.
+    pub fn first(&self, count: usize) -> Vec<u32> {
+        let mut found: Vec<u32> =
+            self.in_front.values().copied().filter(|job| self.is_waiting(*job)).take(count).collect();
+        let mut from = 0;
+        while found.len() < count
+            && let Some(place) = self.waiting.first_from(from)
+        {
+            let job = self.at_place[place];
+            if !self.in_front.contains_key(&(place as u32)) {
+                found.push(job);
+            }
+            from = place + 1;
+        }
+        found
+    }
+
+    /// Whether a job waits and is not held.
+    pub fn is_waiting(&self, job: u32) -> bool {
+        self.waiting.at(self.jobs[job as usize].place as usize).is_some()
+    }
+
+    /// Starts all that may start now, and returns them in the order of their starts.
+    pub fn pass(&mut self, now: Time) -> Vec<u32> {
+        let mut started = Vec::new();
+        let first = loop {
+            if self.free == 0 {
+                return started;
+            }
+            let Some(first) = self.first(1).first().copied() else { return started };
+            if self.jobs[first as usize].asked.nodes > self.free {
+                break first;
+            }
+            self.start(first, now);
+            started.push(first);
+        };
+        let mut room = self.room_before(first, now);
+        let mut from = 0;
+        // Whoever was put in front is there because it is ready; the first of them has the reservation.
+        while room.free > 0
+            && let Some(place) = self.waiting.first_that_fits(from, room)
+        {
+            from = place + 1;
+            let job = self.at_place[place];
+            if job == first {
+                continue;
+            }
+            let asked = self.jobs[job as usize].asked;
+            self.start(job, now);
+            started.push(job);
+            room.free -= asked.nodes;
+            if asked.ms > room.ms {
+                room.spare -= asked.nodes;
+            }
+            room.spare = room.spare.min(room.free);
+        }
+        started
+    }
+
+    /// What others may have without delaying the first.
+    fn room_before(&self, first: u32, now: Time) -> Room {
+        let needs = self.jobs[first as usize].asked.nodes;
+        let mut free = self.free;
+        for (end, job) in &self.running {
+            free += self.jobs[*job as usize].asked.nodes;
+            if free >= needs {
+                // Those that end in the same moment give room to others, too; and whoever has run for longer than it asked for
+                // may end at any moment.
+                let at = (*end).max(now);
+                let together = self.running.range((*end, job + 1)..=(at, u32::MAX));
+                free += together.map(|(_, job)| self.jobs[*job as usize].asked.nodes).sum::<u32>();
+                let ms = at.0 - now.0;
+                return Room { free: self.free, spare: (free - needs).min(self.free), ms };
+            }
+        }
+        // More than the machine has: such jobs are refused before.
+        Room { free: self.free, spare: self.free, ms: u64::MAX }
+    }
+
+    fn start(&mut self, job: u32, now: Time) {
+        let known = self.jobs[job as usize];
+        let end = Time(now.0.saturating_add(known.asked.ms));
+        self.waiting.remove(known.place as usize);
+        self.in_front.remove(&known.place);
+        self.running.insert((end, job));
+        self.ends.insert(job, end);
+        self.free -= known.asked.nodes;
+    }
+}

@@ -1,0 +1,39 @@
+#!/bin/sh
+# A study of real logs: TRACES names a directory of logs in SWF (*.swf, *.swf.gz). For each, at two loads, with two models of I/O and both
+# policies of waiting, what RSA nodes save; before that, that all jobs start when a simple EASY starts them. The tables are written to
+# target/study, one page each, and the advice of each is printed. SEEDS (3) of each. 1 if anything failed. It takes half an hour.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+CARGO=${CARGO:-cargo}
+SEEDS=${SEEDS:-3}
+[ -d "${TRACES:-}" ] || { echo "study: TRACES names no directory of logs: make study TRACES=DIR" >&2; exit 1; }
+out=target/study
+mkdir -p "$out" || exit 1
+"$CARGO" build --release --locked -p ondeck || exit 1
+ondeck=${ONDECK:-target/$(rustc -vV | sed -n 's/^host: //p')/release/ondeck}
+failed=0 found=0
+for log in "$TRACES"/*.swf "$TRACES"/*.swf.gz; do
+    [ -f "$log" ] || continue
+    found=1
+    name=$(basename "$log" .gz)
+    name=${name%.swf}
+    "$CARGO" run --release --locked -q -p ondeck-sim --example compare_easy -- "$log" || failed=1
+    for load in 0.4 0.9; do
+        for io in bursts kopanski; do
+            for wait in disk hold; do
+                # With everybody held and nearly no room, thousands wait, and the simulation takes hours.
+                [ "$load $wait" = "0.9 hold" ] && continue
+                page=$out/$name-$load-$io-$wait
+                echo "$name, load $load, $io, $wait:"
+                if "$ondeck" simulate "$log" --rescale "$load" --io "$io" --wait "$wait" --seeds "$SEEDS" \
+                    --rsa-nodes 0,4,8,16,32 --html "$page.html" --csv "$page.csv" > "$page.txt"; then
+                    tail -n 1 "$page.txt" | sed 's/^/    /'
+                else
+                    failed=1
+                fi
+            done
+        done
+    done
+done
+[ "$found" = 1 ] || { echo "study: no *.swf or *.swf.gz in $TRACES" >&2; exit 1; }
+exit $failed
