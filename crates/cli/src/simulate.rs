@@ -19,11 +19,11 @@ use ondeck_core::{Bytes, EngineKind, Rate, WaitPolicy, duration, exit};
 use ondeck_sim::io::IoModel;
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
 use ondeck_sim::remedy::{self, Estimates};
-use ondeck_sim::study::{Point, Progress, Study};
+use ondeck_sim::study::{Progress, Study};
 use ondeck_sim::trace::{Trace, plain_or_gzip, sacct, swf};
 use ondeck_sim::workload_manager::Order;
 
-use self::report::Report;
+use self::report::{Before, Report};
 
 /// Say what an accelerator would do for a site, by its own log of jobs
 ///
@@ -50,7 +50,8 @@ pub struct SimulateArgs {
     nodes: Option<u32>,
 
     /// The numbers of RSA nodes that are tried
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0,4,8,16,32")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0,4,8,16,32",
+        value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     rsa_nodes: Vec<u32>,
 
     /// What an RSA node lends
@@ -194,8 +195,8 @@ fn share(text: &str) -> Result<f64, String> {
 
 fn load(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(load) if load > 0.0 && load <= 10.0 => Ok(load),
-        _ => Err("a load is a number above 0, such as 0.9".to_owned()),
+        Ok(load) if (0.01..=10.0).contains(&load) => Ok(load),
+        _ => Err("a load is a number from 0.01 to 10, such as 0.9".to_owned()),
     }
 }
 
@@ -252,19 +253,18 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     let mut trace = read_log(args)?;
     let nodes = args.nodes.unwrap_or_else(|| trace.machine());
     let lacks = trace.lacks();
-    let load_before = trace.load(nodes);
+    let before = Before { load: trace.load(nodes), span: trace.span(), rescaled: args.rescale };
     if let Some(load) = args.rescale {
         remedy::rescale(&mut trace, nodes, load);
     }
-    let usual_disk =
-        Bytes((f64::from(nodes) * args.memory.0 as f64 * args.checkpoint / 600.0).max(1.0) as u64);
+    let usual_disk = Bytes((f64::from(nodes) * args.memory.0 as f64 / 6000.0).max(1.0) as u64);
     let machine = Machine {
         nodes,
         link: args.node_bandwidth,
         disk: args.disk_bandwidth.unwrap_or(Rate(usual_disk)),
         background: args.background,
     };
-    let site = site(args)?;
+    let (site, interval) = site(args)?;
     let study = Study {
         trace: &trace,
         estimates: match args.estimates {
@@ -278,7 +278,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
             link: args.rsa_bandwidth,
             wait: if args.wait == "hold" { WaitPolicy::Hold } else { WaitPolicy::Disk },
             depth: 1,
-            interval: Duration::from_secs(1),
+            interval,
             steps: Steps::default(),
             site: site.clone(),
         },
@@ -307,7 +307,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     bar.0.finish_and_clear();
     let results = results?;
     let is_whole = results.len() == study.points().len();
-    let report = Report::new(&study, lacks, load_before, args.rescale, results);
+    let report = Report::new(&study, lacks, before, is_whole, results);
     let drawn = match (&args.gantt, &args.html) {
         (None, None) => None,
         _ if !is_whole => None,
@@ -322,10 +322,8 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
             fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
-    if args.gantt.is_some() && drawn.is_none() {
-        eprintln!(
-            "ondeck simulate: --gantt draws RSA nodes, and there are none that were simulated to the end"
-        );
+    if args.gantt.is_some() && drawn.is_none() && is_whole {
+        eprintln!("ondeck simulate: --gantt draws RSA nodes, and --rsa-nodes names none");
     }
     if args.json {
         println!("{}", report.json()?);
@@ -375,22 +373,18 @@ fn read_log(args: &SimulateArgs) -> Result<Trace> {
     trace.with_context(|| format!("{name}, as --from {word}"))
 }
 
-fn site(args: &SimulateArgs) -> Result<Site> {
-    let mut site = match &args.config {
-        None => Site { proportion: 4, ..Site::default() },
-        Some(file) => {
-            let config = Config::load(Some(file))?;
-            config
-                .scheduler
-                .site(&config.nodes)
-                .map_err(anyhow::Error::msg)
-                .with_context(|| file.display().to_string())?
-        }
+/// What the site decides, and how often the queue is looked at.
+fn site(args: &SimulateArgs) -> Result<(Site, Duration)> {
+    let Some(file) = &args.config else {
+        return Ok((Site { proportion: 4, ..Site::default() }, Duration::from_secs(1)));
     };
+    let config = Config::load(Some(file))?;
+    let site = config.scheduler.site(&config.nodes).map_err(anyhow::Error::msg);
+    let mut site = site.with_context(|| file.display().to_string())?;
     if site.engine == EngineKind::Simulated {
         site.engine = EngineKind::Gluster;
     }
-    Ok(site)
+    Ok((site, config.slurm.interval))
 }
 
 fn io_model(args: &SimulateArgs) -> Result<IoModel> {
@@ -454,10 +448,4 @@ fn gantt_time(text: &str) -> Result<(u64, u64)> {
     };
     let (start, length) = (ms(start)?, ms(length)?);
     Ok((start, start.saturating_add(length.max(1))))
-}
-
-/// The machine that a picture shows: the size that pays most, or the smallest.
-fn drawn_point(points: &[Point], knee: u32) -> Option<Point> {
-    let accelerated = || points.iter().copied().filter(|point| matches!(point, Point::Accelerated { .. }));
-    accelerated().find(|point| point.added() == knee).or_else(|| accelerated().next())
 }

@@ -23,8 +23,15 @@ fn compare(path: &str, load: f64) -> Result<bool, Box<dyn std::error::Error>> {
     let rate = Rate(Bytes(1_000_000_000));
     let machine = Machine { nodes, link: rate, disk: rate, background: 0.0 };
     let io = IoModel::None;
-    let scenario =
-        Scenario { trace: &trace, machine, accelerator: None, io: &io, order: Order::Fcfs, seed: 1 };
+    let scenario = Scenario {
+        trace: &trace,
+        machine,
+        accelerator: None,
+        io: &io,
+        order: Order::Fcfs,
+        seed: 1,
+        stop: None,
+    };
     let record = simulate(&scenario)?;
     let simple = simple_easy::simple_easy(&trace, nodes);
     let other =

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use ondeck_core::schedule::notice::{NoRamDisk, Notice, Unfit};
+use ondeck_core::schedule::notice::{Life, NoRamDisk, Notice, Unfit};
 use ondeck_core::schedule::{
-    Action, Effects, Event, JobState, Node, ObservedJob, Outcome, Prolog, Purpose, RsaState, Schedule, Time,
-    Work,
+    Action, Effects, Event, Job, JobState, Node, ObservedJob, Outcome, Prolog, Purpose, RsaState, Schedule,
+    Time, Work,
 };
 use ondeck_core::{
     Bytes, Epoch, Incarnation, JobId, NodeName, Owner, QueuedJob, Request, Standing, WaitPolicy, allocation,
@@ -63,9 +63,15 @@ pub struct Accelerator {
     /// Held jobs that the schedule does not know yet.
     held: BTreeSet<u32>,
     next_tick: Option<Time>,
+    /// The place of each job in the order of starts.
+    places: Vec<u32>,
+    /// The jobs that were next when the queue changed last.
+    was_next: Vec<u32>,
     /// When the queue is looked at next, and how often after that without any change.
     look: Option<Time>,
-    again: u8,
+    again: u32,
+    /// When somebody has waited for so long, or was ready for so long, that it makes a difference: the queue is looked at then.
+    due: Option<Time>,
     /// Jobs that were told that there will never be a RAM disk for them.
     unfit: BTreeMap<u32, Served>,
     /// RSA nodes times milliseconds that were given back.
@@ -73,12 +79,9 @@ pub struct Accelerator {
     demotions: u64,
 }
 
-/// A job is next when it was so for a while (`debounce`): so after each change there is more than one look.
-const LOOKS: u8 = 3;
-
 impl Accelerator {
-    /// RSA nodes that all lend, and no jobs.
-    pub fn new(config: Accelerated, now: Time) -> Accelerator {
+    /// RSA nodes that all lend, and no jobs; the place of each that will come.
+    pub fn new(config: Accelerated, now: Time, places: Vec<u32>) -> Accelerator {
         let name = |index: u32| -> NodeName {
             #[allow(clippy::expect_used)]
             format!("r{index}").parse().expect("a letter and digits are a name")
@@ -98,8 +101,11 @@ impl Accelerator {
             node,
             held: BTreeSet::new(),
             next_tick: None,
+            places,
+            was_next: Vec::new(),
             look: None,
             again: 0,
+            due: None,
             unfit: BTreeMap::new(),
             node_ms: 0.0,
             demotions: 0,
@@ -128,19 +134,22 @@ impl Accelerator {
 
     /// When it has to be called, if nothing happens before.
     pub fn next(&self) -> Option<Time> {
-        [self.next_tick, self.look].into_iter().flatten().min()
+        [self.next_tick, self.look, self.due].into_iter().flatten().min()
     }
 
     /// The queue has changed.
     pub fn queue_has_changed(&mut self, now: Time) {
-        self.again = LOOKS;
         let interval = self.interval_ms();
+        // A job is next when it was so for a while, so there is more than one look.
+        let debounce = self.config.site.debounce.as_millis() as u64;
+        self.again = u32::try_from(debounce.div_ceil(interval)).unwrap_or(u32::MAX).saturating_add(2);
         self.look.get_or_insert(Time((now.0 / interval + 1) * interval));
     }
 
     /// A held job was submitted.
-    pub fn submitted_held(&mut self, job: u32) {
+    pub fn submitted_held(&mut self, now: Time, job: u32) {
         self.held.insert(job);
+        self.queue_has_changed(now);
     }
 
     fn interval_ms(&self) -> u64 {
@@ -156,11 +165,20 @@ impl Accelerator {
         runs_since: impl Fn(u32) -> Option<Time>,
     ) -> Vec<Todo> {
         let mut todo = Vec::new();
-        if self.look.is_some_and(|look| look <= now) {
+        // Starts and ends are told by hooks. A look finds who is next, and who is held.
+        let next = queue.first(self.config.depth);
+        if next != self.was_next {
+            self.was_next = next;
+            self.queue_has_changed(now);
+        }
+        let is_time = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        if is_time(self.look) || is_time(self.due) {
             let jobs = self.observe(subjects, queue, runs_since);
+            if is_time(self.look) {
+                self.again = self.again.saturating_sub(1);
+                self.look = (self.again > 0).then(|| Time(now.0 + self.interval_ms()));
+            }
             todo.extend(self.handle(now, Event::Queue { taken: now, jobs }));
-            self.again -= 1;
-            self.look = (self.again > 0).then(|| Time(now.0 + self.interval_ms()));
         }
         if self.next_tick.is_some_and(|tick| tick <= now) {
             todo.extend(self.handle(now, Event::Tick));
@@ -177,7 +195,7 @@ impl Accelerator {
     ) -> Vec<ObservedJob> {
         let known = |job: &u32| self.schedule.jobs().contains_key(&id_of(*job, &subjects[*job as usize]));
         self.held.retain(|job| !known(job) && queue.is_held(*job));
-        let next = queue.first(self.config.depth);
+        let next = &self.was_next;
         let mut seen: Vec<(u32, Standing, Option<Time>)> = Vec::new();
         for id in self.schedule.jobs().keys() {
             let job = index_of(*id);
@@ -220,7 +238,7 @@ impl Accelerator {
             nodes: nodes.clone(),
             start: since.map(|since| since.0 / 1000),
             submitted: id.submitted,
-            priority: u64::from(u32::MAX - job),
+            priority: u64::from(u32::MAX - self.places[job as usize]),
             qos: String::new(),
             held_for_input: standing == Standing::Held,
             dependent: false,
@@ -286,7 +304,7 @@ impl Accelerator {
     fn handle(&mut self, now: Time, event: Event) -> Vec<Todo> {
         // Only orders of people are refused, and there are none.
         let Ok(effects) = self.schedule.handle(now, event) else { return Vec::new() };
-        let Effects { actions, changes: _, jobs, gone, nodes: _, used, unasked: _ } = effects;
+        let Effects { actions, changes, jobs, gone, nodes: _, used, unasked: _ } = effects;
         let mut todo = Vec::new();
         for action in actions {
             match action {
@@ -312,13 +330,30 @@ impl Accelerator {
         for record in used {
             self.node_ms += record.node_seconds * 1000.0;
         }
+        for change in changes {
+            let becomes = matches!(change.notice, Notice::Life(Life::Becomes(..)));
+            let had_nodes = |state| !matches!(state, RsaState::Initial | RsaState::Ineligible);
+            self.demotions += u64::from(
+                becomes && matches!(change.states, Some((JobState::Demoted, state)) if had_nodes(state)),
+            );
+        }
         for job in gone {
-            self.demotions += u64::from(job.job_state == JobState::Demoted && job.started.is_none());
             self.unfit.remove(&index_of(job.id));
             self.schedule.forget(job.id);
         }
+        self.due = self.schedule.jobs().values().filter_map(|job| self.due_of(now, job)).min();
         self.next_tick = self.schedule.next_tick();
         todo
+    }
+
+    /// When it makes a difference for how long a job has waited for RSA nodes, or for its start with them.
+    fn due_of(&self, now: Time, job: &Job) -> Option<Time> {
+        let site = self.schedule.site();
+        let patience = job.lacking.map(|since| since.plus(site.patience));
+        let waits =
+            job.job_state == JobState::Ondeck && matches!(job.rsa_state, RsaState::Booted | RsaState::Ready);
+        let ready = waits.then(|| job.since.plus(site.limits.ready));
+        [patience, ready].into_iter().flatten().filter(|at| *at > now).min()
     }
 
     /// Whether a job that has started may begin with its program.
@@ -349,29 +384,24 @@ impl Accelerator {
         Some((known.purpose, nodes, known.rsa_state))
     }
 
-    /// Where the data of a job is that has just begun with its program.
-    pub fn served(&self, job: u32, subject: &Subject) -> Served {
-        if !self.serves(subject) {
-            return Served::NoNeed;
-        }
-        if let Some(why) = self.unfit.get(&job) {
-            return *why;
-        }
+    /// Where the data of a job would be that is about to start.
+    pub fn served_before(&self, job: u32, subject: &Subject) -> Served {
         let Some(known) = self.schedule.jobs().get(&id_of(job, subject)) else {
             return Served::StartedAtOnce;
         };
         match known.rsa_state {
-            RsaState::InuseIn | RsaState::InuseBoth | RsaState::InuseOut => Served::InRam,
-            RsaState::Initial | RsaState::Ineligible if known.lacking.is_none() => Served::StartedAtOnce,
             RsaState::Initial | RsaState::Ineligible => Served::NoNodesFree,
             _ => Served::NotReady,
         }
     }
 
-    /// The most that is promised of any RSA node; never more than it lends.
-    pub fn largest_promise(&self) -> Bytes {
-        let promised = |node: &Node| Bytes(node.promised.values().map(|bytes| bytes.0).sum());
-        self.schedule.nodes().values().map(promised).max().unwrap_or_default()
+    /// Where the data of a job is that begins with its program now; `before`: as it was before its start.
+    pub fn served(&self, job: u32, subject: &Subject, before: Served) -> Served {
+        match self.in_use(job, subject) {
+            _ if !self.serves(subject) => Served::NoNeed,
+            (false, false) => self.unfit.get(&job).copied().unwrap_or(before),
+            _ => Served::InRam,
+        }
     }
 
     /// Of how many jobs the schedule knows.

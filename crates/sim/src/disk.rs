@@ -147,7 +147,8 @@ impl<T: Copy> Disk<T> {
             nodes -= flow.nodes;
             first = first.min((flow.left - LEAST).max(0.0) / flow.rate);
         }
-        self.ends = first.is_finite().then(|| Time(self.now.0 + (first * 1000.0).ceil() as u64));
+        self.ends =
+            first.is_finite().then(|| Time(self.now.0.saturating_add((first * 1000.0).ceil() as u64)));
     }
 }
 

@@ -42,7 +42,7 @@ impl Served {
             Served::InRam => "data in RAM",
             Served::NoNeed => "no I/O, or no RSA",
             Served::TooSmall => "on disk: fewer compute nodes than PROPORTION",
-            Served::TooLarge => "on disk: more data or nodes than the RSA has",
+            Served::TooLarge => "on disk: more than the RSA has or limits allow",
             Served::StartedAtOnce => "on disk: started before it was next",
             Served::NoNodesFree => "on disk: no RSA nodes free before its start",
             Served::NotReady => "on disk: RAM disk not ready at its start",
@@ -84,6 +84,8 @@ impl JobRecord {
 pub struct Totals {
     /// Copied from disk to RAM before jobs started, or began to use it.
     pub staged_in: Bytes,
+    /// What of that jobs have read.
+    pub read_from_ram: Bytes,
     /// What of that nobody has read.
     pub wasted: Bytes,
     /// Written to RAM by jobs.
@@ -92,7 +94,7 @@ pub struct Totals {
     pub overwritten: Bytes,
     /// Copied from RAM to disk.
     pub staged_out: Bytes,
-    /// How many jobs lost their RAM disk because others came before them.
+    /// How often a job that had RSA nodes lost them before its start, because others came before it.
     pub demotions: u64,
     /// RSA nodes, times the milliseconds for which they were promised.
     pub rsa_node_ms: f64,

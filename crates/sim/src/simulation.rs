@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ondeck_core::Bytes;
 use ondeck_core::schedule::{Fault, Outcome, Purpose, RsaState, Time, Work};
@@ -34,6 +35,8 @@ pub struct Scenario<'a> {
     pub order: Order,
     /// What the random numbers of the model come from.
     pub seed: u64,
+    /// When it is set, the simulation ends at once.
+    pub stop: Option<&'a AtomicBool>,
 }
 
 /// Why a simulation can't be made.
@@ -55,6 +58,9 @@ pub enum Impossible {
         /// How many.
         jobs: usize,
     },
+    /// It was to end at once.
+    #[error("the simulation was stopped")]
+    Stopped,
     /// More jobs than can be numbered.
     #[error("more than {most} jobs can't be simulated at once")]
     TooManyJobs {
@@ -89,6 +95,8 @@ enum DiskUse {
     Step(u32),
     /// Work for a job, and how long it takes beside that, in milliseconds.
     Work { job: u32, number: u64, rest_ms: u64 },
+    /// Results that come home.
+    Results { job: u32, number: u64 },
 }
 
 /// Where a job stands.
@@ -113,8 +121,9 @@ struct State {
     started: Time,
     /// What was staged in, and has not been read.
     staged: Bytes,
-    /// The checkpoint that is in RAM, and the output.
+    /// The checkpoint that is in RAM, the one that is on disk, and the output in RAM.
     checkpoint_in_ram: Bytes,
+    checkpoint_on_disk: Bytes,
     output_in_ram: Bytes,
     /// What fills its RAM disk, or brings results home.
     copying: Option<Transfer>,
@@ -160,7 +169,7 @@ fn run(
     scenario: &Scenario<'_>,
     timeline: Option<TimelineRecorder>,
 ) -> Result<(Record, Option<Timeline>), Impossible> {
-    let Scenario { trace, machine, accelerator, io, order, seed } = scenario;
+    let Scenario { trace, machine, accelerator, io, order, seed, stop } = scenario;
     if trace.jobs.len() > MOST_JOBS as usize {
         return Err(Impossible::TooManyJobs { most: MOST_JOBS });
     }
@@ -187,6 +196,7 @@ fn run(
         started: Time(0),
         staged: Bytes::ZERO,
         checkpoint_in_ram: Bytes::ZERO,
+        checkpoint_on_disk: Bytes::ZERO,
         output_in_ram: Bytes::ZERO,
         copying: None,
     };
@@ -195,14 +205,15 @@ fn run(
         nodes: job.nodes,
         ..JobRecord::default()
     });
+    let queue = WorkloadManager::new(machine.nodes, *order, asked);
     let mut simulation = Simulation {
         machine: *machine,
-        queue: WorkloadManager::new(machine.nodes, *order, asked),
         disk: Disk::new(machine.bandwidth()),
         accelerator: accelerator
             .clone()
             .filter(|it| it.nodes > 0)
-            .map(|it| Accelerator::new(it, Time(BEGIN))),
+            .map(|it| Accelerator::new(it, Time(BEGIN), queue.places())),
+        queue,
         happenings: BinaryHeap::new(),
         sequence: 0,
         submitted: 0,
@@ -213,7 +224,10 @@ fn run(
         timeline,
         trace,
     };
-    simulation.live();
+    simulation.live(|| stop.is_some_and(|stop| stop.load(Ordering::Relaxed)));
+    if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+        return Err(Impossible::Stopped);
+    }
     if simulation.left > 0 {
         return Err(Impossible::Stuck { jobs: simulation.left });
     }
@@ -221,9 +235,11 @@ fn run(
 }
 
 impl Simulation<'_> {
-    fn live(&mut self) {
+    fn live(&mut self, stopped: impl Fn() -> bool) {
         self.submission_follows();
-        while let Some(now) = self.next() {
+        while let Some(now) = self.next()
+            && !stopped()
+        {
             for (_, of) in self.disk.take_ended(now) {
                 self.disk_is_done(now, of);
             }
@@ -291,9 +307,8 @@ impl Simulation<'_> {
                 let held = self.accelerator.as_ref().is_some_and(|accelerator| accelerator.holds(subject));
                 self.queue.submit(job, held);
                 if let Some(accelerator) = self.accelerator.as_mut().filter(|_| held) {
-                    accelerator.submitted_held(job);
+                    accelerator.submitted_held(now, job);
                 }
-                self.queue_has_changed(now);
                 self.submission_follows();
             }
             Happening::StepOver(job) => self.step_is_over(now, job),
@@ -320,24 +335,26 @@ impl Simulation<'_> {
                 self.states[job as usize].copying = None;
                 self.at(Time(now.0 + rest_ms), Happening::WorkOver { job, number, busy: false });
             }
-        }
-    }
-
-    fn queue_has_changed(&mut self, now: Time) {
-        if let Some(accelerator) = &mut self.accelerator {
-            accelerator.queue_has_changed(now);
+            DiskUse::Results { job, number } => {
+                let state = &mut self.states[job as usize];
+                state.copying = None;
+                let bytes = state.checkpoint_in_ram.0 + state.output_in_ram.0;
+                (state.checkpoint_in_ram, state.output_in_ram) = (Bytes::ZERO, Bytes::ZERO);
+                self.record.totals.staged_out.0 += bytes;
+                self.at(now, Happening::WorkOver { job, number, busy: false });
+            }
         }
     }
 
     /// A job has got its nodes.
     fn starts(&mut self, now: Time, job: u32) {
-        self.queue_has_changed(now);
         let state = &mut self.states[job as usize];
         (state.stage, state.started) = (Stage::Prolog, now);
         self.record.jobs[job as usize].started_ms = now.0 - BEGIN;
         self.show(now, job, Some(Phase::Prolog));
         let subject = &self.subjects[job as usize];
         if let Some(accelerator) = self.accelerator.as_mut().filter(|it| it.serves(subject)) {
+            self.record.jobs[job as usize].served = accelerator.served_before(job, subject);
             let todo = accelerator.starting(now, job, subject);
             self.carry_out(now, todo);
         }
@@ -350,12 +367,13 @@ impl Simulation<'_> {
             return;
         }
         let subject = &self.subjects[job as usize];
-        let served = match &self.accelerator {
-            Some(accelerator) if !accelerator.prolog_is_over(job, subject) => return,
-            Some(accelerator) => accelerator.served(job, subject),
-            None => Served::NoNeed,
-        };
-        self.record.jobs[job as usize].served = served;
+        if let Some(accelerator) = &self.accelerator {
+            if !accelerator.prolog_is_over(job, subject) {
+                return;
+            }
+            let before = self.record.jobs[job as usize].served;
+            self.record.jobs[job as usize].served = accelerator.served(job, subject, before);
+        }
         self.begin_step(now, job, 0);
     }
 
@@ -401,7 +419,7 @@ impl Simulation<'_> {
         if in_ram {
             let (state, totals) = (&mut self.states[job as usize], &mut self.record.totals);
             match program::step(&self.subjects[job as usize].io, step) {
-                Some(Step::Read(_)) => state.staged = Bytes::ZERO,
+                Some(Step::Read(_)) => totals.read_from_ram.0 += std::mem::take(&mut state.staged).0,
                 Some(Step::Checkpoint(bytes)) => {
                     totals.written_to_ram.0 += bytes.0;
                     totals.overwritten.0 += state.checkpoint_in_ram.0;
@@ -413,6 +431,8 @@ impl Simulation<'_> {
                 }
                 Some(Step::Compute(_)) | None => {}
             }
+        } else if let Some(Step::Checkpoint(bytes)) = program::step(&self.subjects[job as usize].io, step) {
+            self.states[job as usize].checkpoint_on_disk = bytes;
         }
         self.begin_step(now, job, step + 1);
     }
@@ -443,7 +463,6 @@ impl Simulation<'_> {
         totals.home_ms = totals.home_ms.max(now.0 - BEGIN);
         self.show(now, job, None);
         self.queue.ended(job);
-        self.queue_has_changed(now);
     }
 
     fn carry_out(&mut self, now: Time, todo: Vec<Todo>) {
@@ -452,7 +471,9 @@ impl Simulation<'_> {
                 Todo::Begin { job, number, work } => self.begin_work(now, job, number, work),
                 Todo::Hold(job, held) => {
                     self.queue.set_held(job, held);
-                    self.queue_has_changed(now);
+                    if let Some(accelerator) = &mut self.accelerator {
+                        accelerator.queue_has_changed(now);
+                    }
                 }
                 Todo::InFront(job, in_front) => {
                     self.queue.set_in_front(job, in_front);
@@ -487,27 +508,27 @@ impl Simulation<'_> {
         let (purpose, nodes, _) =
             accelerator.allocation(job, subject).unwrap_or((Purpose::Input, 1, RsaState::Initial));
         let ms = |time: std::time::Duration| time.as_millis() as u64;
+        let io = subject.io;
+        // What took too long and was given up, or is to be stopped, is not copied any further.
+        self.stop_copying(now, job);
         let state = &mut self.states[job as usize];
         let over = Happening::WorkOver { job, number, busy: false };
+        let of = DiskUse::Work { job, number, rest_ms: ms(steps.prepare) };
         match work {
             Work::Construct => self.at(Time(now.0 + ms(steps.construct)), over),
-            Work::StageIn if purpose != Purpose::Output && subject.io.input > Bytes::ZERO => {
-                let bytes = subject.io.input;
-                state.staged = bytes;
-                self.record.totals.staged_in.0 += bytes.0;
-                let of = DiskUse::Work { job, number, rest_ms: ms(steps.prepare) };
-                state.copying = Some(self.disk.begin(now, of, bytes, nodes, link));
+            Work::StageIn if purpose != Purpose::Output && io.input > Bytes::ZERO => {
+                state.staged = io.input;
+                self.record.totals.staged_in.0 += io.input.0;
+                state.copying = Some(self.disk.begin(now, of, io.input, nodes, link));
+            }
+            // What the output directory has already is copied before it is covered.
+            Work::StageIn if state.checkpoint_on_disk > Bytes::ZERO => {
+                state.copying = Some(self.disk.begin(now, of, state.checkpoint_on_disk, nodes, link));
             }
             Work::StageIn => self.at(Time(now.0 + ms(steps.prepare)), over),
-            Work::StopStageIn => {
-                if let Some(left) = state.copying.take().and_then(|transfer| self.disk.stop(now, transfer)) {
-                    self.record.totals.staged_in.0 -= left.0;
-                    state.staged.0 -= left.0;
-                }
-                self.at(Time(now.0 + ms(steps.stop)), over);
-            }
+            Work::StopStageIn => self.at(Time(now.0 + ms(steps.stop)), over),
             Work::Mount if state.stage == Stage::Prolog => self.at(Time(now.0 + ms(steps.mount)), over),
-            // The program runs: it is stopped, and must not be writing.
+            // The program runs, and must not be writing.
             Work::Mount => {
                 let writes = matches!(state.stage, Stage::Program { step, .. } if step > 0 && step % 2 == 0);
                 let late = if writes { Happening::NotCovered { job, number } } else { over };
@@ -520,9 +541,7 @@ impl Simulation<'_> {
             }
             Work::StageOut => {
                 let bytes = Bytes(state.checkpoint_in_ram.0 + state.output_in_ram.0);
-                (state.checkpoint_in_ram, state.output_in_ram) = (Bytes::ZERO, Bytes::ZERO);
-                self.record.totals.staged_out.0 += bytes.0;
-                let of = DiskUse::Work { job, number, rest_ms: 0 };
+                let of = DiskUse::Results { job, number };
                 state.copying = Some(self.disk.begin(now, of, bytes, nodes, link));
             }
             Work::Destroy => {
@@ -531,6 +550,16 @@ impl Simulation<'_> {
                 self.at(Time(now.0 + ms(steps.destroy)), over);
             }
         }
+    }
+
+    /// Nothing is copied for a job any more. What was not copied of its input was not staged in.
+    fn stop_copying(&mut self, now: Time, job: u32) {
+        let state = &mut self.states[job as usize];
+        let Some(transfer) = state.copying.take() else { return };
+        let left = self.disk.stop(now, transfer).unwrap_or_default();
+        let not_staged = left.0.min(state.staged.0);
+        state.staged.0 -= not_staged;
+        self.record.totals.staged_in.0 -= not_staged;
     }
 
     fn show(&mut self, now: Time, job: u32, phase: Option<Phase>) {

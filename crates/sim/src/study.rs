@@ -127,7 +127,7 @@ impl PointResult {
 pub struct Saved {
     /// Node-hours for which compute nodes do not wait for I/O any more.
     pub gross: Interval,
-    /// What of that is left when the RSA nodes are counted for as long as the machine has jobs.
+    /// What of that is left when the RSA nodes are counted until the last result is home.
     pub net: Interval,
     /// Node-hours of the RSA nodes.
     pub cost: Interval,
@@ -141,7 +141,7 @@ impl Saved {
             let pairs = alone.summaries.iter().zip(&with.summaries);
             let values: Vec<f64> = pairs
                 .map(|(alone, with)| {
-                    number(alone.io_node_hours - with.io_node_hours, added * with.makespan_hours)
+                    number(alone.io_node_hours - with.io_node_hours, added * with.home_hours)
                 })
                 .collect();
             Interval::of(&values)
@@ -180,7 +180,7 @@ impl Study<'_> {
         points
     }
 
-    /// Makes all simulations, so many at a time. When `stop` is set, no further one is begun, and only machines come back of
+    /// Makes all simulations, so many at a time. When `stop` is set, all end at once, and only machines come back of
     /// which all seeds are done.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl Study<'_> {
         let traces: Vec<Trace> = (0..seeds)
             .map(|index| {
                 let mut trace = self.trace.clone();
-                self.estimates.fill_in(&mut trace, self.seed + index as u64);
+                self.estimates.fill_in(&mut trace, self.seed.wrapping_add(index as u64));
                 trace
             })
             .collect();
@@ -215,13 +215,14 @@ impl Study<'_> {
                         }
                         // One seed after the other, so that what is done first is whole machines.
                         let (point, seed) = (points[index / seeds], index % seeds);
-                        match self.one(point, &traces[seed], self.seed + seed as u64) {
+                        match self.one(point, &traces[seed], self.seed.wrapping_add(seed as u64), stop) {
                             Ok(summary) => {
                                 if let Ok(mut results) = results.lock() {
                                     results[index] = Some(summary);
                                 }
                                 progress.done(done.fetch_add(1, Ordering::Relaxed) + 1, all);
                             }
+                            Err(Impossible::Stopped) => return,
                             Err(why) => {
                                 if let Ok(mut failed) = failed.lock() {
                                     failed.get_or_insert(why);
@@ -245,8 +246,8 @@ impl Study<'_> {
     }
 
     /// One machine and one seed.
-    fn one(&self, point: Point, trace: &Trace, seed: u64) -> Result<Summary, Impossible> {
-        let scenario = self.scenario(point, trace, seed);
+    fn one(&self, point: Point, trace: &Trace, seed: u64, stop: &AtomicBool) -> Result<Summary, Impossible> {
+        let scenario = Scenario { stop: Some(stop), ..self.scenario(point, trace, seed) };
         let rsa_nodes = scenario.accelerator.as_ref().map_or(0, |accelerator| accelerator.nodes);
         let record = simulate(&scenario)?;
         Ok(Summary::of(trace, &scenario.machine, rsa_nodes, &record))
@@ -258,14 +259,14 @@ impl Study<'_> {
         let mut accelerator = None;
         match point {
             Point::Alone => {}
-            Point::MoreComputeNodes { nodes } => machine.nodes += nodes,
+            Point::MoreComputeNodes { nodes } => machine.nodes = machine.nodes.saturating_add(nodes),
             Point::Accelerated { nodes, depth, proportion } => {
                 let mut with = Accelerated { nodes, depth, ..self.accelerator.clone() };
                 with.site.proportion = proportion;
                 accelerator = Some(with);
             }
         }
-        Scenario { trace, machine, accelerator, io: &self.io, order: self.order, seed }
+        Scenario { trace, machine, accelerator, io: &self.io, order: self.order, seed, stop: None }
     }
 }
 

@@ -41,7 +41,9 @@ pub struct Summary {
     pub compute_node_hours: f64,
     /// From the first submission until the last job's nodes were free, in hours.
     pub makespan_hours: f64,
-    /// The share of all node-hours of the machine until then for which nodes computed.
+    /// From the first submission until the last result was on disk, in hours.
+    pub home_hours: f64,
+    /// The share of all node-hours of the machine until the last job's nodes were free for which nodes computed.
     pub useful_utilisation: f64,
     /// Seconds from submission to start, of the jobs after the warm-up.
     pub wait: Spread,
@@ -97,6 +99,7 @@ impl Summary {
             io_node_hours: node_hours(JobRecord::io_ms),
             compute_node_hours,
             makespan_hours,
+            home_hours: totals.home_ms as f64 / MS_PER_HOUR,
             useful_utilisation: share(compute_node_hours, f64::from(machine.nodes) * makespan_hours),
             wait: Spread::of(waits),
             slowdown: Spread::of(slowdowns.collect()),

@@ -28,7 +28,7 @@ pub struct Room {
 
 impl Room {
     /// Whether somebody who asks for this may start now.
-    fn fits(self, asked: Asked) -> bool {
+    pub fn fits(self, asked: Asked) -> bool {
         asked.nodes <= self.free && (asked.nodes <= self.spare || asked.ms <= self.ms)
     }
 }

@@ -128,6 +128,11 @@ impl WorkloadManager {
         }
     }
 
+    /// The place of each job in the order.
+    pub fn places(&self) -> Vec<u32> {
+        self.jobs.iter().map(|job| job.place).collect()
+    }
+
     /// Whether a job is held.
     pub fn is_held(&self, job: u32) -> bool {
         self.jobs[job as usize].held
@@ -188,26 +193,38 @@ impl WorkloadManager {
             started.push(first);
         };
         let mut room = self.room_before(first, now);
+        // Those that were put in front are tried before all others.
+        let in_front: Vec<u32> =
+            self.in_front.values().copied().filter(|job| self.is_waiting(*job)).collect();
+        for job in in_front.into_iter().filter(|job| *job != first) {
+            if room.fits(self.jobs[job as usize].asked) {
+                self.start_within(job, now, &mut room);
+                started.push(job);
+            }
+        }
         let mut from = 0;
-        // Whoever was put in front is there because it is ready; the first of them has the reservation.
         while room.free > 0
             && let Some(place) = self.waiting.first_that_fits(from, room)
         {
             from = place + 1;
             let job = self.at_place[place];
-            if job == first {
-                continue;
+            if job != first {
+                self.start_within(job, now, &mut room);
+                started.push(job);
             }
-            let asked = self.jobs[job as usize].asked;
-            self.start(job, now);
-            started.push(job);
-            room.free -= asked.nodes;
-            if asked.ms > room.ms {
-                room.spare -= asked.nodes;
-            }
-            room.spare = room.spare.min(room.free);
         }
         started
+    }
+
+    /// Starts a job for which there is room, and takes that away.
+    fn start_within(&mut self, job: u32, now: Time, room: &mut Room) {
+        let asked = self.jobs[job as usize].asked;
+        self.start(job, now);
+        room.free -= asked.nodes;
+        if asked.ms > room.ms {
+            room.spare -= asked.nodes;
+        }
+        room.spare = room.spare.min(room.free);
     }
 
     /// What others may have without delaying the first.
@@ -238,5 +255,54 @@ impl WorkloadManager {
         self.running.insert((end, job));
         self.ends.insert(job, end);
         self.free -= known.asked.nodes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Jobs that are all submitted at once, by their nodes and seconds.
+    fn manager(nodes: u32, order: Order, jobs: &[(u32, u64)]) -> WorkloadManager {
+        let jobs: Vec<(u64, u32, u64)> =
+            jobs.iter().map(|(nodes, seconds)| (0, *nodes, seconds * 1000)).collect();
+        let mut manager = WorkloadManager::new(nodes, order, jobs.iter().copied());
+        (0..jobs.len() as u32).for_each(|job| manager.submit(job, false));
+        manager
+    }
+
+    #[test]
+    fn who_was_put_in_front_is_first_and_is_tried_first_where_others_may_go_before() {
+        // 0 runs on 6 of 10; 1 needs 8, and waits for 100 s; 2 and 3 both fit beside 0 until then, but not together.
+        let mut manager = manager(10, Order::Fcfs, &[(6, 100), (8, 10), (3, 50), (3, 50)]);
+        let mut other = manager.clone();
+        assert_eq!(manager.pass(Time(0)), [0, 2]);
+        other.set_in_front(3, true);
+        other.set_in_front(1, true);
+        assert_eq!(other.first(4), [1, 3, 0, 2]);
+        assert_eq!(other.pass(Time(0)), [1]);
+        other.ended(1);
+        assert_eq!(other.pass(Time(10_000)), [3, 0]);
+    }
+
+    #[test]
+    fn by_size_the_whole_machine_comes_before_a_node_that_was_submitted_less_than_a_day_before() {
+        let hour = 3_600_000;
+        let jobs = [(0, 1, hour), (10 * hour, 10, hour), (23 * hour, 5, hour), (40 * hour, 10, hour)];
+        let places = WorkloadManager::new(10, Order::Size, jobs.into_iter()).places();
+        assert_eq!(places, [1, 0, 2, 3]);
+    }
+
+    #[test]
+    fn a_held_job_waits_until_it_is_released() {
+        let mut manager = manager(4, Order::Fcfs, &[(2, 10), (2, 10)]);
+        manager.set_held(0, true);
+        assert_eq!((manager.first(2), manager.is_held(0)), (vec![1], true));
+        assert_eq!(manager.pass(Time(0)), [1]);
+        manager.set_held(0, false);
+        assert_eq!(manager.pass(Time(0)), [0]);
+        // It runs: nothing is held of it any more.
+        manager.set_held(0, true);
+        assert!(!manager.is_held(0));
     }
 }

@@ -25,6 +25,7 @@ fn starts(trace: &Trace, nodes: u32) -> Vec<u64> {
         io: &IoModel::None,
         order: Order::Fcfs,
         seed: 0,
+        stop: None,
     };
     let record = simulate(&scenario).unwrap_or_else(|error| panic!("{error}"));
     record.jobs.iter().map(|job| job.started_ms / 1000).collect()

@@ -37,6 +37,7 @@ fn four_jobs() -> (Trace, Timeline) {
         io: &io,
         order: Order::Fcfs,
         seed: 0,
+        stop: None,
     };
     let (_, timeline) = simulate_with_timeline(&scenario).unwrap_or_else(|error| panic!("{error}"));
     (trace, timeline)

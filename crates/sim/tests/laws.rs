@@ -61,7 +61,7 @@ fn accelerator(nodes: u32, wait: WaitPolicy) -> Accelerated {
 }
 
 fn of(trace: &Trace, machine: Machine, accelerator: Option<Accelerated>, io: &IoModel) -> Record {
-    let scenario = Scenario { trace, machine, accelerator, io, order: Order::Fcfs, seed: 7 };
+    let scenario = Scenario { trace, machine, accelerator, io, order: Order::Fcfs, seed: 7, stop: None };
     simulate(&scenario).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -88,7 +88,8 @@ fn an_infinitely_fast_disk_leaves_nothing_to_save() {
     let compute: f64 =
         alone.jobs.iter().map(|job| f64::from(job.nodes) * job.compute_ms as f64 / 3.6e6).sum();
     let saved = io_node_hours(&alone) - io_node_hours(&with);
-    assert!(saved <= 0.0005 * compute, "{saved} of {compute} node-hours");
+    // A link of an RSA node is slower than that disk, and steps take their time.
+    assert!((-0.01 * compute..=0.0005 * compute).contains(&saved), "{saved} of {compute} node-hours");
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn all_that_jobs_write_to_ram_comes_home_or_is_overwritten_and_all_that_is_stage
             let record = of(&trace, machine(), Some(accelerator(8, wait)), &io);
             let totals = record.totals;
             assert_eq!(totals.written_to_ram.0, totals.overwritten.0 + totals.staged_out.0, "{io:?}");
-            assert!(totals.wasted <= totals.staged_in);
+            assert_eq!(totals.staged_in.0, totals.read_from_ram.0 + totals.wasted.0, "{io:?}");
             assert!(totals.written_to_ram > Bytes(0), "{io:?}");
             // Every job has run, for as long as it computes at least.
             for (job, of_trace) in record.jobs.iter().zip(&trace.jobs) {
@@ -121,11 +122,25 @@ fn no_node_is_used_by_two_jobs_at_a_time() {
     for wait in [WaitPolicy::Disk, WaitPolicy::Hold] {
         let io = IoModel::bursts();
         let accelerator = Some(accelerator(8, wait));
-        let scenario =
-            Scenario { trace: &trace, machine: machine(), accelerator, io: &io, order: Order::Size, seed: 7 };
+        let scenario = Scenario {
+            trace: &trace,
+            machine: machine(),
+            accelerator,
+            io: &io,
+            order: Order::Size,
+            seed: 7,
+            stop: None,
+        };
         let (_, timeline) = simulate_with_timeline(&scenario).unwrap_or_else(|error| panic!("{error}"));
         for (spans, count) in [(&timeline.compute, 32), (&timeline.rsa, 8)] {
             assert!(!spans.is_empty());
+            if count == 32 {
+                // Each has as many as it asked for.
+                for span in spans {
+                    let nodes: u32 = span.nodes.iter().map(|(first, last)| last - first + 1).sum();
+                    assert_eq!(nodes, trace.jobs[span.job as usize].nodes, "{span:?}");
+                }
+            }
             let mut of_node: Vec<Vec<&Span>> = vec![Vec::new(); count];
             for span in spans {
                 for (first, last) in &span.nodes {

@@ -8,21 +8,31 @@ use ondeck_sim::io::IoModel;
 use ondeck_sim::picture::page::{Part, Table, page};
 use ondeck_sim::picture::{gantt, sizing_curve, time as time_of_picture};
 use ondeck_sim::record::Served;
+use ondeck_sim::remedy::Estimates;
 use ondeck_sim::simulation::simulate_with_timeline;
 use ondeck_sim::study::{Interval, Knee, Point, PointResult, Saved, Study, knee};
 use ondeck_sim::summary::Summary;
 use ondeck_sim::trace::Lacks;
 use serde_json::{Value, json};
 
-use super::drawn_point;
-
 /// What a study has found.
 pub struct Report<'a> {
     study: &'a Study<'a>,
     lacks: Lacks,
-    load_before: f64,
-    rescaled: Option<f64>,
+    before: Before,
+    is_whole: bool,
     results: Vec<PointResult>,
+}
+
+/// How busy the machine is by the log, before anything of that is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// The share of it that jobs ask for.
+    pub load: f64,
+    /// From the first submission to the last, in seconds.
+    pub span: u64,
+    /// The share that they are made to ask for.
+    pub rescaled: Option<f64>,
 }
 
 /// The columns of the table: their names, what they are called in CSV and JSON, and a number of a summary.
@@ -49,11 +59,11 @@ impl<'a> Report<'a> {
     pub fn new(
         study: &'a Study<'a>,
         lacks: Lacks,
-        load_before: f64,
-        rescaled: Option<f64>,
+        before: Before,
+        is_whole: bool,
         results: Vec<PointResult>,
     ) -> Report<'a> {
-        Report { study, lacks, load_before, rescaled, results }
+        Report { study, lacks, before, is_whole, results }
     }
 
     /// Of how many machines there are results.
@@ -65,26 +75,31 @@ impl<'a> Report<'a> {
         self.results.iter().find(|result| result.point == Point::Alone)
     }
 
+    /// What RSA nodes save. Further compute nodes save no I/O; what they do is seen by waits and slowdowns.
     fn saved(&self, result: &PointResult) -> Option<Saved> {
-        (result.point != Point::Alone).then_some(())?;
+        matches!(result.point, Point::Accelerated { .. }).then_some(())?;
         Some(Saved::of(self.alone()?, result))
     }
 
-    /// What each size saves, with the depth and proportion by which it saves most.
-    fn sizes(&self) -> Vec<(u32, Saved)> {
-        let mut sizes: Vec<(u32, Saved)> = Vec::new();
-        for result in self.results.iter().filter(|result| matches!(result.point, Point::Accelerated { .. })) {
+    /// Of each size, with the depth and proportion by which it saves most.
+    fn best(&self) -> Vec<(&PointResult, Saved)> {
+        let mut best: Vec<(&PointResult, Saved)> = Vec::new();
+        for result in &self.results {
             let Some(saved) = self.saved(result) else { continue };
-            match sizes.last_mut() {
-                Some((nodes, best)) if *nodes == result.point.added() => {
-                    if saved.net.mean > best.net.mean {
-                        *best = saved;
+            match best.last_mut() {
+                Some(last) if last.0.point.added() == result.point.added() => {
+                    if saved.net.mean > last.1.net.mean {
+                        *last = (result, saved);
                     }
                 }
-                _ => sizes.push((result.point.added(), saved)),
+                _ => best.push((result, saved)),
             }
         }
-        sizes
+        best
+    }
+
+    fn sizes(&self) -> Vec<(u32, Saved)> {
+        self.best().into_iter().map(|(result, saved)| (result.point.added(), saved)).collect()
     }
 
     fn knee(&self) -> Option<Knee> {
@@ -92,26 +107,33 @@ impl<'a> Report<'a> {
         (!sizes.is_empty()).then(|| knee(&sizes))
     }
 
+    /// The size that pays most, by the depth and proportion of which that is true; the smallest if none pays.
+    fn advised(&self) -> Option<&PointResult> {
+        let (knee, best) = (self.knee()?.nodes, self.best());
+        let of_knee = best.iter().find(|(result, _)| result.point.added() == knee);
+        of_knee.or(best.first()).map(|(result, _)| *result)
+    }
+
     /// What was simulated, a line each.
     fn facts(&self) -> Vec<String> {
         let (study, trace) = (self.study, self.study.trace);
         let mut facts = Vec::new();
         let left_out = trace.left_out;
-        let load = if self.load_before.is_finite() {
-            format!("they ask for {:.0} % of the machine in that time", self.load_before * 100.0)
+        let load = if self.before.load.is_finite() {
+            format!("they ask for {:.0} % of the machine in that time", self.before.load * 100.0)
         } else {
             "all are submitted at once".to_owned()
         };
         facts.push(format!(
             "{} jobs in {} on {} nodes, {load}; left out: {} that never ran, {} parts of others, {} that had not ended",
             trace.jobs.len(),
-            time_of_picture(trace.span() * 1000),
+            time_of_picture(self.before.span * 1000),
             study.machine.nodes,
             left_out.never_ran,
             left_out.parts,
             left_out.unfinished
         ));
-        if let Some(load) = self.rescaled {
+        if let Some(load) = self.before.rescaled {
             facts.push(format!("submissions moved so that they ask for {:.0} %", load * 100.0));
         }
         if self.lacks.requested_times {
@@ -120,7 +142,7 @@ impl<'a> Report<'a> {
                 study.estimates.word()
             ));
         }
-        if self.lacks.waits && self.rescaled.is_none() {
+        if self.lacks.waits && self.before.rescaled.is_none() {
             facts.push(
                 "all jobs fit on the machine when they are submitted: these are probably the times of their starts, and \
                  nobody waited; --rescale 0.9 makes a busy machine of it"
@@ -149,8 +171,12 @@ impl<'a> Report<'a> {
             "order {}, EASY backfill; {wait}; seeds {} to {}",
             study.order.word(),
             study.seed,
-            study.seed + study.seeds - 1
+            study.seed.wrapping_add(study.seeds - 1)
         ));
+        let all_exact = !self.lacks.requested_times || study.estimates == Estimates::Exact;
+        if study.seeds > 1 && all_exact && !study.io.is_random() {
+            facts.push("nothing in it is random, so all seeds give the same".to_owned());
+        }
         facts
     }
 
@@ -227,33 +253,30 @@ impl<'a> Report<'a> {
     fn advice(&self) -> Option<String> {
         let found = self.knee()?;
         let gain = |gain: Option<f64>| gain.map_or("nothing".to_owned(), |gain| format!("{gain:.2}"));
+        let advised = self.advised()?;
         let mut words = if found.nodes == 0 {
             "No size pays: none saves more node-hours than its own nodes take.".to_owned()
         } else {
             format!(
-                "{} RSA nodes pay most: each hour of the last nodes that were added saves {} node-hours.",
-                found.nodes,
+                "{} nodes pay most: each hour of the last nodes that were added saves {} node-hours.",
+                self.machine_name(advised.point),
                 gain(found.last_gain)
             )
         };
         if let Some(next) = found.next {
             let _ =
                 write!(words, " Up to {next}, an hour of each further one saves {}.", gain(found.next_gain));
-        } else if found.nodes > 0 {
+        } else if found.nodes > 0 && self.is_whole {
             words.push_str(" It is the largest that was tried: try more.");
         }
         let more = self.results.iter().find(|of| of.point == Point::MoreComputeNodes { nodes: found.nodes });
-        let with = self
-            .results
-            .iter()
-            .find(|of| matches!(of.point, Point::Accelerated { nodes, .. } if nodes == found.nodes));
-        if let (Some(more), Some(with)) = (more, with) {
+        if let Some(more) = more {
             let wait = |of: &PointResult| of.over_seeds(|summary| summary.slowdown.mean).mean;
             let _ = write!(
                 words,
                 " As further compute nodes they give a mean slowdown of {:.2}, as RSA nodes {:.2}.",
                 wait(more),
-                wait(with)
+                wait(advised)
             );
         }
         Some(words)
@@ -326,8 +349,8 @@ impl<'a> Report<'a> {
             "jobs": study.trace.jobs.len(),
             "left_out": study.trace.left_out,
             "lacks": self.lacks,
-            "load": self.load_before,
-            "rescaled": self.rescaled,
+            "load": self.before.load,
+            "rescaled": self.before.rescaled,
             "machine": study.machine,
             "steps": study.accelerator.steps,
             "rsa_node": { "memory": study.accelerator.memory, "link": study.accelerator.link },
@@ -344,9 +367,7 @@ impl<'a> Report<'a> {
 
     /// The picture of a time, if there are RSA nodes to be drawn.
     pub fn gantt(&self, (from_ms, to_ms): (u64, u64)) -> Result<Option<String>> {
-        let points: Vec<Point> = self.results.iter().map(|result| result.point).collect();
-        let knee = self.knee().map_or(0, |knee| knee.nodes);
-        let Some(point) = drawn_point(&points, knee) else { return Ok(None) };
+        let Some(point) = self.advised().map(|result| result.point) else { return Ok(None) };
         let mut trace = self.study.trace.clone();
         self.study.estimates.fill_in(&mut trace, self.study.seed);
         let (_, timeline) = simulate_with_timeline(&self.study.scenario(point, &trace, self.study.seed))?;
