@@ -259,7 +259,7 @@ fn xattrs(path: &Path) -> Vec<String> {
 }
 
 fn acl(path: &Path) -> Vec<String> {
-    let text = tool("getfacl", &["-cpE", at(path)]);
+    let text = tool("getfacl", &["-cpEn", at(path)]);
     text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 

@@ -280,6 +280,9 @@ fn results_on_an_rsa_node_that_crashes_are_reported_as_lost_until_they_are_aband
     told(cluster.note(job));
     let abandoned = cluster.ondeck_on(&user, &["job", "abandon", &number]);
     assert!(!abandoned.success(), "without --yes and without a terminal");
+    assert!(abandoned.stderr.contains("say so with --yes"), "{}", abandoned.stderr);
+    let unknown = cluster.ondeck_on(&user, &["job", "abandon", "4711"]);
+    assert!(unknown.stderr.contains("4711") && !unknown.stderr.contains("--yes"), "{}", unknown.stderr);
     cluster.ondeck_on(&user, &["job", "abandon", &number, "--yes"]).assert_success();
     cluster.wait_lends_all(&alive);
     cluster.wait_lends_all(&dead);

@@ -115,7 +115,7 @@ fn try_job(args: &JobArgs) -> Result<u8> {
             }
         }
         JobCommand::Retry { job, salvage: true, yes } => {
-            if !yes && !confirmed(*job, "gives up what the lost RSA nodes had of the results")? {
+            if !yes && !confirmed(&scheduler, *job, "gives up what the lost RSA nodes had of the results")? {
                 bail!("nothing was changed");
             }
             let path = format!("jobs/{job}/retry?salvage=true");
@@ -131,7 +131,7 @@ fn try_job(args: &JobArgs) -> Result<u8> {
             println!("job {name}: it is tried again; `ondeck wait {name}` waits for its end");
         }
         JobCommand::Abandon { job, yes } => {
-            if !yes && !confirmed(*job, "loses the results")? {
+            if !yes && !confirmed(&scheduler, *job, "loses the results")? {
                 bail!("nothing was changed");
             }
             let story: JobStory = scheduler.ask("POST", &format!("jobs/{job}/abandon"), None::<&()>, None)?;
@@ -146,7 +146,9 @@ fn try_job(args: &JobArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn confirmed(job: JobSelector, what: &str) -> Result<bool> {
+/// Whether somebody at the terminal wants it. Of a job that is not known, nobody is asked.
+fn confirmed(scheduler: &Scheduler, job: JobSelector, what: &str) -> Result<bool> {
+    let _: JobStory = scheduler.ask("GET", &format!("jobs/{job}"), None::<&()>, None)?;
     if !std::io::stdin().is_terminal() {
         bail!("this {what} of job {job} for good; say so with --yes");
     }
