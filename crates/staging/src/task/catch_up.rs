@@ -32,6 +32,27 @@ struct CatchUpSummary {
     names: Vec<String>,
 }
 
+impl CatchUpSummary {
+    /// What the job's log is told; nothing if nothing was brought, has changed, or failed.
+    fn in_words(&self, failed: u64, first: &str) -> Option<String> {
+        let mut notes = Vec::new();
+        if self.brought > 0 {
+            notes.push(format!("{} that the job had written to disk brought", entries(self.brought)));
+        }
+        if self.changed > 0 {
+            notes.push(format!(
+                "{} changed on disk since they were copied into RAM, and are seen by the job as they were: {}",
+                entries(self.changed),
+                self.names.join(", ")
+            ));
+        }
+        if failed > 0 {
+            notes.push(format!("{} could not be brought, and stay on disk alone: {first}", entries(failed)));
+        }
+        (!notes.is_empty()).then(|| notes.join("; "))
+    }
+}
+
 impl Worker<'_> {
     /// Copies what a running job has written to disk since the fill, and does not see any more.
     pub fn catch_up(&self, directories: &[JobDirectory]) -> Result<Option<String>, Failure> {
@@ -48,25 +69,11 @@ impl Worker<'_> {
             }
         }
         self.check_gate()?;
-        let mut notes = Vec::new();
-        if told.brought > 0 {
-            notes.push(format!("{} that the job had written to disk brought", entries(told.brought)));
-        }
-        if told.changed > 0 {
-            notes.push(format!(
-                "{} changed on disk since they were copied into RAM, and are seen by the job as they were: {}",
-                entries(told.changed),
-                told.names.join(", ")
-            ));
-            for name in &told.names {
-                self.tell_error(format!("{name}: the job sees it as it was before it changed on disk"));
-            }
+        for name in told.names.iter().filter(|_| told.changed > 0) {
+            self.tell_error(format!("{name}: the job sees it as it was before it changed on disk"));
         }
         let (failed, first) = self.failures();
-        if failed > 0 {
-            notes.push(format!("{} could not be brought, and stay on disk alone: {first}", entries(failed)));
-        }
-        Ok((!notes.is_empty()).then(|| notes.join("; ")))
+        Ok(told.in_words(failed, &first))
     }
 
     /// Counts what is newer on disk than the copy that the job reads, or is not there. Input is not written to once the
@@ -335,5 +342,20 @@ impl MergePolicy for CatchingUp<'_> {
         if let Some(copied) = self.met().copied.get_mut(path) {
             copied.ram = Some(*target);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_of_nothing_that_was_brought() {
+        assert_eq!(CatchUpSummary::default().in_words(0, ""), None);
+        let told = CatchUpSummary { brought: 2, ..CatchUpSummary::default() };
+        let expected = "2 entries that the job had written to disk brought";
+        assert_eq!(told.in_words(0, "").as_deref(), Some(expected));
+        let failed = CatchUpSummary::default().in_words(1, "out/a: no space");
+        assert!(failed.is_some_and(|words| words.ends_with("stay on disk alone: out/a: no space")));
     }
 }
