@@ -267,9 +267,10 @@ impl Task {
                 report.state = TaskState::Done { ok, message: None };
             }
             _ if !fits => {}
-            Line::Progress { entries_found, entries_done, bytes_found, bytes_done } => {
+            Line::Progress { entries_found, entries_done, bytes_found, bytes_done, bytes_written } => {
                 (report.entries_found, report.entries_done) = (entries_found, entries_done);
                 (report.bytes_found, report.bytes_done) = (bytes_found, bytes_done);
+                report.bytes_written = bytes_written;
             }
             Line::Error(error) => report.errors.push(error),
             Line::Beside(path) => report.beside.push(path),

@@ -123,6 +123,27 @@ fn a_tree_becomes_one_archive_and_a_file_can_be_taken_out_of_it() {
         ran.assert_code(0);
         assert!(ran.out.contains("300 files") && ran.out.contains("300 checksums verified"), "{ran:?}");
         assert_eq!(scene.read("b/sub/f7"), "content 7");
+        // What was read and written is told, not what a hole could hold.
+        scene.dir("holes");
+        scene.file("holes/x", "content");
+        scene.file("holes/y", "content");
+        for (name, size) in [("x", 10 << 30), ("y", 1 << 20)] {
+            let file = fs::OpenOptions::new().write(true).open(scene.path(&format!("holes/{name}"))).unwrap();
+            file.set_len(size).unwrap();
+        }
+        let sparse = format!("holes.{format}");
+        let ran = scene.run(&["stage", "--pack", format, "holes", &sparse]);
+        assert!(ran.out.starts_with("2 files (") && ran.out.contains(" KiB) packed into "), "{ran:?}");
+        let ran = scene.run(&["stage", "--unpack", &sparse, "unpacked"]);
+        assert!(ran.out.starts_with("2 files (") && ran.out.contains(" KiB) unpacked in "), "{ran:?}");
+        assert_eq!(fs::metadata(scene.path("unpacked/x")).unwrap().len(), 10 << 30);
+        let json = |args: &[&str]| -> serde_json::Value {
+            serde_json::from_str(&scene.run(&[&["stage", "--json"], args].concat()).out).unwrap()
+        };
+        let packed = json(&["--pack", format, "a", "plain"]);
+        assert_eq!(packed["bytes_read"], packed["bytes"], "{packed}");
+        let unpacked = json(&["--unpack", "plain", "again"]);
+        assert_eq!(unpacked["bytes_written"], packed["bytes"], "{unpacked}");
         scene.run(&["stage", "--unpack", "--only", "sub/f8", &archive, "c"]).assert_code(0);
         assert_eq!(scene.list("c/sub"), ["f8"]);
         scene

@@ -203,6 +203,8 @@ pub struct PackSummary {
     pub hard_links: u64,
     /// Bytes of the files' content, holes included.
     pub bytes: u64,
+    /// Bytes that were read of it: holes are not.
+    pub bytes_read: u64,
     /// Bytes of the tar stream.
     pub stream_bytes: u64,
     /// Bytes of the archive.

@@ -44,7 +44,8 @@ fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_i
     let script = format!(
         "#!/bin/sh\n#RSA_DATA_IN={input}\n#RSA_DATA_OUT={output}\n#RSA_OUT_SIZE=1MiB\n\
          findmnt -n -o SOURCE -T {input} > {scratch}/where\n\
-         cat {input}/a {input}/deep/b > {output}/result\nhostname > {output}/host\n",
+         cat {input}/a {input}/deep/b > {output}/result\nhostname > {output}/host\n\
+         truncate -s 1G {output}/hollow\n",
         input = input.display(),
         output = output.display(),
         scratch = alice.scratch.display(),
@@ -54,6 +55,12 @@ fn input_is_in_ram_when_the_job_starts_and_results_come_home_after_it_has_left_i
     cluster.wait_rsa(job, "READY");
     cluster.slurm.cancel(blocker);
     cluster.wait_done(job);
+    // What was written is told, not what a hole could hold.
+    let hollow = output.join("hollow");
+    assert_eq!(fs::metadata(&hollow).unwrap().len(), 1 << 30);
+    let story = cluster.show(job);
+    assert!(story.contains(" B in 3 files") && !story.contains("GiB in"), "{story}");
+    fs::remove_file(&hollow).unwrap();
     let found = tree(&output);
     assert_eq!(found["result"], b"alphabeta");
     let place = fs::read_to_string(alice.scratch.join("where")).unwrap();

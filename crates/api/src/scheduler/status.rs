@@ -169,7 +169,7 @@ pub struct Transfer {
     pub entries: u64,
     /// Entries done.
     pub entries_done: u64,
-    /// Bytes in a second, so far.
+    /// Bytes written in a second, so far; holes of sparse files are none.
     pub rate: f64,
     /// Seconds that are left, if what has been found is all.
     #[schema(required = true)]

@@ -147,8 +147,11 @@ pub struct TaskReport {
     pub entries_done: u64,
     /// Bytes of the files found so far.
     pub bytes_found: u64,
-    /// Those of them that are done.
+    /// Those of them that are done, copied or there already; holes count.
     pub bytes_done: u64,
+    /// Bytes of data that it has written itself; holes are none. Nothing is said by agents of a former version.
+    #[serde(default)]
+    pub bytes_written: Option<u64>,
     /// The first entries that failed, with the reason.
     pub errors: Vec<String>,
     /// The first files that were put beside others, because those had changed on disk.
@@ -180,6 +183,11 @@ pub enum TaskState {
 }
 
 impl TaskReport {
+    /// Bytes of data that it has written, as far as its agent can tell.
+    pub fn written(&self) -> u64 {
+        self.bytes_written.unwrap_or(self.bytes_done)
+    }
+
     /// A task that begins.
     pub fn new(name: &str) -> TaskReport {
         TaskReport {
@@ -189,6 +197,7 @@ impl TaskReport {
             entries_done: 0,
             bytes_found: 0,
             bytes_done: 0,
+            bytes_written: None,
             errors: Vec::new(),
             beside: Vec::new(),
             units: Vec::new(),
@@ -309,4 +318,20 @@ pub fn is_plain(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
         && !text.starts_with(['.', '-'])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_former_agent_what_is_done_is_taken_for_written() {
+        let mut report = TaskReport::new("out");
+        (report.bytes_done, report.bytes_written) = (100, Some(1));
+        let mut said = serde_json::to_value(&report).unwrap();
+        assert_eq!(serde_json::from_value::<TaskReport>(said.clone()).unwrap().written(), 1);
+        said.as_object_mut().unwrap().remove("bytes_written");
+        assert_eq!(serde_json::from_value::<TaskReport>(said).unwrap().written(), 100);
+    }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
 use ondeck_core::text::{MESSAGE, plain};
@@ -34,6 +35,7 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
                 "others": summary.others,
                 "hard_links": summary.hard_links,
                 "bytes": summary.bytes,
+                "bytes_read": summary.bytes_read,
                 "archive_bytes": summary.archive_bytes,
                 "errors": summary.errors,
                 "vanished": summary.vanished,
@@ -45,10 +47,10 @@ pub fn pack(args: &StageArgs, format: PackFormat, umask: Mode, monitor: &Monitor
         println!(
             "{} ({}) packed into {} in {}{}",
             display::count(summary.files, "file"),
-            Bytes(summary.bytes),
+            Bytes(summary.bytes_read),
             Bytes(summary.archive_bytes),
             duration::display(summary.packing),
-            display::rate(summary.bytes, summary.packing),
+            display::rate(summary.bytes_read, summary.packing),
         );
     }
     if summary.errors > 0 && summary.errors == summary.vanished {
@@ -76,6 +78,8 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
         pack::unpack_path(args.source(), args.target()?, &options, monitor).map_err(told)
     })?;
     gate::check(gate.as_ref())?;
+    // The summary's bytes are the files' sizes: their holes took no time.
+    let written = monitor.progress.bytes_written.load(Relaxed);
     let checked = match summary.index {
         IndexState::Used => format!("{} verified", display::count(summary.verified, "checksum")),
         IndexState::None => "not verified: the archive has no index of Ondeck's".to_owned(),
@@ -92,6 +96,7 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
                 "hard_links": summary.hard_links,
                 "bytes": summary.bytes,
                 "bytes_read": summary.bytes_read,
+                "bytes_written": written,
                 "verified": summary.verified,
                 "index_used": summary.index == IndexState::Used,
                 "errors": summary.errors,
@@ -103,9 +108,9 @@ pub fn unpack(args: &StageArgs, umask: Mode, monitor: &Monitor<'_>) -> Result<u8
         println!(
             "{} ({}) unpacked in {}{}; {checked}",
             display::count(summary.files, "file"),
-            Bytes(summary.bytes),
+            Bytes(written),
             duration::display(summary.unpacking),
-            display::rate(summary.bytes, summary.unpacking),
+            display::rate(written, summary.unpacking),
         );
     }
     Ok(outcome(summary.errors))

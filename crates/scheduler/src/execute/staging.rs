@@ -166,18 +166,7 @@ impl Staging {
     fn follow(&self, name: &str, report: &TaskReport) {
         let mut seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         seen.insert(name.to_owned(), report.clone());
-        let sum = |figure: fn(&TaskReport) -> u64| seen.values().map(figure).sum::<u64>();
-        let (bytes, bytes_done) = (sum(|report| report.bytes_found), sum(|report| report.bytes_done));
-        let rate = bytes_done as f64 / self.began.elapsed().as_secs_f64().max(0.001);
-        let left = bytes.saturating_sub(bytes_done) as f64;
-        let transfer = Transfer {
-            bytes,
-            bytes_done,
-            entries: sum(|report| report.entries_found),
-            entries_done: sum(|report| report.entries_done),
-            rate,
-            seconds_left: (rate > 0.0).then(|| left / rate),
-        };
+        let transfer = progress(seen.values(), self.began.elapsed());
         self.context.transfers().insert(self.job.id, transfer);
     }
 
@@ -200,9 +189,7 @@ impl Staging {
     pub(super) fn done(&self, last: &TaskReport) -> Outcome {
         let Some(order) = self.job.under_way else { return failed("it has no task", Fault::Transient) };
         let seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let bytes = seen.values().map(|report| report.bytes_done).sum();
-        let files: u64 = seen.values().map(|report| report.entries_done).sum();
-        let mut text = format!("{}: {} in {files} files", said(&self.job, order.work), Bytes(bytes));
+        let mut text = format!("{}: {}", said(&self.job, order.work), copied(seen.values()));
         if self.tasks > 1 {
             text += &format!(", by {} RSA nodes", self.tasks);
         }
@@ -276,6 +263,32 @@ pub(super) async fn stage(
     }
 }
 
+/// How far tasks are that have run for so long.
+fn progress<'a>(reports: impl Iterator<Item = &'a TaskReport>, time: Duration) -> Transfer {
+    let mut all = Transfer::default();
+    let mut written = 0;
+    for report in reports {
+        all.bytes += report.bytes_found;
+        all.bytes_done += report.bytes_done;
+        all.entries += report.entries_found;
+        all.entries_done += report.entries_done;
+        written += report.written();
+    }
+    let seconds = time.as_secs_f64().max(0.001);
+    // A hole takes no time: it is no part of the rate. What is left may have holes as what is done had.
+    all.rate = written as f64 / seconds;
+    let left = all.bytes.saturating_sub(all.bytes_done) as f64;
+    all.seconds_left = (all.bytes_done > 0).then(|| left * seconds / all.bytes_done as f64);
+    all
+}
+
+/// What tasks have copied, in words: bytes that were written, without the holes of sparse files.
+fn copied<'a>(reports: impl Iterator<Item = &'a TaskReport>) -> String {
+    let (bytes, files) =
+        reports.fold((0, 0), |sum, report| (sum.0 + report.written(), sum.1 + report.entries_done));
+    format!("{} in {files} files", Bytes(bytes))
+}
+
 fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
     let mut why = message.unwrap_or("it failed").to_owned();
     if let Some(first) = report.errors.first().filter(|first| !why.contains(first.as_str())) {
@@ -286,4 +299,36 @@ fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {
         why += &format!("; it said at last: {last}");
     }
     failed(plain(&why, MESSAGE), if report.retryable { Fault::Transient } else { Fault::NeedsUser })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report of a task that has done a sparse file of 1 GiB and as much again is left.
+    fn report(bytes_written: Option<u64>) -> TaskReport {
+        TaskReport {
+            entries_found: 4,
+            entries_done: 2,
+            bytes_found: 2 << 30,
+            bytes_done: 1 << 30,
+            bytes_written,
+            ..TaskReport::new("out")
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_said_and_not_what_a_hole_could_hold() {
+        assert_eq!(copied([report(Some(2048)), report(Some(1024))].iter()), "3 KiB in 4 files");
+        assert_eq!(copied([report(None)].iter()), "1 GiB in 2 files", "a former agent says no more");
+    }
+
+    #[test]
+    fn holes_are_part_of_what_is_done_and_not_of_the_rate() {
+        let of = |written| progress([report(written)].iter(), Duration::from_secs(2));
+        let now = of(Some(2048));
+        assert_eq!((now.bytes, now.bytes_done, now.entries, now.entries_done), (2 << 30, 1 << 30, 4, 2));
+        assert_eq!((now.rate, now.seconds_left), (1024.0, Some(2.0)));
+        assert_eq!(of(None).rate, f64::from(1 << 29), "a former agent says no more");
+    }
 }

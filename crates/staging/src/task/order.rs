@@ -36,7 +36,15 @@ pub struct TaskOrder {
 #[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum Line {
     /// How far it is.
-    Progress { entries_found: u64, entries_done: u64, bytes_found: u64, bytes_done: u64 },
+    Progress {
+        entries_found: u64,
+        entries_done: u64,
+        bytes_found: u64,
+        bytes_done: u64,
+        /// Bytes of data that were written, without holes. A runner of a former version does not say it.
+        #[serde(default)]
+        bytes_written: Option<u64>,
+    },
     /// An entry failed.
     Error(String),
     /// A file was put beside another.

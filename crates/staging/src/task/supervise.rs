@@ -98,7 +98,7 @@ fn supervise(
         log,
         text: Vec::new(),
         tail: Vec::new(),
-        told: [0; 4],
+        told: [0; 5],
         done: None,
         room: Room::default(),
     };
@@ -234,7 +234,7 @@ struct Watch {
     text: Vec<u8>,
     /// The end of a script's output.
     tail: Vec<u8>,
-    told: [u64; 4],
+    told: [u64; 5],
     done: Option<Line>,
     /// What may still be named.
     room: Room,
@@ -282,11 +282,13 @@ impl Watch {
             of(&progress.entries_done),
             found,
             progress.bytes_so_far().min(found).max(of(&progress.bytes_done)),
+            of(&progress.bytes_written),
         ];
         if now != self.told {
             self.told = now;
-            let [entries_found, entries_done, bytes_found, bytes_done] = now;
-            say(&Line::Progress { entries_found, entries_done, bytes_found, bytes_done });
+            let [entries_found, entries_done, bytes_found, bytes_done, written] = now;
+            let bytes_written = Some(written);
+            say(&Line::Progress { entries_found, entries_done, bytes_found, bytes_done, bytes_written });
         }
     }
 }

@@ -66,6 +66,7 @@ struct Counts {
     others: AtomicU64,
     hard_links: AtomicU64,
     bytes: AtomicU64,
+    bytes_read: AtomicU64,
     errors: AtomicU64,
     vanished: AtomicU64,
 }

@@ -125,6 +125,7 @@ fn summary(
         others: counts.others.load(Relaxed),
         hard_links: counts.hard_links.load(Relaxed),
         bytes: counts.bytes.load(Relaxed),
+        bytes_read: counts.bytes_read.load(Relaxed),
         stream_bytes: sizes.stream,
         archive_bytes: sizes.archive,
         errors: counts.errors.load(Relaxed),

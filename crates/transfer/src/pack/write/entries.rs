@@ -189,6 +189,7 @@ impl Packer<'_> {
                     hasher.finish()
                 }
             };
+            self.counts.bytes_read.fetch_add(header.stored - map.len() as u64, Relaxed);
             pad(buffer, header.stored);
             let after = fs::fstat(&file).during("reading its attributes")?;
             let same = same_state(&stat, &after) && size == whole;

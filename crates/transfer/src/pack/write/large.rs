@@ -1,7 +1,7 @@
 //! A file so large that several workers pack it, each a part at a time.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -126,6 +126,10 @@ impl LargeFile {
         buffer[..header.len()].copy_from_slice(header);
         let data = &mut buffer[header.len()..];
         let read = if packer.output.is_stopped() { Ok(()) } else { self.read(start, end, data) };
+        if read.is_ok() {
+            let length: u64 = self.pieces_of(start, end).map(|(_, piece)| piece.length).sum();
+            packer.counts.bytes_read.fetch_add(length, Relaxed);
+        }
         let last = part + 1 == self.parts();
         let mut turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while turn.part != part && !packer.output.is_stopped() {
