@@ -34,7 +34,7 @@ test: setup ## Run all tests (as root also those that need mounts and other user
 soak: setup ## All tests beside a real Slurm ROUNDS (10) times, one of them with ONDECK_SOAK (50) jobs (hours, as root)
 	ROUNDS=$(or $(ROUNDS),10) ONDECK_SOAK=$(or $(ONDECK_SOAK),50) tests/soak.sh
 
-study: ## What RSA nodes would save for the logs of jobs in TRACES, a directory of *.swf and *.swf.gz (half an hour)
+study: ## What RSA nodes would save for the logs of jobs in TRACES, a directory of *.swf and *.swf.gz (ten minutes)
 	TRACES='$(TRACES)' CARGO='$(CARGO)' tests/study.sh
 
 testbed: setup ## A shell on a cluster of HOSTS (4) nodes here, with agents; SLURM=2: with a Slurm, for docs/admin.md (root)
