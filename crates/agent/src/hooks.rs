@@ -206,7 +206,7 @@ mod tests {
         let dir = above.path().join("ondeck/hooks");
         assert_eq!(seen(&dir), BTreeMap::new(), "no hook has run");
         write(&dir, HookKind::Epilog, &some()).unwrap();
-        assert_eq!(seen(&dir), BTreeMap::from([(HookKind::Epilog, HookSeen::Noted(some()))]));
+        assert_eq!(seen(&dir), BTreeMap::from([(HookKind::Epilog, HookSeen::Noted(Box::new(some())))]));
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         let path = dir.join("epilog.json");
         let before = fs::metadata(&path).unwrap();
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().ino(), before.ino(), "the same is not written again");
         let other = HookNote { scheduler: Err("line 3: what is that?".into()), ..some() };
         write(&dir, HookKind::Epilog, &other).unwrap();
-        assert_eq!(seen(&dir)[&HookKind::Epilog], HookSeen::Noted(other));
+        assert_eq!(seen(&dir)[&HookKind::Epilog], HookSeen::Noted(Box::new(other)));
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "nothing is left beside it");
     }
 
@@ -239,7 +239,7 @@ mod tests {
         // A hook puts its own in the place of what it can't read, and writes through no link.
         let new = HookNote { version: "2".into(), ..some() };
         write(dir.path(), HookKind::Prolog, &new).unwrap();
-        assert_eq!(seen(dir.path())[&HookKind::Prolog], HookSeen::Noted(new));
+        assert_eq!(seen(dir.path())[&HookKind::Prolog], HookSeen::Noted(Box::new(new)));
         assert_eq!(fs::read(&other).unwrap(), serde_json::to_vec(&some()).unwrap());
     }
 

@@ -1,4 +1,4 @@
-//! What slurm.conf on this node says of how the processes of jobs are tracked and contained.
+//! What slurm.conf on this node says of its hooks, and of how the processes of jobs are tracked and contained.
 //!
 //! Slurm's commands tell what the controller has read. Its daemon on a node reads a file of its own, which may be another.
 
@@ -19,9 +19,19 @@ const DEEPEST: u32 = 8;
 /// # Errors
 /// If it, or a file that it includes, can't be read: then nothing is known.
 pub fn read(conf: &Path) -> io::Result<HookSlurm> {
-    let mut found = HookSlurm { conf: conf.to_owned(), ..HookSlurm::default() };
+    let mut found = nothing_set(conf);
     read_into(conf, conf, 0, &mut found)?;
     Ok(found)
+}
+
+/// Of a file that sets none of it.
+fn nothing_set(conf: &Path) -> HookSlurm {
+    HookSlurm {
+        conf: conf.to_owned(),
+        prolog: Some(Vec::new()),
+        epilog: Some(Vec::new()),
+        ..HookSlurm::default()
+    }
 }
 
 fn read_into(conf: &Path, path: &Path, depth: u32, found: &mut HookSlurm) -> io::Result<()> {
@@ -43,15 +53,32 @@ fn read_into(conf: &Path, path: &Path, depth: u32, found: &mut HookSlurm) -> io:
             read_into(conf, &above.join(included.trim()), depth + 1, found)?;
             continue;
         }
-        let value = |key: &str| {
-            let rest = after(line, key)?.trim_start().strip_prefix('=')?;
-            rest.split_whitespace().next().map(str::to_owned)
-        };
-        // Slurm takes the last.
-        found.proctrack_type = value("proctracktype").or(found.proctrack_type.take());
-        found.job_container_type = value("jobcontainertype").or(found.job_container_type.take());
+        let mut rest = line;
+        while let Some((key, value, behind)) = next(rest) {
+            rest = behind;
+            match key.to_ascii_lowercase().as_str() {
+                // Slurm takes the last.
+                "proctracktype" => found.proctrack_type = Some(value.to_owned()),
+                "jobcontainertype" => found.job_container_type = Some(value.to_owned()),
+                // Here it depends on its version whether it takes the last or all.
+                "prolog" => found.prolog.get_or_insert_default().push(value.to_owned()),
+                "epilog" => found.epilog.get_or_insert_default().push(value.to_owned()),
+                _ => {}
+            }
+        }
     }
     Ok(())
+}
+
+/// The first key of a line, its value without quotes, and what is behind: a line may set several.
+fn next(line: &str) -> Option<(&str, &str, &str)> {
+    let (key, rest) = line.split_once('=')?;
+    let rest = rest.trim_start();
+    let (value, rest) = match rest.strip_prefix('"') {
+        Some(quoted) => quoted.split_once('"')?,
+        None => rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len())),
+    };
+    (!value.is_empty()).then_some((key.trim(), value, rest))
 }
 
 /// What follows a word at the beginning of a line, whatever its case.
@@ -79,7 +106,31 @@ mod tests {
         assert_eq!(found.proctrack_type.as_deref(), Some("proctrack/cgroup"));
         assert_eq!(found.job_container_type.as_deref(), Some("job_container/tmpfs"));
         write("slurm.conf", "ClusterName=a\n");
-        assert_eq!(read(&conf).unwrap(), HookSlurm { conf: conf.clone(), ..HookSlurm::default() });
+        assert_eq!(read(&conf).unwrap(), nothing_set(&conf));
+    }
+
+    #[test]
+    fn all_hooks_are_read_in_order_and_nothing_that_is_called_alike() {
+        let dir = tempfile::tempdir().unwrap();
+        let conf = dir.path().join("slurm.conf");
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write(
+            "slurm.conf",
+            "PROLOG = /a # Prolog=/no\ninclude more.conf\nPrologFlags=Alloc\nTaskProlog=/no\nPrologSlurmctld=/no\n\
+             prolog=\"/c d\" Epilog=/e\nNodeName=n Prolog\nProlog=\n",
+        );
+        write("more.conf", "ClusterName=a Prolog=/b\n#Epilog=/no\n");
+        let found = read(&conf).unwrap();
+        assert_eq!(found.prolog.unwrap(), ["/a", "/b", "/c d"]);
+        assert_eq!(found.epilog.unwrap(), ["/e"]);
+    }
+
+    #[test]
+    fn what_a_former_version_has_noted_is_understood_and_says_nothing_of_hooks() {
+        let former =
+            r#"{"conf": "/etc/slurm/slurm.conf", "proctrack_type": "a", "job_container_type": null}"#;
+        let found: HookSlurm = serde_json::from_str(former).unwrap();
+        assert_eq!((found.proctrack_type.as_deref(), found.prolog, found.epilog), (Some("a"), None, None));
     }
 
     #[test]

@@ -165,18 +165,26 @@ fn a_node_whose_hooks_run_another_program_or_read_another_configuration_is_named
     assert_eq!(told(&after, "unseen hooks"), "");
 
     // The file that Slurm's daemon of c2 has is another one by now.
+    let hook = |name: &str| dir.join(format!("slurm-{name}")).display().to_string();
     let conf = cluster.slurm.conf().display().to_string();
     let other = dir.join("other-slurm.conf");
-    fs::write(&other, "ProctrackType=proctrack/linuxproc\nJobContainerType=job_container/tmpfs\n").unwrap();
+    let lines =
+        "ProctrackType=proctrack/linuxproc\nJobContainerType=job_container/tmpfs\nProlog=/site/prolog\n";
+    fs::write(&other, lines).unwrap();
     cluster.host("c2").run(&["mount", "--bind", other.to_str().unwrap(), &conf]).assert_success();
     run_a_job();
     wait_for("the other slurm.conf of c2 is told", &|found| {
         let begins = |what: &str| found.iter().any(|found| found.starts_with(what));
-        found.len() == 2
+        found.len() == 4
             && begins(
                 "nodes' ProctrackType: 1 have another than proctrack/cgroup: c2, like proctrack/linuxproc",
             )
             && begins("nodes' JobContainerType: 1 have another than none: c2, like job_container/tmpfs")
+            && begins(&format!(
+                "nodes' Prolog: 1 have another than {}: c2, like /site/prolog",
+                hook("prolog")
+            ))
+            && begins(&format!("nodes' Epilog: 1 have another than {}: c2, like none", hook("epilog")))
     });
     cluster.host("c2").run(&["umount", &conf]).assert_success();
     run_a_job();

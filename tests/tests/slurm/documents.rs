@@ -171,7 +171,7 @@ fn a_site_moves_to_burst_buffers_while_a_job_from_before_waits() {
     let before =
         ["[scheduler.pool.default]", "slurm.conf.example", "setsid ondeck agent", "until ondeck doctor"];
     let before: String = before.iter().map(|with| block(RUN, with)).collect();
-    let moves = block(BURST_BUFFERS, "burst_buffer.lua");
+    let moves = ["burst_buffer.lua", "scontrol ping"].map(|with| block(BURST_BUFFERS, with)).concat();
     fs::write(dir.path().join("before"), format!("set -e -x\n{before}")).unwrap();
     fs::write(dir.path().join("moves"), format!("set -e -x\n{moves}")).unwrap();
     let here = dir.path().display();
@@ -211,6 +211,68 @@ fn a_site_moves_to_burst_buffers_while_a_job_from_before_waits() {
     {
         assert!(told.contains(what), "no `{what}` in\n{told}");
     }
+}
+
+#[test]
+fn a_site_that_has_burst_buffers_of_its_own_keeps_them() {
+    if !available() {
+        return;
+    }
+    let _turn = Turn::wait();
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let looks = block(BURST_BUFFERS, "burst_buffer.lua");
+    fs::write(dir.path().join("looks"), format!("set -e -x\n{looks}")).unwrap();
+    let here = dir.path().display();
+    let typed = format!(
+        "fail() {{ echo \"FAILED: $1\"; head /etc/slurm/slurm.conf /etc/slurm/burst_buffer.conf; exit 1; }}\n\
+         cd /etc/slurm\n\
+         looks() {{ (cd {root} && . {here}/looks) < /dev/null > {here}/$1 2> {here}/$1.trace || \
+             {{ cat {here}/$1.trace; fail \"$1: the block ends early\"; }}; \
+             sed \"s/^/$1 says /\" {here}/$1; }}\n\
+         same() {{ cmp $1 {here}/$1 || fail \"$2: $1 is another\"; }}\n\
+         rm -f job_submit.lua ondeck_job_submit.lua burst_buffer.lua burst_buffer.conf\n\
+         cp slurm.conf {here}/before.conf\n\
+         echo '  burstbuffertype = burst_buffer/datawarp' >> slurm.conf\n\
+         echo 'AllowUsers=alice' > burst_buffer.conf\n\
+         echo '-- mine' > job_submit.lua\n\
+         cp slurm.conf burst_buffer.conf job_submit.lua {here}/\n\
+         looks all\n\
+         for file in slurm.conf burst_buffer.conf job_submit.lua; do same $file all; done\n\
+         rm burst_buffer.conf\n\
+         looks type\n\
+         ! [ -e burst_buffer.conf ] || fail 'the other plugin would read it'\n\
+         for file in slurm.conf job_submit.lua; do same $file type; done\n\
+         cp {here}/before.conf slurm.conf; cp slurm.conf {here}/\n\
+         looks script\n\
+         for file in slurm.conf job_submit.lua; do same $file script; done\n\
+         grep -x Directive=RSA burst_buffer.conf || fail 'no burst_buffer.conf'\n\
+         cp {root}/slurm/job_submit.lua ondeck_job_submit.lua\n\
+         echo ' Directive = RSA' > burst_buffer.conf\n\
+         echo 'OtherTimeout=600' >> burst_buffer.conf\n\
+         cp burst_buffer.conf {here}/\n\
+         for again in merged again; do\n\
+             looks $again\n\
+             ! [ -s {here}/$again ] || fail \"$again: it still names something\"\n\
+             for file in burst_buffer.conf job_submit.lua; do same $file $again; done\n\
+             [ $(grep -c ^BurstBufferType=burst_buffer/lua slurm.conf) = 1 ] || fail \"$again: not one BurstBufferType\"\n\
+         done\n\
+         cmp burst_buffer.lua {root}/slurm/burst_buffer.lua || fail 'the plugin is not copied'\n\
+         echo ALL BLOCKS WERE RUN\n",
+        root = root().display()
+    );
+    let output = type_in(dir.path(), &typed);
+    let told = told(&output);
+    assert!(output.status.success() && told.contains("ALL BLOCKS WERE RUN"), "{}\n{told}", output.status);
+    let says = |who: &str| -> Vec<&str> {
+        told.lines().filter_map(|line| line.strip_prefix(who)?.strip_prefix(" says ")).collect()
+    };
+    let shown = "  burstbuffertype = burst_buffer/datawarp";
+    let merge = ["BurstBufferType", "/etc/slurm/burst_buffer.conf", "/etc/slurm/job_submit.lua"]
+        .map(|what| format!("to be merged: {what}"));
+    assert_eq!(says("all"), [shown, &merge[0], &merge[1], &merge[2]]);
+    assert_eq!(says("type"), says("all"));
+    assert_eq!(says("script"), [&merge[2]]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl HookKind {
 #[serde(rename_all = "snake_case")]
 pub enum HookSeen {
     /// What it was when Slurm ran it for the last time.
-    Noted(HookNote),
+    Noted(Box<HookNote>),
     /// Its note can't be read, and why.
     Unreadable(String),
 }
@@ -93,7 +93,7 @@ pub struct HookNote {
     pub slurm: Option<Result<HookSlurm, String>>,
 }
 
-/// What slurm.conf on a node says of jobs' processes.
+/// What slurm.conf on a node says of jobs' processes and of its hooks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookSlurm {
     /// The file.
@@ -102,6 +102,12 @@ pub struct HookSlurm {
     pub proctrack_type: Option<String>,
     /// `JobContainerType`; nothing if it is not set.
     pub job_container_type: Option<String>,
+    /// `Prolog`, all of them in order; nothing from a former version, which did not look.
+    #[serde(default)]
+    pub prolog: Option<Vec<String>>,
+    /// `Epilog`; the same.
+    #[serde(default)]
+    pub epilog: Option<Vec<String>>,
 }
 
 /// Where a hook looks for the scheduler.

@@ -31,6 +31,10 @@ pub struct ThisMachine {
     pub proctrack_type: String,
     /// `JobContainerType`; the same.
     pub job_container_type: String,
+    /// `Prolog`, several with commas between; empty if none is set.
+    pub prolog: String,
+    /// `Epilog`; the same.
+    pub epilog: String,
 }
 
 impl ThisMachine {
@@ -46,6 +50,8 @@ impl ThisMachine {
             scheduler: site.host.clone().map(|host| HookScheduler { host: Some(host), port: site.port }),
             proctrack_type: set("proctracktype"),
             job_container_type: set("jobcontainertype"),
+            prolog: set("prolog"),
+            epilog: set("epilog"),
         }
     }
 }
@@ -65,7 +71,7 @@ pub fn compare(here: &ThisMachine, nodes: &[NodeHooks]) -> Vec<Finding> {
         .iter()
         .flat_map(|(node, hooks)| {
             hooks.iter().filter_map(move |(kind, seen)| match seen {
-                HookSeen::Noted(note) => Some((*node, *kind, note)),
+                HookSeen::Noted(note) => Some((*node, *kind, &**note)),
                 HookSeen::Unreadable(_) => None,
             })
         })
@@ -110,6 +116,7 @@ pub fn compare(here: &ThisMachine, nodes: &[NodeHooks]) -> Vec<Finding> {
         findings.extend(told("hooks' scheduler", State::Missing, &others, &most, &remedy));
     }
     findings.extend(tracking(here, &notes));
+    findings.extend(other_hooks(here, &notes));
     findings.extend(without_prolog(nodes));
     if findings.is_empty() {
         findings.extend(alike(nodes, &notes));
@@ -151,6 +158,32 @@ fn tracking(here: &ThisMachine, notes: &[(&NodeName, HookKind, &HookNote)]) -> V
             finding("nodes' slurm.conf", State::Limited, one_line(&detail), Some(&remedy))
         });
     proctrack.into_iter().chain(contained).chain(unread).collect()
+}
+
+/// Nodes whose slurm.conf has another Prolog or Epilog than the controller's: what runs there may not call `ondeck`.
+fn other_hooks(here: &ThisMachine, notes: &[(&NodeName, HookKind, &HookNote)]) -> Vec<Finding> {
+    // Nothing is known of the controller.
+    if here.proctrack_type.is_empty() {
+        return Vec::new();
+    }
+    let compare = |what, most: &str, of: &dyn Fn(&HookSlurm) -> Option<&Vec<String>>| {
+        let most = if most.is_empty() { "none" } else { most };
+        let others = notes.iter().filter_map(|(node, kind, note)| {
+            let set = of(note.slurm.as_ref()?.as_ref().ok()?)?;
+            let all = if set.is_empty() { "none".to_owned() } else { set.join(",") };
+            // Former versions of Slurm take the last only.
+            let same = all == most || set.last().is_some_and(|last| last == most);
+            (!same).then_some(Other { node, kind: *kind, note, has: all })
+        });
+        let remedy = format!(
+            "give all nodes the same slurm.conf, and start slurmd there again: jobs work on disk where Slurm runs a hook that \
+             does not call `ondeck`; {SEEN_LATER}"
+        );
+        told(what, State::Limited, &others.collect::<Vec<_>>(), most, &remedy)
+    };
+    let prolog = compare("nodes' Prolog", &here.prolog, &|slurm| slurm.prolog.as_ref());
+    let epilog = compare("nodes' Epilog", &here.epilog, &|slurm| slurm.epilog.as_ref());
+    prolog.into_iter().chain(epilog).collect()
 }
 
 /// What most have; of two that as many have, what is here.
@@ -286,6 +319,8 @@ mod tests {
             scheduler: Some(at("ctl")),
             proctrack_type: "proctrack/cgroup".into(),
             job_container_type: "(null)".into(),
+            prolog: "/etc/slurm/prolog".into(),
+            epilog: "/etc/slurm/epilog".into(),
         }
     }
 
@@ -307,13 +342,19 @@ mod tests {
     fn slurm(proctrack: Option<&str>, container: Option<&str>) -> HookSlurm {
         let [proctrack_type, job_container_type] =
             [proctrack, container].map(|value| value.map(str::to_owned));
-        HookSlurm { conf: "/etc/slurm/slurm.conf".into(), proctrack_type, job_container_type }
+        HookSlurm {
+            conf: "/etc/slurm/slurm.conf".into(),
+            proctrack_type,
+            job_container_type,
+            prolog: Some(vec!["/etc/slurm/prolog".into()]),
+            epilog: Some(vec!["/etc/slurm/epilog".into()]),
+        }
     }
 
     /// The findings as they are printed: what, state, detail and remedy.
     fn said(hooks: &[&[(HookKind, HookNote)]]) -> Vec<(State, String)> {
         let seen = |notes: &[(HookKind, HookNote)]| {
-            notes.iter().map(|(kind, note)| (*kind, HookSeen::Noted(note.clone()))).collect()
+            notes.iter().map(|(kind, note)| (*kind, HookSeen::Noted(Box::new(note.clone())))).collect()
         };
         of(&hooks.iter().map(|notes| seen(notes)).collect::<Vec<_>>())
     }
@@ -421,6 +462,41 @@ mod tests {
         let found = said(&[&[(P, unread)]]);
         assert!(found.len() == 1 && found[0].0 == State::Limited);
         assert!(found[0].1.contains("the Prolog of c1 can't read it: /etc/slurm/slurm.conf: denied"));
+    }
+
+    #[test]
+    fn a_node_whose_slurm_conf_has_another_prolog_or_epilog_is_named() {
+        let hooks = |prolog: &[&str], epilog: &[&str]| {
+            let [prolog, epilog] =
+                [prolog, epilog].map(|paths| Some(paths.iter().map(|path| (*path).to_owned()).collect()));
+            let slurm = HookSlurm { prolog, epilog, ..slurm(Some("proctrack/cgroup"), None) };
+            HookNote { slurm: Some(Ok(slurm)), ..good() }
+        };
+        let (prolog, epilog) = ("/etc/slurm/prolog", "/etc/slurm/epilog");
+        // The last counts, and an agent of a former version says nothing of it.
+        let last = hooks(&["/site/prolog", prolog], &[epilog, epilog]);
+        let former = HookSlurm { prolog: None, epilog: None, ..slurm(Some("proctrack/cgroup"), None) };
+        let former = HookNote { slurm: Some(Ok(former)), ..good() };
+        let found = said(&[&[(P, last)], &[(P, former)]]);
+        assert!(found.len() == 1 && found[0].0 == State::Ok, "{}", found[0].1);
+        // The Prolog that differs may be one that notes nothing, and the Epilog tells of it.
+        let other = hooks(&[prolog, "/site/prolog"], &[]);
+        let found = said(&[&[(P, good())], &[(P, good()), (E, other)]]);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|(state, _)| *state == State::Limited));
+        let begins = "nodes' Prolog: 1 have another than /etc/slurm/prolog: c2, like /etc/slurm/prolog,/site/prolog (Epilog of c2) \
+                      -> give all nodes the same slurm.conf";
+        assert!(found[0].1.starts_with(begins), "{}", found[0].1);
+        let begins = "nodes' Epilog: 1 have another than /etc/slurm/epilog: c2, like none";
+        assert!(found[1].1.starts_with(begins), "{}", found[1].1);
+        // Slurm takes several where it shows several.
+        let several = ThisMachine { prolog: "/a,/b".into(), epilog: String::new(), ..here() };
+        let count = |note: HookNote| other_hooks(&several, &[(&"c1".parse().unwrap(), P, &note)]).len();
+        assert_eq!(count(hooks(&["/a", "/b"], &[])), 0);
+        assert_eq!(count(hooks(&["/b"], &[])), 1);
+        assert_eq!(count(hooks(&["/a", "/b"], &[epilog])), 1);
+        let unknown = ThisMachine { proctrack_type: String::new(), prolog: String::new(), ..here() };
+        assert!(other_hooks(&unknown, &[(&"c1".parse().unwrap(), P, &good())]).is_empty());
     }
 
     #[test]
