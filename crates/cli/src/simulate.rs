@@ -5,6 +5,7 @@ mod report;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ondeck_api::config::Config;
 use ondeck_core::schedule::Site;
+use ondeck_core::text::plain;
 use ondeck_core::{Bytes, EngineKind, Rate, WaitPolicy, duration, exit};
 use ondeck_sim::io::IoModel;
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
@@ -91,11 +93,12 @@ pub struct SimulateArgs {
     wait: String,
 
     /// So many jobs of the queue are next, and have their input staged in
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "4")]
-    depth: Vec<usize>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "4",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    depth: Vec<u32>,
 
     /// So many compute nodes get one RSA node [default: of --config, or 4]
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     proportion: Vec<u32>,
 
     /// In which order jobs start, with backfill
@@ -143,8 +146,8 @@ pub struct SimulateArgs {
     gantt: Option<PathBuf>,
 
     /// What of the time is drawn: from when, and how long
-    #[arg(long, value_name = "START,LENGTH", default_value = "0s,24h")]
-    gantt_time: String,
+    #[arg(long, value_name = "START,LENGTH", default_value = "0s,24h", value_parser = gantt_time)]
+    gantt_time: (u64, u64),
 }
 
 const EXAMPLES: &str = "Examples:
@@ -157,8 +160,7 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes:
   0    done
-  1    the log could not be read, a line of it can't be understood (it is named), or a file could not
-       be written
+  1    a file could not be read or written, or a line of the log can't be understood (it is named)
   2    wrong usage
   130  ended by Ctrl-C: what was finished is printed";
 
@@ -249,12 +251,15 @@ impl Progress for Bar {
 }
 
 fn try_simulate(args: &SimulateArgs) -> Result<u8> {
-    let drawn_time = gantt_time(&args.gantt_time)?;
+    try_files(args)?;
     let mut trace = read_log(args)?;
     let nodes = args.nodes.unwrap_or_else(|| trace.machine());
     let lacks = trace.lacks();
     let before = Before { load: trace.load(nodes), span: trace.span(), rescaled: args.rescale };
     if let Some(load) = args.rescale {
+        if trace.span() == 0 {
+            bail!("--rescale: all jobs are submitted at once, so nothing can be moved");
+        }
         remedy::rescale(&mut trace, nodes, load);
     }
     let usual_disk = Bytes((f64::from(nodes) * args.memory.0 as f64 / 6000.0).max(1.0) as u64);
@@ -283,7 +288,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
             site: site.clone(),
         },
         sizes: sorted(&args.rsa_nodes),
-        depths: sorted(&args.depth),
+        depths: sorted(&args.depth).into_iter().map(|depth| depth as usize).collect(),
         proportions: if args.proportion.is_empty() {
             vec![site.proportion]
         } else {
@@ -297,9 +302,6 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
         seeds: args.seeds,
         seed: args.seed,
     };
-    if study.proportions.contains(&0) || study.depths.contains(&0) {
-        bail!("--proportion and --depth are at least 1");
-    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     stop_on_interrupt();
     let bar = Bar::new();
@@ -308,27 +310,38 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     let results = results?;
     let is_whole = results.len() == study.points().len();
     let report = Report::new(&study, lacks, before, is_whole, results);
+    // What can't be drawn or written costs nobody the table.
+    let mut failed = None;
     let drawn = match (&args.gantt, &args.html) {
         (None, None) => None,
         _ if !is_whole => None,
-        _ => report.gantt(drawn_time)?,
+        _ => report.gantt(args.gantt_time).unwrap_or_else(|error| {
+            failed = Some(error.context("--gantt-time"));
+            None
+        }),
     };
+    if args.json {
+        println!("{}", report.json()?);
+    } else {
+        print!("{}", report.text());
+    }
     for (file, text) in [
         (&args.csv, args.csv.as_ref().map(|_| report.csv())),
         (&args.html, args.html.as_ref().map(|_| report.html(drawn.as_deref()))),
         (&args.gantt, drawn.clone()),
     ] {
-        if let (Some(file), Some(text)) = (file, text) {
-            fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        if let (Some(file), Some(text)) = (file, text)
+            && let Err(error) =
+                fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        {
+            failed.get_or_insert(error);
         }
+    }
+    if let Some(error) = failed {
+        return Err(error);
     }
     if args.gantt.is_some() && drawn.is_none() && is_whole {
         eprintln!("ondeck simulate: --gantt draws RSA nodes, and --rsa-nodes names none");
-    }
-    if args.json {
-        println!("{}", report.json()?);
-    } else {
-        print!("{}", report.text());
     }
     if is_whole {
         return Ok(exit::OK);
@@ -427,7 +440,9 @@ fn measured(file: &Path) -> Result<IoModel> {
         let [job, read, written] = fields[..] else {
             bail!("{}: it has {} fields, and must have job,read,written", place(), fields.len());
         };
-        let job: u64 = job.parse().with_context(|| format!("{}, job", place()))?;
+        let Ok(job) = job.parse::<u64>() else {
+            bail!("{}, job: '{}' is no number of a job", place(), plain(job, 40))
+        };
         let bytes = |name: &str, text: &str| -> Result<Bytes> {
             text.parse::<Bytes>().map_err(anyhow::Error::from).with_context(|| format!("{}, {name}", place()))
         };
@@ -439,13 +454,32 @@ fn measured(file: &Path) -> Result<IoModel> {
 }
 
 /// From when, and until when, in milliseconds.
-fn gantt_time(text: &str) -> Result<(u64, u64)> {
-    let example = || format!("--gantt-time {text}: write from when, and how long, such as 48h,24h");
-    let (start, length) = text.split_once(',').with_context(example)?;
-    let ms = |text: &str| -> Result<u64> {
-        let time = duration::parse(text.trim(), 1).with_context(example)?;
-        u64::try_from(time.as_millis()).with_context(example)
+fn gantt_time(text: &str) -> Result<(u64, u64), String> {
+    let ms = |text: &str| {
+        let time = duration::parse(text.trim(), 1).ok()?;
+        u64::try_from(time.as_millis()).ok()
     };
-    let (start, length) = (ms(start)?, ms(length)?);
-    Ok((start, start.saturating_add(length.max(1))))
+    let parts = text.split_once(',').and_then(|(start, length)| Some((ms(start)?, ms(length)?)));
+    match parts {
+        Some((start, length)) if length > 0 => Ok((start, start.saturating_add(length))),
+        _ => Err("write from when, and how long, such as 48h,24h".to_owned()),
+    }
+}
+
+/// That nothing is written over the log, or over each other, and that all can be written: a simulation may take long.
+fn try_files(args: &SimulateArgs) -> Result<()> {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let mut taken: Vec<((u64, u64), &Path)> =
+        identity(&args.log).map(|of| (of, args.log.as_path())).into_iter().collect();
+    for file in [&args.csv, &args.html, &args.gantt].into_iter().flatten() {
+        let tried = fs::OpenOptions::new().create(true).append(true).open(file);
+        tried.with_context(|| format!("cannot write {}", file.display()))?;
+        let Some(found) = identity(file) else { continue };
+        let is_device = fs::metadata(file).is_ok_and(|found| !found.is_file());
+        if let Some((_, other)) = taken.iter().find(|(of, _)| *of == found && !is_device) {
+            bail!("{} would be written over {}; name another file", file.display(), other.display());
+        }
+        taken.push((found, file));
+    }
+    Ok(())
 }

@@ -33,7 +33,11 @@ fn every_form_of_the_answer_has_the_same_numbers() {
     let files = ["--csv", "out.csv", "--html", "out.html", "--gantt", "out.svg", "--gantt-time", "0s,3h"];
     let ran = scene.run(&[&options[..], &files].concat());
     ran.assert_code(0);
-    assert!(ran.out.contains("Up to 4, an hour of each further one saves 0.38"), "{}", ran.out);
+    assert!(
+        ran.out.contains("4 RSA nodes come nearest: an hour of them saves 0.38 node-hours"),
+        "{}",
+        ran.out
+    );
     let json = scene.run(&[&options[..], &["--json"]].concat());
     json.assert_code(0);
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
@@ -125,11 +129,51 @@ fn what_is_wrong_is_named() {
     scene.file("io.csv", "1,1GB,lots\n");
     refused(&["jobs.swf", "--io", "io.csv"], 1, &["io.csv, line 1, written", "lots"]);
     refused(&["jobs.swf", "--csv", "no/where.csv"], 1, &["cannot write no/where.csv"]);
-    refused(&["jobs.swf", "--gantt-time", "noon"], 1, &["--gantt-time noon: write from when, and how long"]);
+    refused(&["jobs.swf", "--gantt-time", "noon"], 2, &["write from when, and how long"]);
     refused(&["jobs.swf", "--background", "1"], 2, &["a share is a number from 0 to less than 1"]);
-    refused(&["jobs.swf", "--depth", "0"], 1, &["--proportion and --depth are at least 1"]);
+    refused(&["jobs.swf", "--depth", "0"], 2, &["0 is not in 1.."]);
+    refused(
+        &["jobs.swf", "--rescale", "0.9"],
+        1,
+        &["all jobs are submitted at once, so nothing can be moved"],
+    );
+    // Neither the log nor another answer is written over.
+    refused(&["jobs.swf", "--csv", "jobs.swf"], 1, &["jobs.swf would be written over jobs.swf"]);
+    refused(&["jobs.swf", "--csv", "out", "--html", "out"], 1, &["out would be written over out"]);
+    assert_eq!(scene.read("jobs.swf"), FOUR);
     scene.file("empty", "");
     refused(&["empty"], 1, &["empty, as --from swf: no job in it has run; it has no line of a job"]);
+}
+
+#[test]
+fn what_can_not_be_drawn_costs_nobody_the_table() {
+    let jobs: String = (1..8_000)
+        .map(|number| format!("{number} {} -1 60 1 -1 -1 1 60 -1 1 1 1 -1 -1 -1 -1 -1\n", number * 20))
+        .collect();
+    let scene = with_log(&format!("; MaxNodes: 8\n{jobs}"));
+    let ran = scene.run(&[
+        "simulate",
+        "jobs.swf",
+        "--rsa-nodes",
+        "2",
+        "--gantt",
+        "out.svg",
+        "--gantt-time",
+        "0s,900h",
+    ]);
+    ran.assert_code(1).assert_says("--gantt-time").assert_says("take a shorter time");
+    assert!(ran.out.contains("2 RSA"), "{}", ran.out);
+    // Jobs of a minute that write a tenth of a node's memory do more I/O than they have time for, and it is said.
+    assert!(ran.out.contains("of 7999 jobs (100 %) does not fit into their run time"), "{}", ran.out);
+}
+
+#[test]
+fn what_was_measured_says_how_much_of_the_log_it_is_of() {
+    let scene = with_log(FOUR);
+    scene.file("io.csv", "job,read,written\n1,1GB,2GB\n777,1TB,1TB\n");
+    let ran = scene.run(&["simulate", "jobs.swf", "--io", "io.csv", "--rsa-nodes", "2"]);
+    ran.assert_code(0);
+    assert!(ran.out.contains("1 of the 4 jobs of the log are in it"), "{}", ran.out);
 }
 
 #[test]

@@ -81,18 +81,15 @@ pub struct Accelerator {
 
 impl Accelerator {
     /// RSA nodes that all lend, and no jobs; the place of each that will come.
-    pub fn new(config: Accelerated, now: Time, places: Vec<u32>) -> Accelerator {
+    pub fn new(config: Accelerated, places: Vec<u32>) -> Accelerator {
         let name = |index: u32| -> NodeName {
             #[allow(clippy::expect_used)]
             format!("r{index}").parse().expect("a letter and digits are a name")
         };
-        let nodes = (0..config.nodes).map(|index| (name(index), Node::new(&config.site.pool))).collect();
-        let mut schedule = Schedule::new(config.site.clone(), Vec::new(), nodes, 0, Epoch(0));
-        for index in 0..config.nodes {
-            let up = Event::NodeUp { node: name(index), capacity: config.memory };
-            // Only orders of people are refused.
-            let _ = schedule.handle(now, up);
-        }
+        // They lend from the start, so that nobody has to be told of each.
+        let node = || Node { up: true, heard: true, capacity: config.memory, ..Node::new(&config.site.pool) };
+        let nodes = (0..config.nodes).map(|index| (name(index), node())).collect();
+        let schedule = Schedule::new(config.site.clone(), Vec::new(), nodes, 0, Epoch(0));
         #[allow(clippy::expect_used)]
         let node = "c0".parse().expect("a letter and a digit are a name");
         Accelerator {

@@ -43,6 +43,8 @@ pub struct Disk<T> {
     moved: f64,
     /// The time with any transfer, in milliseconds.
     busy_ms: u64,
+    /// When anything was moved last.
+    last_used: Time,
 }
 
 impl<T: Copy> Disk<T> {
@@ -56,6 +58,7 @@ impl<T: Copy> Disk<T> {
             ends: None,
             moved: 0.0,
             busy_ms: 0,
+            last_used: Time(0),
         }
     }
 
@@ -67,6 +70,11 @@ impl<T: Copy> Disk<T> {
     /// Bytes that were moved, and the milliseconds in which any were.
     pub fn use_so_far(&self) -> (f64, u64) {
         (self.moved, self.busy_ms)
+    }
+
+    /// When anything was moved last.
+    pub fn last_used(&self) -> Time {
+        self.last_used
     }
 
     /// Some nodes begin to read or write, each with at most so many bytes a second.
@@ -124,6 +132,7 @@ impl<T: Copy> Disk<T> {
             return;
         }
         self.busy_ms += passed;
+        self.last_used = now;
         let seconds = passed as f64 / 1000.0;
         for flow in &mut self.flows {
             let bytes = (flow.rate * seconds).min(flow.left);

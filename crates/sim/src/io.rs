@@ -11,8 +11,9 @@ use ondeck_core::{Bytes, Rate};
 use rand_distr::{Distribution, LogNormal};
 use serde::Serialize;
 
+use crate::machine::Machine;
 use crate::random::{self, Purpose};
-use crate::trace::TraceJob;
+use crate::trace::{Trace, TraceJob};
 
 /// What a job does: it reads, computes with checkpoints in between, and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -232,6 +233,33 @@ impl IoModel {
         let alone_on_disk = seconds(Bytes(io.input.0.saturating_add(io.written().0)));
         let compute = (run - alone_on_disk).max(run / LEAST_COMPUTE);
         JobIo { compute_ms: (compute * 1000.0).round() as u64, ..io }
+    }
+}
+
+/// How much I/O there is beside what the log says.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Overrun {
+    /// Jobs whose I/O, alone on the disk filesystem, leaves less than a twentieth of their run time for computing: they run for
+    /// longer.
+    pub jobs: u64,
+    /// The share of the machine that all jobs ask for while they are submitted, each alone on the disk filesystem.
+    pub load: f64,
+}
+
+impl Overrun {
+    /// Of all jobs of a log.
+    pub fn of(trace: &Trace, machine: &Machine, model: &IoModel, seed: u64) -> Overrun {
+        let (mut jobs, mut area) = (0, 0.0);
+        for job in &trace.jobs {
+            let alone = machine.alone(job.nodes);
+            let io = model.of_job(job, alone, seed);
+            let bytes = io.input.0 as f64 + io.written().0 as f64;
+            let seconds = io.compute_ms as f64 / 1000.0 + bytes / alone.0.0 as f64;
+            jobs += u64::from(seconds > job.run as f64 + 1.0);
+            area += f64::from(job.nodes) * seconds;
+        }
+        let load = area / (f64::from(machine.nodes) * trace.span() as f64);
+        Overrun { jobs, load }
     }
 }
 

@@ -212,7 +212,7 @@ fn run(
         accelerator: accelerator
             .clone()
             .filter(|it| it.nodes > 0)
-            .map(|it| Accelerator::new(it, Time(BEGIN), queue.places())),
+            .map(|it| Accelerator::new(it, queue.places())),
         queue,
         happenings: BinaryHeap::new(),
         sequence: 0,
@@ -265,6 +265,9 @@ impl Simulation<'_> {
         }
         let (bytes, busy_ms) = self.disk.use_so_far();
         (self.record.totals.disk_bytes, self.record.totals.disk_busy_ms) = (bytes, busy_ms);
+        // Copies of what was given up may go on for longer than anything else.
+        let home = &mut self.record.totals.home_ms;
+        *home = (*home).max(self.disk.last_used().0.saturating_sub(BEGIN));
         if let Some(accelerator) = &self.accelerator {
             let (node_ms, demotions) = accelerator.totals();
             (self.record.totals.rsa_node_ms, self.record.totals.demotions) = (node_ms, demotions);

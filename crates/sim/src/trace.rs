@@ -49,6 +49,8 @@ pub struct LeftOut {
     pub parts: u64,
     /// Jobs that had not ended when the log was written.
     pub unfinished: u64,
+    /// Lines that say the same of a job as another one, as where two extracts of a log overlap.
+    pub repeated: u64,
 }
 
 /// What the log lacks for a simulation.
@@ -64,6 +66,9 @@ impl Trace {
     /// Sorts the jobs by their submission, and counts time from the first.
     pub(crate) fn in_order(mut self) -> Trace {
         self.jobs.sort_by_key(|job| (job.submitted, job.number));
+        let all = self.jobs.len();
+        self.jobs.dedup();
+        self.left_out.repeated += (all - self.jobs.len()) as u64;
         let first = self.jobs.first().map_or(0, |job| job.submitted);
         for job in &mut self.jobs {
             job.submitted -= first;
@@ -157,7 +162,7 @@ pub struct NothingButLeftOut(pub LeftOut);
 
 impl fmt::Display for NothingButLeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LeftOut { never_ran, parts, unfinished } = self.0;
+        let LeftOut { never_ran, parts, unfinished, repeated: _ } = self.0;
         if self.0 == LeftOut::default() {
             return f.write_str("; it has no line of a job");
         }
@@ -202,7 +207,11 @@ pub(crate) fn for_each_line(
                 let what = format!("it has more than {LONGEST_LINE} bytes; this is no log of jobs");
                 return Err(LineError { line: number, field: "the whole line", what }.into());
             }
-            _ => take(number, String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']))?,
+            // Some editors put a mark of the encoding before everything.
+            _ => take(
+                number,
+                String::from_utf8_lossy(&bytes).trim_start_matches('\u{feff}').trim_end_matches(['\n', '\r']),
+            )?,
         }
     }
 }

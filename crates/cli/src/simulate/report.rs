@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use ondeck_core::WaitPolicy;
-use ondeck_sim::io::IoModel;
+use ondeck_sim::io::{IoModel, Overrun};
 use ondeck_sim::picture::page::{Part, Table, page};
 use ondeck_sim::picture::{gantt, sizing_curve, time as time_of_picture};
 use ondeck_sim::record::Served;
@@ -125,13 +125,14 @@ impl<'a> Report<'a> {
             "all are submitted at once".to_owned()
         };
         facts.push(format!(
-            "{} jobs in {} on {} nodes, {load}; left out: {} that never ran, {} parts of others, {} that had not ended",
+            "{} jobs in {} on {} nodes, {load}; left out: {} that never ran, {} parts of others, {} that had not ended, {} repeated lines",
             trace.jobs.len(),
             time_of_picture(self.before.span * 1000),
             study.machine.nodes,
             left_out.never_ran,
             left_out.parts,
-            left_out.unfinished
+            left_out.unfinished,
+            left_out.repeated
         ));
         if let Some(load) = self.before.rescaled {
             facts.push(format!("submissions moved so that they ask for {:.0} %", load * 100.0));
@@ -150,6 +151,27 @@ impl<'a> Report<'a> {
             );
         }
         facts.push(format!("I/O: {}", model(&study.io)));
+        if let IoModel::Measured { jobs } = &study.io {
+            let found = trace.jobs.iter().filter(|job| jobs.contains_key(&job.number)).count();
+            facts.push(format!(
+                "{found} of the {} jobs of the log are in it; the others do no I/O",
+                trace.jobs.len()
+            ));
+        }
+        let overrun = Overrun::of(trace, &study.machine, &study.io, study.seed);
+        if overrun.jobs > 0 {
+            let share = overrun.jobs as f64 / trace.jobs.len().max(1) as f64 * 100.0;
+            let load = if overrun.load.is_finite() {
+                format!("; with their I/O, jobs ask for {:.0} % of the machine", overrun.load * 100.0)
+            } else {
+                String::new()
+            };
+            facts.push(format!(
+                "the I/O of {} jobs ({share:.0} %) does not fit into their run time, even alone on the disk filesystem: they run for \
+                 longer than in the log{load}",
+                overrun.jobs
+            ));
+        }
         let machine = study.machine;
         facts.push(format!(
             "disk filesystem {}{}, a compute node {}; an RSA node lends {} and has {}",
@@ -252,22 +274,36 @@ impl<'a> Report<'a> {
     /// How many RSA nodes pay, and why.
     fn advice(&self) -> Option<String> {
         let found = self.knee()?;
-        let gain = |gain: Option<f64>| gain.map_or("nothing".to_owned(), |gain| format!("{gain:.2}"));
+        let gain = |gain: Option<f64>| {
+            gain.map_or("no more hours than before, and save more".to_owned(), |gain| {
+                format!("an hour each and save {gain:.2} node-hours in it")
+            })
+        };
         let advised = self.advised()?;
         let mut words = if found.nodes == 0 {
-            "No size pays: none saves more node-hours than its own nodes take.".to_owned()
+            let each = |(_, saved): &(u32, Saved)| saved.gross.mean / saved.cost.mean.max(f64::MIN_POSITIVE);
+            let best = self.sizes().into_iter().max_by(|one, other| each(one).total_cmp(&each(other)))?;
+            format!(
+                "No size pays: none saves more node-hours than its own nodes take. Of them {} RSA nodes come nearest: an hour of them \
+                 saves {:.2} node-hours.",
+                best.0,
+                each(&best)
+            )
         } else {
             format!(
-                "{} nodes pay most: each hour of the last nodes that were added saves {} node-hours.",
+                "{} pays most: the last nodes that were added take {}.",
                 self.machine_name(advised.point),
                 gain(found.last_gain)
             )
         };
-        if let Some(next) = found.next {
-            let _ =
-                write!(words, " Up to {next}, an hour of each further one saves {}.", gain(found.next_gain));
-        } else if found.nodes > 0 && self.is_whole {
-            words.push_str(" It is the largest that was tried: try more.");
+        if found.nodes > 0 {
+            match found.next {
+                Some(next) => {
+                    let _ = write!(words, " Up to {next}, further ones take {}.", gain(found.next_gain));
+                }
+                None if self.is_whole => words.push_str(" It is the largest that was tried: try more."),
+                None => {}
+            }
         }
         let more = self.results.iter().find(|of| of.point == Point::MoreComputeNodes { nodes: found.nodes });
         if let Some(more) = more {
@@ -346,6 +382,7 @@ impl<'a> Report<'a> {
             .collect();
         Ok(serde_json::to_string_pretty(&json!({
             "version": 1,
+            "complete": self.is_whole,
             "jobs": study.trace.jobs.len(),
             "left_out": study.trace.left_out,
             "lacks": self.lacks,
@@ -378,6 +415,9 @@ impl<'a> Report<'a> {
     /// One page with everything.
     pub fn html(&self, gantt: Option<&str>) -> String {
         let mut parts: Vec<Part> = Vec::new();
+        if !self.is_whole {
+            parts.push(Part::Paragraph("Interrupted: this is what was simulated until then.".to_owned()));
+        }
         parts.extend(self.advice().map(Part::Paragraph));
         let sizes = self.sizes();
         if !sizes.is_empty() {

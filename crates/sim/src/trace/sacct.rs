@@ -43,11 +43,17 @@ struct Columns {
 pub fn read(source: impl BufRead) -> Result<Trace, TraceError> {
     let mut trace = Trace::default();
     let mut columns = None;
+    let mut names = String::new();
     let mut users = BTreeMap::new();
     for_each_line(source, |number, line| {
         match &columns {
             _ if line.trim().is_empty() => {}
-            None => columns = Some(Columns::read(number, line)?),
+            None => {
+                columns = Some(Columns::read(number, line)?);
+                names = line.to_owned();
+            }
+            // Two answers of sacct, one after the other.
+            Some(_) if line == names => {}
             Some(columns) => take(&mut trace, &mut users, columns, number, line)?,
         }
         Ok(())
@@ -138,7 +144,7 @@ fn take(
         return Ok(());
     };
     let Some(run) = end.checked_sub(start) else {
-        return Err(error(columns.end.1, "it is before the start".to_owned()));
+        return Err(error(columns.end.1, "it is before the start; if clocks were changed in between, print times with SLURM_TIME_FORMAT=%s".to_owned()));
     };
     if run == 0 {
         trace.left_out.never_ran += 1;
@@ -243,7 +249,14 @@ mod tests {
             TraceJob { number: 12, submitted: 5, run: 60, nodes: 2, requested: Some(86_460), user: Some(0) },
         ];
         assert_eq!(trace.jobs, expected);
-        assert_eq!(trace.left_out, LeftOut { never_ran: 1, parts: 1, unfinished: 1 });
+        assert_eq!(trace.left_out, LeftOut { never_ran: 1, parts: 1, unfinished: 1, repeated: 0 });
+    }
+
+    #[test]
+    fn what_overlaps_is_counted_once_and_names_may_come_again() {
+        let line = "12|2026-02-28T23:59:50|2026-03-01T00:00:10|2026-03-01T00:01:10|2|00:01:00|1000\n";
+        let trace = read(format!("\u{feff}{NAMES}{line}{NAMES}{line}").as_bytes()).unwrap();
+        assert_eq!((trace.jobs.len(), trace.left_out.repeated), (1, 1));
     }
 
     #[test]

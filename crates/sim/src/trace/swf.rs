@@ -33,6 +33,9 @@ const FIELDS: [&str; 18] = [
     "field 18 (think time)",
 ];
 
+/// More processors than any machine has.
+const MOST_PROCESSORS: u64 = 1_000_000_000;
+
 /// Reads a trace.
 ///
 /// A node is so many processors as `processors_per_node` says; a job has whole nodes.
@@ -97,8 +100,8 @@ fn take(trace: &mut Trace, number: u64, line: &str, per_node: u32) -> Result<(),
     let job = whole(0, u64::from(u32::MAX))?;
     let submitted = whole(1, LATEST)?;
     let run = whole(3, LATEST)?.unwrap_or(0);
-    let allocated = whole(4, u64::from(u32::MAX))?.filter(|count| *count > 0);
-    let asked = whole(7, u64::from(u32::MAX))?.filter(|count| *count > 0);
+    let allocated = whole(4, MOST_PROCESSORS)?.filter(|count| *count > 0);
+    let asked = whole(7, MOST_PROCESSORS)?.filter(|count| *count > 0);
     let requested = whole(8, LATEST)?.filter(|seconds| *seconds > 0);
     let status = whole(10, 9)?;
     let user = whole(11, u64::from(u32::MAX))?;
@@ -159,7 +162,7 @@ mod tests {
                         3 0 -1 9 4 -1 -1 4 -1 -1 1 1 1 -1 -1 -1 -1 -1\n")
         .unwrap();
         assert_eq!(trace.jobs.len(), 1);
-        assert_eq!(trace.left_out, LeftOut { never_ran: 1, parts: 1, unfinished: 0 });
+        assert_eq!(trace.left_out, LeftOut { never_ran: 1, parts: 1, ..LeftOut::default() });
         let none = of("1 0 -1 -1 4 -1 -1 4 -1 -1 5 1 1 -1 -1 -1 -1 -1").unwrap_err();
         assert!(none.to_string().contains("1 never ran"), "{none}");
         assert!(of("").unwrap_err().to_string().contains("no line of a job"));
