@@ -1,7 +1,8 @@
 #!/bin/sh
-# A study of real logs: TRACES names a directory of logs in SWF (*.swf, *.swf.gz). For each, at two loads, with two models of I/O, what RSA
-# nodes save, where nobody is held, and where that can be simulated in time, where all are; before that, that all jobs start when a simple EASY starts them. The tables are written to
-# target/study, one page each, and the advice of each is printed. SEEDS (3) of each. 1 if anything failed. It takes ten minutes.
+# A study of real logs: TRACES names a directory of logs in SWF (*.swf, *.swf.gz). For each, at two loads and with two models of I/O,
+# what RSA nodes save: where jobs start on disk if their input is not there, and, where that can be simulated in time, where they are
+# held. Before that, that all jobs start when a simple EASY starts them. The tables are written to target/study, one page each, and
+# the advice of each is printed. SEEDS (3) of each. 1 if anything failed. It takes ten minutes.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
