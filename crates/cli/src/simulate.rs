@@ -251,8 +251,9 @@ impl Progress for Bar {
 }
 
 fn try_simulate(args: &SimulateArgs) -> Result<u8> {
-    try_files(args)?;
     let mut trace = read_log(args)?;
+    // A log that is wrong leaves no empty files behind.
+    try_files(args)?;
     let nodes = args.nodes.unwrap_or_else(|| trace.machine());
     let lacks = trace.lacks();
     let before = Before { load: trace.load(nodes), span: trace.span(), rescaled: args.rescale };
@@ -468,18 +469,19 @@ fn gantt_time(text: &str) -> Result<(u64, u64), String> {
 
 /// That nothing is written over the log, or over each other, and that all can be written: a simulation may take long.
 fn try_files(args: &SimulateArgs) -> Result<()> {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let mut taken: Vec<((u64, u64), &Path)> =
-        identity(&args.log).map(|of| (of, args.log.as_path())).into_iter().collect();
+    let identity = |found: &fs::Metadata| (found.dev(), found.ino());
+    let log = if args.log == Path::new("-") { Path::new("/dev/stdin") } else { &args.log };
+    let of_log = fs::metadata(log).with_context(|| format!("cannot look at {}", log.display()))?;
+    let mut taken: Vec<((u64, u64), &Path)> = vec![(identity(&of_log), log)];
     for file in [&args.csv, &args.html, &args.gantt].into_iter().flatten() {
         let tried = fs::OpenOptions::new().create(true).append(true).open(file);
-        tried.with_context(|| format!("cannot write {}", file.display()))?;
-        let Some(found) = identity(file) else { continue };
-        let is_device = fs::metadata(file).is_ok_and(|found| !found.is_file());
-        if let Some((_, other)) = taken.iter().find(|(of, _)| *of == found && !is_device) {
+        let found = tried.and_then(|opened| opened.metadata());
+        let found = found.with_context(|| format!("cannot write {}", file.display()))?;
+        let same = taken.iter().find(|(of, _)| *of == identity(&found) && found.is_file());
+        if let Some((_, other)) = same {
             bail!("{} would be written over {}; name another file", file.display(), other.display());
         }
-        taken.push((found, file));
+        taken.push((identity(&found), file));
     }
     Ok(())
 }

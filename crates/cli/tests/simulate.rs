@@ -141,6 +141,9 @@ fn what_is_wrong_is_named() {
     refused(&["jobs.swf", "--csv", "jobs.swf"], 1, &["jobs.swf would be written over jobs.swf"]);
     refused(&["jobs.swf", "--csv", "out", "--html", "out"], 1, &["out would be written over out"]);
     assert_eq!(scene.read("jobs.swf"), FOUR);
+    // A log that can't be read leaves no empty file.
+    refused(&["gone.swf", "--csv", "new.csv"], 1, &["cannot open gone.swf"]);
+    assert!(!scene.path("new.csv").exists());
     scene.file("empty", "");
     refused(&["empty"], 1, &["empty, as --from swf: no job in it has run; it has no line of a job"]);
 }

@@ -10,7 +10,7 @@ pub mod page;
 use std::fmt::Write;
 
 pub use curve::sizing_curve;
-pub use gantt::{MostSpans, TooMuch, gantt};
+pub use gantt::{TooMuch, gantt};
 
 use crate::timeline::Phase;
 

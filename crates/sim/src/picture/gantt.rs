@@ -6,9 +6,6 @@ use std::fmt::Write;
 use super::{begin, escaped, marks, of_phase, text, time};
 use crate::timeline::{Phase, Span, Timeline};
 
-/// More than so many spans of time nobody could see.
-pub type MostSpans = usize;
-
 /// Why there is no picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{spans} spans of time from {} to {} are more than {most}, which is all that can be told apart; take a shorter time", time(*.from_ms), time(*.to_ms))]
@@ -16,14 +13,15 @@ pub struct TooMuch {
     /// How many there are.
     pub spans: usize,
     /// The most.
-    pub most: MostSpans,
+    pub most: usize,
     /// From when.
     pub from_ms: u64,
     /// Until when.
     pub to_ms: u64,
 }
 
-const MOST: MostSpans = 20_000;
+/// More spans of time than these nobody could tell apart.
+const MOST: usize = 20_000;
 const LEFT: f64 = 130.0;
 const WIDTH: f64 = 1000.0;
 const TOP: f64 = 60.0;
