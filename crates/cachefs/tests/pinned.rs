@@ -5,6 +5,9 @@
 mod client;
 
 use std::fs;
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use client::Cache;
 use ondeck_cachefs::message::OpenMode;
@@ -57,4 +60,37 @@ fn a_file_that_the_kernel_reads_can_be_cut_by_whoever_opens_it() {
     cache.close(reader);
     cache.flush();
     assert_eq!(fs::read(cache.backing().join("file")).unwrap(), b"now");
+}
+
+#[test]
+fn who_cuts_a_file_while_it_is_fetched_never_waits_for_longer_than_that() {
+    const FILES: usize = 2_000;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    for number in 0..FILES {
+        fs::write(backing.path().join(number.to_string()), vec![1; 8192]).unwrap();
+    }
+    let (done, is_done) = channel();
+    // One that waits for ever can't be joined.
+    std::thread::spawn(move || {
+        let cache = Cache::over(Settings::new(LEAST_CAPACITY), backing);
+        let files: Vec<_> = (0..FILES).map(|number| cache.open(&number.to_string()).unwrap()).collect();
+        let together = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for file in &files {
+                    together.wait();
+                    cache.read_open(file, 0, 8192).unwrap();
+                }
+            });
+            for number in 0..FILES {
+                together.wait();
+                // At any moment of it.
+                (0..number % 200).for_each(|_| std::hint::spin_loop());
+                cache.truncate(&number.to_string(), 1).unwrap();
+            }
+        });
+        files.into_iter().for_each(|file| cache.close(file));
+        done.send(()).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(60)), Ok(()), "somebody waits for ever");
 }

@@ -224,9 +224,7 @@ impl State {
                 self.touch(ino, number);
             }
         }
-        if self.waits.is_waited_for(&Need::Quiet(ino)) {
-            self.waits.wake(&Need::Quiet(ino));
-        }
+        self.waits.wake(&Need::Quiet(ino));
         self.remove_if_unused(ino, store);
     }
 
@@ -525,9 +523,7 @@ impl State {
             }
             Err(error) => self.waits.fail(&need, error),
         }
-        if self.waits.is_waited_for(&Need::Quiet(ino)) {
-            self.waits.wake(&Need::Quiet(ino));
-        }
+        self.waits.wake(&Need::Quiet(ino));
         self.waits.wake(&Need::Space);
         self.remove_if_unused(ino, store);
     }

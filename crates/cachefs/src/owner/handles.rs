@@ -155,9 +155,7 @@ impl State {
         for number in touched {
             self.touch(ino, number);
         }
-        if self.waits.is_waited_for(&Need::Released(ino)) {
-            self.waits.wake(&Need::Released(ino));
-        }
+        self.waits.wake(&Need::Released(ino));
         if mapped && size > 0 {
             // Nobody knows what its maps have changed.
             for number in extents(0, size) {

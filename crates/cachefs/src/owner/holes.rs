@@ -68,9 +68,7 @@ impl State {
                 Some(error) => self.waits.fail(&Need::Extent(ino, number), error),
             }
         }
-        if self.waits.is_waited_for(&Need::Quiet(ino)) {
-            self.waits.wake(&Need::Quiet(ino));
-        }
+        self.waits.wake(&Need::Quiet(ino));
         self.remove_if_unused(ino, store);
     }
 
@@ -174,6 +172,10 @@ impl Core {
         // Blocks are freed as a whole; of those at both ends a part is overwritten, which would make a block of a hole.
         let (first, last) =
             (begin.next_multiple_of(BLOCK), if end == size { end } else { end / BLOCK * BLOCK });
+        // Before anything is written: that alone would be taken for a part that nobody uses any more.
+        if first < last && self.lock().is_busy(ino, first, last) {
+            return Err(Stop::Wait(Need::Quiet(ino)));
+        }
         let overwrite = |from: u64, until: u64| -> Result<(), Stop> {
             if from >= until || self.lock().is_hole(&self.store, ino, from)? {
                 return Ok(());

@@ -137,7 +137,8 @@ impl Waits {
         self.wakes
     }
 
-    /// Has everybody who waits for this be tried again.
+    /// Has everybody who waits for this be tried again. Also if it seems that nobody does: somebody may just have found it lacking,
+    /// and be about to wait.
     pub fn wake(&mut self, need: &Need) {
         self.wakes[need.kind()] += 1;
         self.begun.remove(need);
