@@ -124,6 +124,9 @@ fn program(directory: &Path) -> Finding {
     }
 }
 
+/// So many jobs are named at most.
+const SHOWN_JOBS: usize = 20;
+
 /// What Slurm says of its plugin.
 fn slurms_own(shown: &str, has_ended: impl Fn(u32) -> bool) -> Vec<Finding> {
     let words: BTreeMap<&str, &str> =
@@ -149,10 +152,13 @@ fn slurms_own(shown: &str, has_ended: impl Fn(u32) -> bool) -> Vec<Finding> {
     let jobs = shown
         .split_whitespace()
         .filter_map(|word| word.strip_prefix("JobID=")?.split('_').next()?.parse().ok());
-    let left = jobs.filter(|job| has_ended(*job)).count();
-    if left > 0 {
-        let detail = format!("Slurm still has those of {left} jobs that have ended");
-        let remedy = "they take nothing of an RSA node, and go when slurmctld is started anew";
+    let left: Vec<String> =
+        jobs.filter(|job: &u32| has_ended(*job)).map(|job| job.to_string()).take(SHOWN_JOBS).collect();
+    if !left.is_empty() {
+        let detail = format!("Slurm still has those of jobs that have ended: {}", left.join(" "));
+        // Of a job that is requeued, Slurm begins anew; one that is held then has no burst buffer yet.
+        let remedy = "they take nothing of an RSA node. They go when slurmctld is started anew; or, of a JOB that may be requeued, \
+                      by `scontrol requeuehold JOB && scancel JOB`";
         findings.push(finding("burst buffers", State::Limited, detail, Some(remedy)));
     }
     findings
