@@ -146,3 +146,12 @@ fn a_client_is_asked_for_what_it_keeps_and_nothing_is_forgotten_before_it_gives_
     assert_eq!(known(&cache), 1);
     assert_eq!((lookup(ROOT, "dir"), lookup(dir, "file")), (dir, file));
 }
+
+#[test]
+fn a_name_of_the_caches_own_that_the_backing_directory_has_is_not_there() {
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::write(backing.path().join(".ondeck-cache-0-1"), "of another cache").unwrap();
+    let cache = Cache::over(Settings::new(LEAST_CAPACITY), backing);
+    assert_eq!(cache.attributes(".ondeck-cache-0-1").unwrap_err(), libc::ENOENT);
+    assert_eq!(cache.unlink(".ondeck-cache-0-1").unwrap_err(), libc::ENOENT);
+}

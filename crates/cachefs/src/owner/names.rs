@@ -37,6 +37,8 @@ impl State {
         match directory.entries.get(name) {
             Some(ino) => Ok(Some(*ino)),
             None if directory.complete || directory.gone.contains(name) => Ok(None),
+            // Of these nothing is taken over from the backing directory.
+            None if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) => Ok(None),
             None => Err(Stop::Wait(Need::Name(dir, name.to_owned()))),
         }
     }
