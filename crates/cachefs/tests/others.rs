@@ -7,11 +7,13 @@ mod client;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use client::Cache;
 use ondeck_cachefs::message::OpenMode;
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
 use ondeck_cachefs::status::ConflictKind;
+use ondeck_core::Bytes;
 
 /// A cache that writes nothing back by itself, over a directory that is prepared.
 fn cache(prepare: impl FnOnce(&std::path::Path)) -> Cache {
@@ -199,4 +201,38 @@ fn what_others_put_where_something_is_made_holds_up_nothing() {
     cache.flush();
     assert_eq!(fs::read(cache.backing().join("second/third")).unwrap(), b"ours");
     assert!(cache.backing().join("first").exists());
+}
+
+#[test]
+fn what_is_fetched_never_takes_the_place_of_what_is_just_written() {
+    const FILES: usize = 600;
+    const LENGTH: usize = 256 << 10;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    for number in 0..FILES {
+        fs::write(backing.path().join(number.to_string()), vec![1; LENGTH]).unwrap();
+    }
+    let cache = Cache::over(Settings::new(Bytes(256 << 20)), backing);
+    let files: Vec<_> = (0..FILES).map(|number| cache.open(&number.to_string()).unwrap()).collect();
+    let written = vec![2; LENGTH - 4096];
+    let (begun, read) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (number, file) in files.iter().enumerate() {
+                while begun.load(Ordering::SeqCst) <= number {}
+                // At any moment of the write.
+                (0..number % 60 * 20).for_each(|_| std::hint::spin_loop());
+                assert_eq!(cache.read_open(file, 0, 4096).unwrap(), [1; 4096]);
+                read.store(number + 1, Ordering::SeqCst);
+            }
+        });
+        for (number, file) in files.iter().enumerate() {
+            begun.store(number + 1, Ordering::SeqCst);
+            cache.write_open(file, 4096, &written).unwrap();
+            while read.load(Ordering::SeqCst) <= number {}
+        }
+    });
+    for (number, file) in files.iter().enumerate() {
+        assert!(cache.read_open(file, 4096, LENGTH).unwrap() == written, "file {number}");
+    }
+    files.into_iter().for_each(|file| cache.close(file));
 }

@@ -154,6 +154,7 @@ impl State {
         if missing.is_empty() || data.extents.get(&number).is_some_and(|extent| extent.fetching) {
             return Ok(());
         }
+        self.await_writers(ino, number, &missing)?;
         self.hold(store, ino, number, &missing)?;
         if let Some(extent) = self.inode_mut(ino)?.data_mut().and_then(|data| data.extents.get_mut(&number)) {
             extent.fetching = true;
@@ -162,6 +163,27 @@ impl State {
         self.waits.begin(&Need::Extent(ino, number));
         self.jobs.push_back(Need::Extent(ino, number));
         Ok(())
+    }
+
+    /// Waits for those who are writing to an extent of which these blocks are needed, if any of them is missing: fetching it would
+    /// bring what they overwrite after what they write.
+    fn await_writers(&self, ino: Ino, number: u32, blocks: &Blocks) -> Result<(), Stop> {
+        let Some(data) = self.inodes.get(&ino).and_then(|inode| inode.data()) else { return Ok(()) };
+        let is_written_to = data.extents.get(&number).is_some_and(|extent| extent.writers > 0);
+        if is_written_to && !data.is_missing(number).within(blocks).is_empty() {
+            return Err(Stop::Wait(Need::Quiet(ino)));
+        }
+        Ok(())
+    }
+
+    /// Counts, or no longer, one who is writing to a part of a file.
+    fn set_writing(&mut self, ino: Ino, begin: u64, end: u64, writes: bool) {
+        let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) else { return };
+        for number in extents(begin, end) {
+            if let Some(extent) = data.extents.get_mut(&number) {
+                extent.writers = if writes { extent.writers + 1 } else { extent.writers.saturating_sub(1) };
+            }
+        }
     }
 
     /// Sees to it that these blocks of an extent can be read from the store, or are zeros.
@@ -263,6 +285,11 @@ impl State {
         if offset >= end {
             return Ok(offset);
         }
+        // Before anything is pinned: to let go of that would be taken for their end.
+        for number in extents(offset, end) {
+            let (begin, until) = part(number, offset, end);
+            self.await_writers(ino, number, &touched(begin, until))?;
+        }
         // First: what makes room for one part must not evict another.
         self.pin(ino, offset, end);
         let mut missing = Ok(());
@@ -299,12 +326,18 @@ impl State {
             return Err(Errno::ISDIR.into());
         }
         self.look(store, ino);
+        for number in extents(offset, end) {
+            let needed = self.needed_by_write(ino, number, offset, end)?;
+            self.await_writers(ino, number, &needed)?;
+        }
         self.pin_growth(ino, end)?;
         // First: what makes room for one part must not evict another.
         self.pin(ino, offset, end);
         let ready = self.prepare_write(store, ino, offset, end);
         if ready.is_err() {
             self.unpin(store, ino, offset, end);
+        } else {
+            self.set_writing(ino, offset, end, true);
         }
         ready.map(|()| end)
     }
@@ -332,18 +365,23 @@ impl State {
         Ok(())
     }
 
+    /// The blocks of an extent that a write does not overwrite as a whole, and of which it needs what they had.
+    fn needed_by_write(&mut self, ino: Ino, number: u32, offset: u64, end: u64) -> Result<Blocks, Stop> {
+        let (begin, until) = part(number, offset, end);
+        let backing_len = self.inode_mut(ino)?.data_or_new().map_or(0, |data| data.backing_len);
+        let mut needed = Blocks::default();
+        if begin % BLOCK != 0 {
+            needed.add(&touched(begin, begin + 1));
+        }
+        if until % BLOCK != 0 && until < backing_len {
+            needed.add(&touched(until - 1, until));
+        }
+        Ok(needed)
+    }
+
     fn prepare_write(&mut self, store: &Store, ino: Ino, offset: u64, end: u64) -> Result<(), Stop> {
         for number in extents(offset, end) {
-            let (begin, until) = part(number, offset, end);
-            let backing_len = self.inode_mut(ino)?.data_or_new().map_or(0, |data| data.backing_len);
-            // A block that is not overwritten as a whole needs what it had.
-            let mut needed = Blocks::default();
-            if begin % BLOCK != 0 {
-                needed.add(&touched(begin, begin + 1));
-            }
-            if until % BLOCK != 0 && until < backing_len {
-                needed.add(&touched(until - 1, until));
-            }
+            let needed = self.needed_by_write(ino, number, offset, end)?;
             self.need_blocks(store, ino, number, &needed)?;
         }
         for number in extents(offset, end) {
@@ -388,6 +426,7 @@ impl State {
         self.counters.written_bytes += end - offset;
         self.mark_dirty(ino, bits);
         self.journal_write(ino, offset, end, bits);
+        self.set_writing(ino, offset, end, false);
         self.unpin(store, ino, offset, end);
         let high = self.settings.capacity.0 / 100 * u64::from(self.settings.dirty.high);
         if self.dirty_bytes > high {
@@ -594,6 +633,7 @@ impl Core {
         let done = self.store.file(ino).and_then(|file| file.write_all_at(data, offset));
         let mut state = self.lock();
         if let Err(error) = done {
+            state.set_writing(ino, offset, end, false);
             state.unpin(&self.store, ino, offset, end);
             if error.raw_os_error() == Some(libc::ENOSPC) && !state.unasked.is_empty() {
                 // Programs have filled the store without asking.

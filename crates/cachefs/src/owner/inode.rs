@@ -317,6 +317,8 @@ pub struct Extent {
     pub looked: bool,
     /// Requests that are reading from or writing to it.
     pub pins: u32,
+    /// Those of them that are just writing to blocks which may not be valid yet: nobody fetches these meanwhile.
+    pub writers: u32,
 }
 
 impl Extent {
