@@ -17,7 +17,8 @@
 //! # Why it can't stand still
 //!
 //! One lock guards the state; nobody touches the backing directory while holding it, and the store only to free memory or to cut
-//! a file. A request that needs something is parked without anything held, so requests never wait for each other. Loaders,
+//! a file. A request that needs something is parked without anything held, so requests never wait for each other, but for those that read from
+//! the store or write to it at that moment, who wait for nobody. Loaders,
 //! writers and the applier are threads of their own: a loader needs nobody; a writer reads from the store and writes to the
 //! backing directory; the applier needs writers' work, which it can do itself. Memory that requests wait for comes from clean
 //! extents, which nobody has to be asked for, and dirty ones become clean by writers, which need no room: files without a name

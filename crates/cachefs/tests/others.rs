@@ -8,6 +8,7 @@ mod client;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use client::Cache;
 use ondeck_cachefs::message::OpenMode;
@@ -215,10 +216,17 @@ fn what_is_fetched_never_takes_the_place_of_what_is_just_written() {
     let files: Vec<_> = (0..FILES).map(|number| cache.open(&number.to_string()).unwrap()).collect();
     let written = vec![2; LENGTH - 4096];
     let (begun, read) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // Without a pause: the other one begins in the middle of what this one does.
+    let await_beyond = |count: &AtomicUsize, number: usize| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while count.load(Ordering::SeqCst) <= number {
+            assert!(Instant::now() < deadline, "the other one does not come to file {number}");
+        }
+    };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for (number, file) in files.iter().enumerate() {
-                while begun.load(Ordering::SeqCst) <= number {}
+                await_beyond(&begun, number);
                 // At any moment of the write.
                 (0..number % 60 * 20).for_each(|_| std::hint::spin_loop());
                 assert_eq!(cache.read_open(file, 0, 4096).unwrap(), [1; 4096]);
@@ -228,7 +236,7 @@ fn what_is_fetched_never_takes_the_place_of_what_is_just_written() {
         for (number, file) in files.iter().enumerate() {
             begun.store(number + 1, Ordering::SeqCst);
             cache.write_open(file, 4096, &written).unwrap();
-            while read.load(Ordering::SeqCst) <= number {}
+            await_beyond(&read, number);
         }
     });
     for (number, file) in files.iter().enumerate() {

@@ -152,10 +152,15 @@ fn slurms_own(shown: &str, has_ended: impl Fn(u32) -> bool) -> Vec<Finding> {
     let jobs = shown
         .split_whitespace()
         .filter_map(|word| word.strip_prefix("JobID=")?.split('_').next()?.parse().ok());
-    let left: Vec<String> =
-        jobs.filter(|job: &u32| has_ended(*job)).map(|job| job.to_string()).take(SHOWN_JOBS).collect();
+    let left: Vec<u32> = jobs.filter(|job| has_ended(*job)).collect();
     if !left.is_empty() {
-        let detail = format!("Slurm still has those of jobs that have ended: {}", left.join(" "));
+        let first: Vec<String> = left.iter().take(SHOWN_JOBS).map(u32::to_string).collect();
+        let more = if left.len() > SHOWN_JOBS { ", ..." } else { "" };
+        let detail = format!(
+            "Slurm still has those of {} jobs that have ended: {}{more}",
+            left.len(),
+            first.join(", ")
+        );
         // Of a job that is requeued, Slurm begins anew; one that is held then has no burst buffer yet.
         let remedy = "they take nothing of an RSA node. They go when slurmctld is started anew; or, of a JOB that may be requeued, \
                       by `scontrol requeuehold JOB && scancel JOB`";
