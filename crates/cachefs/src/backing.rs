@@ -413,7 +413,16 @@ pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errn
         | OFlags::CLOEXEC
         | OFlags::NONBLOCK
         | OFlags::NOCTTY;
-    let open = || rustix::fs::open(path.as_str(), flags, Mode::empty());
+    let open = || match rustix::fs::open(path.as_str(), flags, Mode::empty()) {
+        // Somebody has a lease of it, which the kernel has just begun to take back.
+        Err(Errno::AGAIN) => {
+            let found = stat(known, OsStr::new(""))?;
+            let is_file = FileType::from_raw_mode(found.mode) == FileType::RegularFile;
+            let flags = if is_file { flags & !OFlags::NONBLOCK } else { flags };
+            rustix::fs::open(path.as_str(), flags, Mode::empty())
+        }
+        other => other,
+    };
     let file = match open() {
         Err(Errno::ACCESS) => {
             let found = stat(known, OsStr::new(""))?;

@@ -676,6 +676,13 @@ impl Owner {
         })
     }
 
+    /// Tries again whom a request has made room or way for.
+    fn wake_the_ready(&self) {
+        if self.core.lock().waits.has_ready() {
+            self.core.wake_all();
+        }
+    }
+
     /// Asks, and waits for the answer.
     ///
     /// # Errors
@@ -694,9 +701,7 @@ const NOBODY: Caller = Caller { uid: 0, gid: 0, thread: 0, outsider: false };
 impl Service for Owner {
     fn ask(&self, caller: Caller, request: Request<'_>, answer: Answer) {
         self.core.attempt(caller, request, answer, Instant::now(), None, false);
-        if self.core.lock().waits.has_ready() {
-            self.core.wake_all();
-        }
+        self.wake_the_ready();
         let state = self.core.lock();
         if !state.jobs.is_empty() {
             drop(state);
@@ -710,6 +715,7 @@ impl Service for Owner {
 
     fn forget(&self, references: &[(Ino, u64)]) {
         self.core.lock().forget(&self.core.store, references);
+        self.wake_the_ready();
     }
 
     fn read_resident(&self, ino: Ino, offset: u64, into: &mut [u8]) -> Option<usize> {
@@ -718,6 +724,7 @@ impl Service for Owner {
         if has_jobs {
             self.core.loads.notify_one();
         }
+        self.wake_the_ready();
         read
     }
 }

@@ -69,6 +69,29 @@ fn a_writer_of_more_than_fits_is_told_what_the_disk_says_and_others_are_not_kept
 }
 
 #[test]
+fn a_writer_is_told_that_the_disk_is_full_whatever_the_kernel_reads() {
+    let Some(small) = Small::new("size=4m") else { return };
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache = Cache::at(Settings::new(LEAST_CAPACITY), small.path(), store.path());
+    cache.create("read", 0o644).unwrap();
+    cache.write("read", 0, b"read").unwrap();
+    cache.flush();
+    assert_eq!(cache.read("read", 0, 4).unwrap(), b"read");
+    let reader = cache.open_as("read", ondeck_cachefs::message::OpenMode::default()).unwrap();
+    assert!(cache.owner().status().pinned > 0);
+    cache.create("large", 0o644).unwrap();
+    let open = cache.open("large").unwrap();
+    let data = vec![7; 1 << 20];
+    let refused = (0..64).find_map(|mib| cache.write_open(&open, mib << 20, &data).err());
+    assert_eq!(refused, Some(libc::ENOSPC));
+    cache.close(reader);
+    cache.ask(ondeck_cachefs::message::Request::Close { ino: open.ino, handle: open.handle }).unwrap_err();
+    cache.close(open);
+    cache.unlink("large").unwrap();
+    cache.flush();
+}
+
+#[test]
 fn an_exchange_shows_a_file_when_its_data_is_on_disk_and_not_before() {
     let Some(small) = Small::new("size=4m") else { return };
     let store = tempfile::tempdir_in("/dev/shm").unwrap();

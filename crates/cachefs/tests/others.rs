@@ -6,7 +6,9 @@
 mod client;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -243,4 +245,43 @@ fn what_is_fetched_never_takes_the_place_of_what_is_just_written() {
         assert!(cache.read_open(file, 4096, LENGTH).unwrap() == written, "file {number}");
     }
     files.into_iter().for_each(|file| cache.close(file));
+}
+
+#[test]
+fn a_file_that_somebody_has_a_lease_of_is_read_and_written_once_they_have_given_it_back() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (read, written) = (backing.path().join("read"), backing.path().join("written"));
+    fs::write(&read, vec![1; 4096]).unwrap();
+    fs::write(&written, vec![1; 4096]).unwrap();
+    let cache = Cache::over(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) }, backing);
+    let leased = |path: &Path, act: &dyn Fn()| {
+        let holder = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        // SAFETY: it changes nothing but a lease of a file that is open here.
+        let lease = |command: libc::c_int, kind: libc::c_int| unsafe {
+            libc::fcntl(holder.as_raw_fd(), command, kind)
+        };
+        assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let until = Instant::now() + Duration::from_secs(30);
+                while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert_ne!(lease(libc::F_GETLEASE, 0), libc::F_WRLCK, "nobody has asked for it");
+                // Who holds one has work to do first.
+                std::thread::sleep(Duration::from_millis(100));
+                assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
+            });
+            act();
+        });
+    };
+    leased(&read, &|| assert_eq!(cache.read("read", 0, 4096).unwrap(), [1; 4096]));
+    cache.write("written", 0, &[2; 4096]).unwrap();
+    leased(&written, &|| cache.flush());
+    assert_eq!(fs::read(&written).unwrap(), [2; 4096]);
+    let status = cache.owner().status();
+    assert_eq!((status.failures, status.conflicts), (0, vec![]));
 }

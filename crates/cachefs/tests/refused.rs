@@ -291,6 +291,29 @@ fn fsync_of_what_waits_for_a_refused_name_is_told_and_others_are_not() {
 }
 
 #[test]
+fn fsync_of_a_directory_is_told_what_it_does_not_take() {
+    let Some(small) = Small::new("size=64m") else { return };
+    let locked = small.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { sync: SyncWhen::Fsync, ..settings() };
+    let cache = Cache::at(settings, small.path(), store.path());
+    set_immutable(&locked, true);
+    cache.make_directory("locked/dir", 0o755).unwrap();
+    cache.create("locked/dir/file", 0o644).unwrap();
+    cache.make_directory("other", 0o755).unwrap();
+    cache.create("other/file", 0o644).unwrap();
+    assert_eq!(cache.sync("locked"), Err(libc::EPERM));
+    assert_eq!(cache.sync("locked/dir"), Err(libc::EPERM), "what depends on it, too");
+    assert_eq!(cache.sync("other"), Ok(()));
+    assert!(small.path().join("other/file").exists());
+    // Who takes it back has nothing to wait for.
+    cache.unlink("locked/dir/file").unwrap();
+    cache.remove_directory("locked/dir").unwrap();
+    assert_eq!(cache.sync("locked"), Ok(()));
+}
+
+#[test]
 fn data_that_a_file_does_not_take_holds_up_its_names_alone() {
     let Some(small) = Small::new("size=64m") else { return };
     let program = small.path().join("program");

@@ -1,7 +1,6 @@
 //! What is known of names once an operation of the log was carried out.
 
 use std::ffi::OsStr;
-use std::time::Instant;
 
 use super::inode::{Home, Homes, Operation, dirty};
 use super::state::State;
@@ -24,7 +23,6 @@ impl State {
             self.stuck.remove(&self.first_pending);
             self.first_pending += 1;
         }
-        self.progress = Instant::now();
         self.waits.carried_out(self.first_pending - 1);
         self.waits.wake(&Need::Log);
         if was_cancelled {

@@ -205,6 +205,7 @@ impl Core {
                     let mut state = self.lock();
                     state.stuck.insert(*number, (error, Instant::now() + super::RETRY));
                     state.failed_alone(ino, error);
+                    state.waits.not_carried_out(*number, Some(&operation.inodes()), error);
                     drop(state);
                     self.wake_all();
                     any = true;
@@ -325,10 +326,14 @@ impl Core {
         held.dedup();
         let mut state = self.lock();
         held.retain(|ino| state.inodes.get(ino).is_some_and(|inode| !inode.is_dir()));
-        while held.iter().any(|ino| state.passes.contains(ino)) {
+        state.applier_awaits.clone_from(&held);
+        while held.iter().any(|ino| state.passes.contains_key(ino)) {
             state = self.wait(state);
         }
-        state.passes.extend(&held);
+        state.applier_awaits.clear();
+        state.last_pass += 1;
+        let pass = state.last_pass;
+        state.passes.extend(held.iter().map(|ino| (*ino, pass)));
         state.moving = Some(std::thread::current().id());
         held
     }

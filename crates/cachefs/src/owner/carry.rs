@@ -193,9 +193,10 @@ impl Core {
         })?;
         let mut ours = File::from(ours);
         if let Some(theirs) = &theirs
-            && let Ok(file) = backing::reopen(self.backing.uid(), theirs.as_fd(), false)
-            && file.metadata().is_ok_and(|found| found.is_file())
+            && is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode)
+            && pass.backing_len > 0
         {
+            let file = backing::reopen(self.backing.uid(), theirs.as_fd(), false)?;
             let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
             std::io::copy(&mut std::io::Read::take(&file, pass.backing_len), &mut ours).map_err(errno)?;
         }

@@ -83,16 +83,17 @@ impl State {
         }
     }
 
+    /// Whether there is anything that can be evicted, or could be as soon as a request has ended.
+    pub fn has_clean(&self) -> bool {
+        self.clean.keys().any(|(ino, _)| self.inodes.get(ino).is_some_and(|inode| !inode.keeps_data()))
+    }
+
     fn evict(&mut self, store: &Store, ino: Ino, number: u32) -> Evicted {
         let Some(inode) = self.inodes.get_mut(&ino) else { return Evicted::Gone };
-        let is_orphan = inode.is_orphan();
+        let keeps = inode.keeps_data();
         let Some(data) = inode.data_mut() else { return Evicted::Gone };
         let Some(extent) = data.extents.get(&number) else { return Evicted::Gone };
-        if !extent.can_go() || data.passthrough > 0 {
-            return Evicted::InUse;
-        }
-        // What nobody else has can't be read again.
-        if is_orphan && data.orphan.is_none() && data.backing_len == 0 {
+        if keeps || !extent.can_go() {
             return Evicted::InUse;
         }
         // A block behind `backing_len` is not on the backing directory: valid zeros would be lost with it, and are zeros still.
@@ -262,6 +263,10 @@ impl State {
             return;
         }
         let last = (size.min(data.backing_len).div_ceil(EXTENT)) as u32;
+        // Who is to cut the file waits until nothing of it is fetched.
+        if self.waits.is_waited_for(&Need::Quiet(ino)) {
+            return;
+        }
         for next in number + 1..last.min(number.saturating_add(ahead + 1)) {
             // What is read ahead of anybody's need must not push others to wait.
             let room = self.room();

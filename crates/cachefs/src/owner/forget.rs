@@ -101,7 +101,7 @@ impl State {
             || inode.seen.is_none()
             || inode.is_dirty()
             || (inode.homes.is_empty() && (inode.is_dir() || inode.made_by != 0));
-        if is_used || self.passes.contains(&ino) || self.dirty_by_age.contains_key(&ino) {
+        if is_used || self.passes.contains_key(&ino) || self.dirty_by_age.contains_key(&ino) {
             return Unused::No;
         }
         let kind = match &inode.kind {

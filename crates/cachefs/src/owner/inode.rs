@@ -11,6 +11,7 @@ use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{BLOCK, Blocks};
+use super::state::DirtySince;
 use crate::message::{Ino, Time, Xattrs};
 use crate::settings::EXTENT;
 
@@ -294,10 +295,22 @@ pub struct FileData {
     pub direct: u32,
     /// Bytes that count as pinned.
     pub pinned: u64,
+    /// Where write-back goes on that takes a file in parts.
+    pub sweep: Option<Sweep>,
     /// The extent that was read last, for read-ahead.
     pub last_read: u32,
     /// The file there, for one that has no name any more.
     pub orphan: Option<Arc<File>>,
+}
+
+/// Write-back that takes a file in parts, from its beginning to its end: whoever writes to the beginning all the while does not keep it
+/// from the end.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep {
+    /// The next extent.
+    pub next: u32,
+    /// When it was at the file's beginning.
+    pub began: DirtySince,
 }
 
 /// A piece of a file.
@@ -502,6 +515,14 @@ impl Inode {
         let is_dirty = |extent: &Extent| !extent.dirty.is_empty() || !extent.flight.is_empty();
         self.dirty | self.writing != 0
             || self.data().is_some_and(|data| data.cut || data.extents.values().any(is_dirty))
+    }
+
+    /// Whether nothing of its data can be evicted now: the kernel reads it by itself, or nobody else has it.
+    pub fn keeps_data(&self) -> bool {
+        self.data().is_some_and(|data| {
+            let is_alone = self.is_orphan() && data.orphan.is_none() && data.backing_len == 0;
+            data.passthrough > 0 || is_alone
+        })
     }
 
     /// Takes the record of its data away if that says nothing but that all of it is on the backing directory.

@@ -270,6 +270,7 @@ impl State {
             }
             self.mark_dirty(parent, dirty::TIMES);
             self.failing.remove(&ino);
+            self.waits.wake(&Need::Synced(parent));
             self.journal_cancelled(number, operation, at);
         } else {
             self.room_in_log()?;
@@ -414,6 +415,8 @@ impl State {
         } else {
             inode.nlink = inode.nlink.saturating_sub(1);
         }
+        // Nothing of what has no name any more has to be on a disk.
+        self.waits.wake(&Need::Synced(ino));
         Ok(())
     }
 

@@ -42,7 +42,7 @@ impl State {
     fn add_image(&mut self, ino: Ino, image: Image) {
         self.journal.add(&Record::Inode(ino, Box::new(image)));
         // It says how this was left on the backing directory, where it is being changed again.
-        if self.passes.contains(&ino) {
+        if self.passes.contains_key(&ino) {
             self.journal.add(&Record::Writing(ino));
         }
     }

@@ -1,11 +1,15 @@
 //! What people order of a cache: to write back, to read in advance, to give up what is resident.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Component, Path};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::inode::dirty;
 use super::state::State;
 use super::{NOBODY, Owner, RETRY};
 use crate::message::{Ino, ROOT, Reply, Request, Service};
@@ -14,6 +18,80 @@ use crate::status::Status;
 
 /// How often progress of a flush is told.
 const PROGRESS: Duration = Duration::from_millis(100);
+
+/// If no more than these are left to be done, it is looked at once whether one is.
+const FEW: usize = 64;
+
+/// The same of more than these, after so long.
+const MANY_ARE_LEFT: Duration = Duration::from_millis(10);
+
+/// What a flush still waits for.
+struct Left {
+    count: usize,
+    /// One that fails, if nothing is being done for any of them.
+    failing: Option<Ino>,
+}
+
+/// What a flush waits for once names are changed.
+struct DataLeft {
+    /// Files that were dirty at this generation.
+    of_files: u64,
+    /// The same of directories: each name that was changed there has changed their times.
+    of_directories: u64,
+    /// Passes that may have what was dirty, with the last of which it is there.
+    under_way: Option<HashMap<Ino, u64>>,
+}
+
+impl State {
+    /// What is left of the operations of the log up to this one; `None`: nothing.
+    fn names_left(&self, last: u64) -> Option<Left> {
+        if self.first_pending > last {
+            return None;
+        }
+        let left = || {
+            let log = (self.first_pending..=last).zip(&self.log);
+            log.filter(|(_, pending)| !pending.cancelled).map(|(_, pending)| &pending.operation)
+        };
+        let is_written = |ino: &Ino| self.passes.contains_key(ino);
+        let failing = (!self.failing.is_empty() && !left().any(|left| left.inodes().iter().any(is_written)))
+            .then(|| left().flat_map(|left| left.inodes()).find(|ino| self.failing.contains_key(ino)));
+        Some(Left { count: left().count(), failing: failing.flatten() })
+    }
+
+    /// What is left of inodes, and has to be brought there before all else; `None`: nothing.
+    fn data_left(&mut self, data: &mut DataLeft) -> Option<Left> {
+        let mut needs_names = false;
+        let mut is_needed = |ino: &Ino, generation: u64| {
+            let Some(inode) = self.inodes.get(ino).filter(|inode| !inode.is_orphan()) else { return false };
+            let was = if inode.is_dir() { data.of_directories } else { data.of_files };
+            if generation > was || !inode.is_dir() || inode.pending == 0 {
+                return generation <= was;
+            }
+            needs_names |= inode.dirty != dirty::TIMES && !State::can_pass_directory(inode);
+            // Those that come later give it other times.
+            inode.dirty != dirty::TIMES
+        };
+        let left: Vec<Ino> = (self.dirty_by_age.iter())
+            .filter(|(ino, dirty)| is_needed(ino, dirty.generation))
+            .map(|(ino, _)| *ino)
+            .collect();
+        if needs_names {
+            self.wanted = self.last_pending();
+        }
+        if left.is_empty() {
+            // All that was dirty then is in these, or there. Those that begin later have what was changed later.
+            let under_way = data.under_way.get_or_insert_with(|| self.passes.clone());
+            under_way.retain(|ino, pass| self.passes.get(ino) == Some(pass));
+            return (!under_way.is_empty()).then_some(Left { count: 0, failing: None });
+        }
+        data.under_way = None;
+        self.urgent.extend(&left);
+        let is_stuck = |ino: &Ino| !self.passes.contains_key(ino) && self.is_held_up(*ino);
+        let failing = (left.iter().all(is_stuck))
+            .then(|| left.iter().copied().find(|ino| self.failing.contains_key(ino)));
+        Some(Left { count: left.len(), failing: failing.flatten() })
+    }
+}
 
 impl Owner {
     /// Returns once everything that was changed before the call is on the backing directory, and synced.
@@ -24,62 +102,81 @@ impl Owner {
     /// It was given up, or what is left can't be written: then with what fails. Nothing is lost, and it is tried again all the
     /// while.
     pub fn flush(&self, progress: &mut dyn FnMut(&Status) -> bool) -> Result<(), String> {
-        let begun = Instant::now();
-        let last = {
+        let (last, of_files) = {
             let mut state = self.core.lock();
             state.wanted = state.last_pending();
             state.try_stuck();
-            state.wanted
+            (state.wanted, state.generation)
         };
-        let names = self.flush_until(progress, begun, |state| state.first_pending > last);
+        let names = self.flush_until(progress, |state| state.names_left(last));
         // Names that can't be changed there hold up no data of others.
-        let generation = self.core.lock().generation;
-        let data = self.flush_until(progress, begun, |state| {
-            let left: Vec<Ino> = (state.dirty_by_age.iter())
-                .filter(|(_, dirty)| dirty.generation <= generation)
-                .map(|(ino, _)| *ino)
-                .filter(|ino| state.inodes.get(ino).is_some_and(|inode| !inode.is_orphan()))
-                .collect();
-            state.urgent.extend(&left);
-            left.is_empty() && state.passes.is_empty()
-        });
-        let synced = self
-            .as_the_user(|core| core.sync_all())
-            .map_err(|error| format!("can't sync the backing directory: {error}"));
-        names.and(data).and(synced)
+        let mut left = DataLeft { of_files, of_directories: self.core.lock().generation, under_way: None };
+        let data = self.flush_until(progress, |state| state.data_left(&mut left));
+        names.and(data)?;
+        self.sync(progress)
     }
 
+    /// Works until nothing is left. It fails when all that is left fails: what others do meanwhile does not count.
     fn flush_until(
         &self,
         progress: &mut dyn FnMut(&Status) -> bool,
-        begun: Instant,
-        is_done: impl Fn(&mut State) -> bool,
+        mut left: impl FnMut(&mut State) -> Option<Left>,
     ) -> Result<(), String> {
         let mut told = Instant::now();
+        let (mut fewer, mut fewest) = (Instant::now(), usize::MAX);
         loop {
             let mut state = self.core.lock();
-            if is_done(&mut state) {
-                return Ok(());
-            }
+            let Some(Left { count, failing }) = left(&mut state) else { return Ok(()) };
             if state.stopped {
                 return Err("the cache is ending".into());
             }
-            // It has failed since this began, and since anything else went well.
-            let since = begun.max(state.progress) + RETRY;
-            let failing = state.failing.iter().find(|(_, (_, until))| *until > since);
-            if let Some((ino, (error, _))) = failing
-                && since.elapsed() > RETRY
-                && state.passes.is_empty()
-                && state.urgent.iter().all(|ino| state.is_held_up(*ino))
+            if count < fewest {
+                (fewer, fewest) = (Instant::now(), count);
+            }
+            // It has failed since this began, and since anything else of it went well.
+            let since = fewer + RETRY;
+            let failing = failing.filter(|_| since.elapsed() > RETRY);
+            if let Some(ino) = failing
+                && let Some((error, until)) = state.failing.get(&ino)
+                && *until > since
             {
-                return Err(format!("{}: {}", state.shown(*ino), io::Error::from(*error)));
+                return Err(format!("{}: {}", state.shown(ino), io::Error::from(*error)));
             }
             self.core.work.notify_all();
-            drop(self.core.wait(state));
+            if count > FEW {
+                // To look at all of them each time that one is done would take longer than the work.
+                drop(state);
+                std::thread::sleep(MANY_ARE_LEFT);
+            } else {
+                drop(self.core.wait(state));
+            }
             if told.elapsed() >= PROGRESS {
                 told = Instant::now();
                 if !progress(&self.status()) {
                     return Err("given up".into());
+                }
+            }
+        }
+    }
+
+    /// Has the backing directory's filesystem reach its disk. Whoever gives that up need not wait for a disk that hangs.
+    fn sync(&self, progress: &mut dyn FnMut(&Status) -> bool) -> Result<(), String> {
+        let (tell, told) = channel();
+        let core = Arc::clone(&self.core);
+        let cannot = |error: io::Error| format!("can't sync the backing directory: {error}");
+        let sync = move || {
+            let synced = core.backing.assume().and_then(|()| Ok(core.sync_all()?));
+            // Who has given up does not listen.
+            let _ = tell.send(synced);
+        };
+        std::thread::Builder::new().name("sync".into()).spawn(sync).map_err(cannot)?;
+        loop {
+            match told.recv_timeout(PROGRESS) {
+                Ok(synced) => return synced.map_err(cannot),
+                Err(RecvTimeoutError::Timeout) if progress(&self.status()) => {}
+                Err(RecvTimeoutError::Timeout) => return Err("given up".into()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err("can't sync the backing directory: a defect".into());
                 }
             }
         }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::RETRY;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{Inode, Seen, dirty};
+use super::inode::{Extent, Inode, Seen, Sweep, dirty};
 use super::state::{DirtySince, State};
 use super::wait::Need;
 use crate::message::{Ino, Time, Xattrs};
@@ -62,7 +62,7 @@ impl Pass {
 impl State {
     /// Begins a pass of `most` extents; `None` if there is nothing to write, or another one is under way.
     pub fn begin_pass(&mut self, ino: Ino, mut most: usize, store: &store::Store) -> Option<Pass> {
-        if self.passes.contains(&ino) {
+        if self.passes.contains_key(&ino) || self.applier_awaits.contains(&ino) {
             return None;
         }
         if self.unasked.contains(&ino) {
@@ -71,7 +71,7 @@ impl State {
             most = usize::MAX;
         }
         self.generation += 1;
-        let generation = self.generation;
+        let begins = DirtySince { since: Instant::now(), generation: self.generation };
         let inode = self.inodes.get_mut(&ino)?;
         if !inode.is_dirty() {
             return None;
@@ -81,13 +81,21 @@ impl State {
         let mut extents = Vec::new();
         let size = inode.size;
         let (mut backing_len, mut cut, mut cuts, mut orphan) = (size, false, 0, None);
+        // Since when nothing was left behind, if this comes to the end.
+        let mut ends = Some(begins);
         if let Some(data) = inode.data_mut() {
-            for (number, extent) in &mut data.extents {
-                if !extent.dirty.is_empty() && extents.len() < most {
-                    extent.flight = std::mem::take(&mut extent.dirty);
-                    extents.push((*number, extent.flight.clone()));
-                }
+            let is_dirty = |(_, extent): &(&u32, &Extent)| !extent.dirty.is_empty();
+            let sweep = data.sweep.take().filter(|sweep| {
+                most < usize::MAX && data.extents.range(sweep.next..).any(|extent| is_dirty(&extent))
+            });
+            let Sweep { next, began } = sweep.unwrap_or(Sweep { next: 0, began: begins });
+            let mut left = data.extents.range_mut(next..).filter(|(_, extent)| !extent.dirty.is_empty());
+            for (number, extent) in left.by_ref().take(most) {
+                extent.flight = std::mem::take(&mut extent.dirty);
+                extents.push((*number, extent.flight.clone()));
             }
+            data.sweep = left.next().map(|(number, _)| Sweep { next: *number, began });
+            ends = data.sweep.is_none().then_some(began);
             (backing_len, cut, cuts) = (data.backing_len, data.cut, data.cuts);
             orphan = data.orphan.clone();
         }
@@ -116,13 +124,17 @@ impl State {
             since: self.dirty_by_age.get(&ino).copied(),
             refused: None,
         };
-        let takes_all = !self.inodes.get(&ino).is_some_and(|inode| {
-            inode.data().is_some_and(|data| data.extents.values().any(|extent| !extent.dirty.is_empty()))
-        });
-        if takes_all && let Some(entry) = self.dirty_by_age.get_mut(&ino) {
-            *entry = DirtySince { since: Instant::now(), generation };
+        if let Some(began) = ends {
+            // Whoever needs more says so again.
+            self.urgent.remove(&ino);
+            if let Some(entry) = self.dirty_by_age.get_mut(&ino)
+                && entry.generation < began.generation
+            {
+                *entry = began;
+            }
         }
-        self.passes.insert(ino);
+        self.last_pass += 1;
+        self.passes.insert(ino, self.last_pass);
         if !pass.orphan {
             // Whoever has to go on after us must not take what we change for somebody else's work.
             self.journal_writing(ino);
@@ -134,11 +146,13 @@ impl State {
     pub fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
         let ino = pass.ino;
         if self.inodes.get(&ino).and_then(|inode| inode.data()).is_some_and(|data| data.cuts != pass.cuts) {
-            // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again.
+            // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again. What was asked
+            // for is there all the same: whoever cuts it again and again keeps nobody waiting.
             if let (Some(inode), false) = (self.inodes.get_mut(&ino), pass.orphan) {
                 inode.seen = pass.seen;
             }
-            return self.fail_pass(pass, Errno::AGAIN, store);
+            self.take_back(pass, Errno::AGAIN);
+            return self.end_pass(ino, store);
         }
         self.passes.remove(&ino);
         let refused = pass.refused.map_or(0, |(bits, _)| bits);
@@ -181,9 +195,6 @@ impl State {
             self.changes.add();
         }
         self.failing.remove(&ino);
-        if pass.cut || !pass.extents.is_empty() || pass.bits & !refused != 0 {
-            self.progress = Instant::now();
-        }
         if let Some((_, error)) = pass.refused {
             // The names that wait for its data need not wait for this.
             if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
@@ -208,6 +219,15 @@ impl State {
 
     /// Ends a pass that failed: everything is dirty as before.
     pub fn fail_pass(&mut self, pass: &Pass, error: Errno, store: &store::Store) {
+        self.take_back(pass, error);
+        self.dirty_as_before(pass);
+        if error != Errno::AGAIN {
+            self.failed_alone(pass.ino, error);
+        }
+        self.end_pass(pass.ino, store);
+    }
+
+    fn take_back(&mut self, pass: &Pass, error: Errno) {
         self.passes.remove(&pass.ino);
         let ino = pass.ino;
         if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -231,23 +251,23 @@ impl State {
             extent.flight.take(&back);
             extent.dirty.add(&back);
         });
-        self.dirty_as_before(pass);
-        if error != Errno::AGAIN {
-            self.failed_alone(ino, error);
+        if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
+            data.sweep = None;
         }
-        self.end_pass(ino, store);
     }
 
     /// Notes that something can't be brought to the backing directory now, and neither what comes after it.
     pub fn failed(&mut self, ino: Ino, error: Errno) {
         self.refused(ino, error);
         // Nobody waits for room that does not come.
-        if self.draining && self.clean.is_empty() {
+        if self.draining && !self.has_clean() {
             self.waits.fail(&Need::Space, error);
         }
         if self.log.len() >= self.longest_log() {
             self.waits.fail(&Need::Log, error);
         }
+        // Everything waits in its order.
+        self.waits.not_carried_out(self.first_pending, None, error);
     }
 
     /// The same of one file or name, for a reason of its own: others may make room.
@@ -261,7 +281,7 @@ impl State {
                     is_reachable && inode.data().is_some_and(|data| data.dirty_bytes() > 0)
                 })
         };
-        if self.draining && self.clean.is_empty() && !self.dirty_by_use.keys().any(makes_room) {
+        if self.draining && !self.has_clean() && !self.dirty_by_use.keys().any(makes_room) {
             self.waits.fail(&Need::Space, error);
         }
         if self.log.len() >= self.longest_log() {
@@ -286,7 +306,7 @@ impl State {
         }
     }
 
-    fn settle(&mut self, pass: &Pass, change: impl Fn(&mut super::inode::Extent, &Blocks)) {
+    fn settle(&mut self, pass: &Pass, change: impl Fn(&mut Extent, &Blocks)) {
         let ino = pass.ino;
         for (number, blocks) in &pass.extents {
             let Some(extent) = self

@@ -131,8 +131,12 @@ pub struct State {
     pub dirty_by_age: LinkedHashMap<Ino, DirtySince>,
     /// Inodes to be written back before all others.
     pub urgent: HashSet<Ino>,
-    /// Inodes that are in a pass of write-back.
-    pub passes: HashSet<Ino>,
+    /// Inodes that are in a pass of write-back, and which one it is.
+    pub passes: HashMap<Ino, u64>,
+    /// The last pass.
+    pub last_pass: u64,
+    /// Inodes whose passes the applier waits for: no other begins before it has had them.
+    pub applier_awaits: Vec<Ino>,
     pub handles: HashMap<Handle, OpenFile>,
     /// Files that the kernel writes to without asking.
     pub unasked: BTreeSet<Ino>,
@@ -142,8 +146,6 @@ pub struct State {
     pub counters: Counters,
     /// What fails at the moment: the inode, and what the kernel says.
     pub failing: BTreeMap<Ino, (Errno, Instant)>,
-    /// When something was brought to the backing directory last.
-    pub progress: Instant,
     pub conflicts: Vec<Conflict>,
     /// Whether the backing directory keeps xattrs, and ACLs.
     pub keeps_xattrs: bool,
@@ -359,7 +361,7 @@ impl State {
             self.urgent.remove(&ino);
             self.failing.remove(&ino);
             if let Some(inode) = self.inodes.get_mut(&ino)
-                && !self.passes.contains(&ino)
+                && !self.passes.contains_key(&ino)
             {
                 inode.drop_idle_data();
             }
@@ -461,7 +463,7 @@ impl State {
         let Some(inode) = self.inodes.get(&ino) else { return };
         let is_used = inode.nlink > 0 || inode.handles > 0 || inode.pending > 0 || ino == ROOT;
         if is_used
-            || self.passes.contains(&ino)
+            || self.passes.contains_key(&ino)
             || inode.data().is_some_and(|data| data.extents.values().any(|e| e.pins > 0 || e.fetching))
         {
             return;

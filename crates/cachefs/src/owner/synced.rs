@@ -44,7 +44,7 @@ impl State {
         }
         let target = target.get_or_insert_with(|| {
             let operation = if pending > 0 { self.first_pending + self.log.len() as u64 - 1 } else { 0 };
-            Target { generation: self.generation, operation, change: None }
+            Target { generation: self.generation, operation, pass: None, change: None }
         });
         if pending > 0 && self.first_pending <= target.operation && self.is_pending(ino, target.operation) {
             self.wanted = self.wanted.max(target.operation);
@@ -53,9 +53,13 @@ impl State {
         // A directory's own times are no data.
         if !is_dir && self.dirty_by_age.get(&ino).is_some_and(|dirty| dirty.generation <= target.generation) {
             self.urgent.insert(ino);
+            // One that is under way now may fail.
+            target.pass = None;
             return Err(Stop::Wait(Need::Synced(ino)));
         }
-        if self.passes.contains(&ino) && !is_dir {
+        // It may have what was asked for. Others begin after it as long as somebody writes.
+        let under_way = self.passes.get(&ino).copied().unwrap_or(0);
+        if !is_dir && under_way != 0 && *target.pass.get_or_insert(under_way) == under_way {
             return Err(Stop::Wait(Need::Synced(ino)));
         }
         // Those that come later are not waited for.

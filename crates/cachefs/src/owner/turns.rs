@@ -8,7 +8,6 @@ use rustix::io::Errno;
 
 use super::inode::Operation;
 use super::state::State;
-use super::wait::Need;
 use crate::message::Ino;
 
 /// Operations that are prepared together at most.
@@ -112,7 +111,7 @@ impl State {
             } else if let Some((error, _)) = is_stuck {
                 Turn::Hold(operation.clone(), *error)
             } else if let Some(error) = held.holds(operation) {
-                told.push((operation.subjects()[0], error));
+                told.push((number, operation.inodes(), error));
                 Turn::Hold(operation.clone(), error)
             } else {
                 Turn::Try(operation.clone())
@@ -131,8 +130,8 @@ impl State {
                 break;
             }
         }
-        for (ino, error) in told {
-            self.waits.fail(&Need::Synced(ino), error);
+        for (number, inodes, error) in told {
+            self.waits.not_carried_out(number, Some(&inodes), error);
         }
         if tried == 0 {
             round.clear();

@@ -96,6 +96,8 @@ pub struct Target {
     pub generation: u64,
     /// The last operation of the log; 0: none.
     pub operation: u64,
+    /// The pass that was under way when all that had been dirty was written; 0: none.
+    pub pass: Option<u64>,
     /// The last change of the backing directory, once these are done there.
     pub change: Option<u64>,
 }
@@ -177,11 +179,27 @@ impl Waits {
         }
     }
 
+    /// Has everybody fail who waits until an operation of the log is carried out that can't be: those who sync one of these
+    /// inodes, or anything at all.
+    pub fn not_carried_out(&mut self, number: u64, of: Option<&[Ino]>, error: Errno) {
+        let is_it = |ino: Ino, target: &Target| {
+            target.operation >= number && of.is_none_or(|inodes| inodes.contains(&ino))
+        };
+        for parked in self.unpark_syncing_of(is_it) {
+            self.failed.push((parked, error));
+        }
+    }
+
     fn unpark_syncing(&mut self, is_it: impl Fn(&Target) -> bool) -> Vec<Parked> {
+        self.unpark_syncing_of(|_, target| is_it(target))
+    }
+
+    fn unpark_syncing_of(&mut self, is_it: impl Fn(Ino, &Target) -> bool) -> Vec<Parked> {
         self.wakes[Need::Synced(0).kind()] += 1;
         let ids: Vec<u64> = (self.parked.iter())
-            .filter(|(_, (need, parked))| {
-                matches!(need, Need::Synced(_)) && parked.target.as_ref().is_some_and(&is_it)
+            .filter(|(_, (need, parked))| match (need, &parked.target) {
+                (Need::Synced(ino), Some(target)) => is_it(*ino, target),
+                _ => false,
             })
             .map(|(id, _)| *id)
             .collect();

@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::Seen;
+use super::inode::{Inode, Seen, dirty};
 use super::pass::Pass;
 use super::state::State;
 use super::wait::Need;
@@ -84,7 +84,8 @@ impl State {
 
     /// Whether an inode can be written back now.
     fn can_pass(&self, ino: Ino, now: Instant, for_room: bool) -> Turn {
-        if self.passes.contains(&ino) || self.failing.get(&ino).is_some_and(|(_, until)| *until > now) {
+        let is_taken = self.passes.contains_key(&ino) || self.applier_awaits.contains(&ino);
+        if is_taken || self.failing.get(&ino).is_some_and(|(_, until)| *until > now) {
             return Turn::NotNow;
         }
         let Some(inode) = self.inodes.get(&ino) else { return Turn::NotNow };
@@ -100,8 +101,15 @@ impl State {
         if inode.homes.is_empty() && inode.made_by != 0 {
             return Turn::After(inode.made_by);
         }
-        // Every operation in a directory changes its times there.
-        turn(!inode.is_dir() || inode.pending == 0)
+        turn(!inode.is_dir() || State::can_pass_directory(inode))
+    }
+
+    /// Whether a directory's attributes can be brought there now. Every operation in it changes its times there, and may need the
+    /// rights that its owner had before. Another owner is given by root alone, who needs none.
+    pub fn can_pass_directory(inode: &Inode) -> bool {
+        const RIGHTS: u32 = libc::S_IWUSR | libc::S_IXUSR;
+        let keeps_rights = inode.mode & RIGHTS == RIGHTS;
+        inode.pending == 0 || (keeps_rights && inode.dirty & !dirty::TIMES != 0)
     }
 
     /// Whether an inode can't be written back now: it fails, or an operation has to be done before.
@@ -194,7 +202,7 @@ impl Core {
 
     fn begin_when_free(&self, ino: Ino) -> Option<Pass> {
         let mut state = self.lock();
-        while state.passes.contains(&ino) && !state.stopped {
+        while state.passes.contains_key(&ino) && !state.stopped {
             state = self.wait(state);
         }
         state.begin_pass(ino, usize::MAX, &self.store)

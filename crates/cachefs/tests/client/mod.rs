@@ -62,6 +62,12 @@ impl Small {
         self.0.path()
     }
 
+    /// Has it take no changes, or take them again.
+    pub fn set_read_only(&self, to: bool) {
+        let flags = if to { rustix::mount::MountFlags::RDONLY } else { rustix::mount::MountFlags::empty() };
+        rustix::mount::mount_remount(self.path(), flags, c"").unwrap();
+    }
+
     /// Changes the limits.
     pub fn change(&self, options: &str) {
         let options = std::ffi::CString::new(options).unwrap();
