@@ -153,6 +153,12 @@ impl Core {
         self.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 
+    fn wake_threads(&self) {
+        self.loads.notify_all();
+        self.work.notify_all();
+        self.forgetting.notify_all();
+    }
+
     /// Waits for a change, or a moment.
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.work.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0
@@ -608,9 +614,7 @@ impl Owner {
     /// Ends all threads. Nothing is written back, and what waits is answered with an error; the store keeps everything.
     pub fn stop(&self) {
         self.core.lock().stopped = true;
-        self.core.loads.notify_all();
-        self.core.work.notify_all();
-        self.core.forgetting.notify_all();
+        self.core.wake_threads();
         for thread in self.threads().drain(..) {
             // A thread that has panicked has said so.
             let _ = thread.join();
@@ -619,6 +623,27 @@ impl Owner {
         state.waits.fail_all(Errno::IO);
         drop(state);
         self.core.wake_all();
+    }
+
+    /// The same, for whoever gives up what the backing directory lacks, and does not wait for one that hangs: after `patience` the memory
+    /// of all data is given back, and nothing of what is still under way reaches the backing directory any more, but for what is
+    /// with the kernel already.
+    pub fn abandon(&self, patience: Duration) {
+        self.core.lock().stopped = true;
+        self.core.wake_threads();
+        let until = Instant::now() + patience;
+        let all_ended = || self.threads().iter().all(JoinHandle::is_finished);
+        while !all_ended() && Instant::now() < until {
+            std::thread::sleep(LOOK / 10);
+        }
+        if !all_ended() {
+            tracing::warn!("the backing directory hangs; its memory is given back without waiting for that");
+            self.threads().clear();
+            if let Err(error) = self.core.store.discard() {
+                tracing::error!(%error, "can't give back all memory of the store");
+            }
+        }
+        self.stop();
     }
 
     /// What can be seen of the cache.

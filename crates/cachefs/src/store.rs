@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashlink::LruCache;
@@ -35,6 +36,7 @@ pub struct Store {
     id: String,
     directories: Vec<OwnedFd>,
     open: Mutex<LruCache<Ino, Arc<File>>>,
+    is_discarded: AtomicBool,
 }
 
 /// A part of a file with or without pages.
@@ -70,7 +72,14 @@ impl Store {
             }
             directories.push(rustix::fs::openat(&root, &name, flags | OFlags::PATH, Mode::empty())?);
         }
-        Ok(Store { root, user, id, directories, open: Mutex::new(LruCache::new(OPEN_FILES)) })
+        Ok(Store {
+            root,
+            user,
+            id,
+            directories,
+            open: Mutex::new(LruCache::new(OPEN_FILES)),
+            is_discarded: AtomicBool::new(false),
+        })
     }
 
     fn cache(&self) -> MutexGuard<'_, LruCache<Ino, Arc<File>>> {
@@ -117,6 +126,29 @@ impl Store {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Gives all memory of data back, also of files that are open somewhere.
+    ///
+    /// # Errors
+    /// The kernel's; as much as can be is given back.
+    pub fn discard(&self) -> io::Result<()> {
+        // First: who reads zeros must know that they are none of the file's.
+        self.is_discarded.store(true, Ordering::SeqCst);
+        let mut done = Ok(());
+        for ino in self.files()? {
+            let cut = self.file(ino).and_then(|file| file.set_len(0));
+            done = done.and(cut.and_then(|()| self.remove(ino)));
+        }
+        done
+    }
+
+    /// Fails if what was read before from a file of the store may not be what the file had.
+    ///
+    /// # Errors
+    /// `EIO`.
+    pub fn check(&self) -> Result<(), Errno> {
+        if self.is_discarded.load(Ordering::SeqCst) { Err(Errno::IO) } else { Ok(()) }
     }
 
     /// The files that there are.

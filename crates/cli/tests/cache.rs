@@ -5,7 +5,8 @@
 mod cached;
 mod scene;
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -409,6 +410,16 @@ fn what_users_named_does_not_reach_a_terminal_raw() {
     }
 }
 
+/// Mounts a disk of its own.
+fn mount_a_disk(backing: &Path) {
+    let (image, at) = (backing.with_extension("image"), backing.display());
+    let image = image.display();
+    sh(
+        Path::new("/"),
+        &format!("truncate -s 200M {image}; mkfs.ext4 -q {image}; mount -o loop {image} {at}"),
+    );
+}
+
 /// A filesystem on a loop device that is frozen, and thawed at the end.
 struct Frozen(PathBuf);
 
@@ -420,15 +431,7 @@ impl Drop for Frozen {
 
 #[test]
 fn writers_that_wait_for_a_disk_that_hangs_can_be_killed() {
-    let loop_mount = |backing: &Path| {
-        let image = backing.with_extension("image");
-        let (image, at) = (image.display(), backing.display());
-        sh(
-            Path::new("/"),
-            &format!("truncate -s 200M {image}; mkfs.ext4 -q {image}; mount -o loop {image} {at}"),
-        );
-    };
-    let Some(mounted) = Mounted::with(&[], loop_mount) else { return };
+    let Some(mounted) = Mounted::with(&[], mount_a_disk) else { return };
     let frozen = Frozen(mounted.backing.clone());
     sh(Path::new("/"), &format!("fsfreeze -f {}", mounted.backing.display()));
     let write = |name: u32| {
@@ -451,4 +454,69 @@ fn writers_that_wait_for_a_disk_that_hangs_can_be_killed() {
     drop(frozen);
     // Half a second is promised; a loaded machine is given more.
     assert!(took.as_millis() < 2000, "it took {took:?} to kill those who wait");
+}
+
+/// Where a server has its data.
+fn store_of(server: i32) -> File {
+    let open = |entry: std::io::Result<fs::DirEntry>| File::open(entry.unwrap().path()).ok();
+    let mut files = fs::read_dir(format!("/proc/{server}/fd")).unwrap().filter_map(open);
+    let is_store = |file: &File| {
+        let at = format!("/proc/self/fd/{}", file.as_raw_fd());
+        ["00", "ff"].iter().all(|name| Path::new(&at).join(name).is_dir())
+    };
+    files.find(is_store).unwrap()
+}
+
+/// Whether a thread of a process is in a call that nothing can interrupt.
+fn hangs(process: i32, thread: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok()).any(|stat| {
+        let (name, rest) = stat.rsplit_once(')').unwrap();
+        name.contains(thread) && rest.trim_start().starts_with('D')
+    })
+}
+
+#[test]
+fn what_a_disk_that_hangs_lacks_can_be_given_up() {
+    let Some(mounted) = Mounted::with(&[], mount_a_disk) else { return };
+    let frozen = Frozen(mounted.backing.clone());
+    fs::write(mounted.fast.join("old"), vec![1; 8 << 20]).unwrap();
+    mounted.ondeck(&["flush", "fast"]);
+    let server = mounted.server();
+    let store = store_of(server);
+    let used = || {
+        let found = rustix::fs::fstatvfs(&store).unwrap();
+        (found.f_blocks - found.f_bfree) * found.f_frsize
+    };
+    sh(Path::new("/"), &format!("fsfreeze -f {}", mounted.backing.display()));
+    fs::write(mounted.fast.join("old"), vec![2; 20 << 20]).unwrap();
+    assert!(used() >= 20 << 20);
+    let mut flush = mounted.scene.ondeck(&["cache", "flush", "fast"]).spawn().unwrap();
+    wait_until("it is written back", || hangs(server, "writer-"));
+    let begun = std::time::Instant::now();
+    let (code, told) = mounted.refused(&["unmount", "--force-lose", "--yes", "fast"]);
+    let took = begun.elapsed();
+    assert_eq!((code, &*told), (123, ""));
+    flush.wait().unwrap();
+    let left = used();
+    drop(store);
+    drop(frozen);
+    assert!(left < 1 << 20, "{left} bytes of memory are not given back");
+    assert!(took.as_secs() < 20, "{took:?}");
+    wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+}
+
+#[test]
+fn a_mount_whose_connection_was_aborted_is_taken_away_and_nothing_is_lost() {
+    let Some(mounted) = Mounted::new() else { return };
+    fs::write(mounted.fast.join("file"), b"data").unwrap();
+    let (server, control) = (mounted.server(), mounted.scene.dir("control"));
+    let number = rustix::fs::minor(rustix::fs::stat(&mounted.fast).unwrap().st_dev);
+    let at = control.display();
+    sh(Path::new("/"), &format!("mount -t fusectl none {at}; echo 1 > {at}/{number}/abort; umount -l {at}"));
+    wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+    assert_eq!(fs::read_dir(&mounted.fast).unwrap().count(), 0, "the mount is gone");
+    assert_eq!(fs::read(mounted.backing.join("file")).unwrap(), b"data");
+    let (_, told) = mounted.refused(&["unmount", "fast"]);
+    assert!(told.contains("there is no cache at"), "{told}");
 }

@@ -22,8 +22,8 @@ pub fn share_memory() {
     }
 }
 
-/// Protects the calling process, before it has any thread.
-pub fn harden() {
+/// Protects the calling process, before it has any thread. Returns what whoever mounts the cache has to know of that.
+pub fn harden() -> Option<String> {
     rustix::process::umask(rustix::fs::Mode::empty());
     // Each of these may be refused in a container; then the kernel's own choice stands.
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
@@ -33,9 +33,20 @@ pub fn harden() {
         tracing::warn!(%error, "few files can be open at a time");
     }
     // What it allocates while it writes back must not wait for pages that only writing back frees. Threads inherit this.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        tracing::warn!(%error, "may wait for memory that its own write-back frees");
-    }
+    let refused = rustix::process::configure_io_flusher_behavior(true).err()?;
+    tracing::warn!(%refused, "may wait for memory that its own write-back frees");
+    is_in_a_memory_group().then(|| {
+        "it may hang together with programs of the same memory group that write through maps, once the group is full: that it writes \
+         for them can't be told to the kernel without CAP_SYS_RESOURCE"
+            .to_owned()
+    })
+}
+
+/// Whether it has a memory group of version 1 of its own. In one of version 2, or outside any, nobody waits for such pages.
+fn is_in_a_memory_group() -> bool {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut groups = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    groups.any(|(controllers, path)| controllers.split(',').any(|name| name == "memory") && path != "/")
 }
 
 fn open_files() -> io::Result<()> {

@@ -55,6 +55,9 @@ const LINGERS: Duration = Duration::from_secs(5);
 /// How often the record of what is unwritten is looked after.
 const RECORD: Duration = Duration::from_secs(1);
 
+/// How long what is under way is waited for when what was not written back is given up.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// So many orders are carried out at a time; who comes later is told so.
 const MOST_ORDERS: usize = 32;
 
@@ -64,10 +67,11 @@ const MOST_HOLDERS: usize = 5;
 /// Runs a server by a plan, until its cache is gone. Returns whether it ever served.
 pub fn serve(plan: &Plan) -> bool {
     let signals = EndSignals::block();
-    harden();
+    let hardened = harden();
     share_memory();
     match begin(plan) {
-        Ok((cache, notes)) => {
+        Ok((cache, mut notes)) => {
+            notes.extend(hardened);
             say(&Ready::Serving { notes });
             cache.live(signals);
             true
@@ -413,14 +417,17 @@ impl Cache {
             });
             match served {
                 Ok(()) => tracing::info!("unmounted"),
-                Err(error) => {
-                    tracing::error!(%error, "can't serve any more");
-                    self.take_away_lazily();
-                }
+                Err(error) => tracing::error!(%error, "can't serve any more"),
             }
+            // It still is there if its connection was aborted, and shows nothing but errors.
+            self.take_away_lazily();
         }
         self.write_back();
-        self.owner.stop();
+        if self.is_given_up() {
+            self.owner.abandon(PATIENCE);
+        } else {
+            self.owner.stop();
+        }
         if self.mount.is_none()
             && let Err(error) = take_away_dead(&self.plan.mount_point)
         {

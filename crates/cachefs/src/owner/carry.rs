@@ -82,11 +82,14 @@ impl Core {
                 let (begin, end) =
                     (first + u64::from(begin) * BLOCK, (first + u64::from(end) * BLOCK).min(pass.size));
                 let Some(from) = &from else { continue };
-                for part in store::segments(&**from, begin, end).map_err(errno)? {
+                let parts = store::segments(&**from, begin, end).map_err(errno)?;
+                self.store.check()?;
+                for part in parts {
                     let size = part.end - part.begin;
                     if part.data {
                         buffer.resize(size as usize, 0);
                         store::read(from, part.begin, &mut buffer).map_err(errno)?;
+                        self.store.check()?;
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
                         pass.has_data = true;
                         length = length.max(part.end);
