@@ -24,6 +24,13 @@ export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES
     ONDECK_USERS_SEEDS ONDECK_WRITERS_SECONDS
 logs=target/soak
 
+# Name, value, and the least with which there is something to be seen.
+at_least() {
+    [ "$2" -ge "$3" ] || { echo "soak: $1=$2 shows nothing; give it $3 or more" >&2; exit 2; }
+}
+
+at_least ONDECK_LOST_MACHINES "$ONDECK_LOST_MACHINES" 4
+at_least ONDECK_NAMES "$ONDECK_NAMES" 40000
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
 rm -f "$logs"/round-* "$logs"/cache-*

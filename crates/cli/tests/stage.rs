@@ -6,6 +6,7 @@ mod scene;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
 
 use scene::{Ran, Scene, UID, Who, is_root, wait_until};
 
@@ -83,13 +84,15 @@ fn as_user_copies_with_the_users_rights_only() {
     fs::set_permissions(dir.join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
     let target = scene.dir("theirs");
     std::os::unix::fs::chown(&target, Some(UID), Some(UID)).unwrap();
-    // A user that exists on every Debian.
+    // A user that exists on every Debian, with a number of the machine's own.
+    let of_nobody = Command::new("id").args(["-u", "nobody"]).output().unwrap();
+    let of_nobody: u32 = String::from_utf8(of_nobody.stdout).unwrap().trim().parse().unwrap();
     let nobody = scene.run(&["stage", "--as-user", "nobody", "--no-manifest", "a", "theirs/copy"]);
     nobody.assert_code(3).assert_says("Permission denied");
-    std::os::unix::fs::chown(&target, Some(65_534), Some(65_534)).unwrap();
+    std::os::unix::fs::chown(&target, Some(of_nobody), Some(of_nobody)).unwrap();
     let nobody = scene.run(&["stage", "--as-user", "nobody", "--no-manifest", "a", "theirs/copy"]);
     nobody.assert_code(1).assert_says("secret: opening it: Permission denied");
-    assert_eq!(fs::metadata(target.join("copy/open")).unwrap().uid(), 65_534);
+    assert_eq!(fs::metadata(target.join("copy/open")).unwrap().uid(), of_nobody);
 }
 
 #[test]

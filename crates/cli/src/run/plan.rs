@@ -396,22 +396,26 @@ fn open_cached(args: &RunArgs, others: &[RunDirectory], root: bool) -> Result<Ve
 
 /// Refuses a directory, by its real path, that is no job's.
 fn check_place(real: &Path) -> Result<()> {
-    for kept in
-        ["/", "/proc", "/sys", "/dev", "/run", "/tmp", "/etc", "/usr", "/home", "/root", "/var", "/var/tmp"]
-    {
-        if real == Path::new(kept) || (matches!(kept, "/proc" | "/sys") && real.starts_with(kept)) {
-            bail!("{} belongs to the system; name a directory of the job's own", real.display());
-        }
+    const KEPT: [&str; 10] =
+        ["/", "/dev", "/run", "/tmp", "/etc", "/usr", "/home", "/root", "/var", "/var/tmp"];
+    let is_the_kernels = ["/proc", "/sys"].into_iter().any(|kept| real.starts_with(kept));
+    if is_the_kernels || KEPT.into_iter().any(|kept| leads_to(Path::new(kept), real)) {
+        bail!("{} belongs to the system; name a directory of the job's own", real.display());
     }
     // Covered, they would hide the runs' own state from everybody inside.
     let state = crate::state::runs().and_then(|path| Ok(path.canonicalize()?)).ok();
-    if real == Path::new("/dev/shm") || state.is_some_and(|state| real.starts_with(state)) {
+    if leads_to(Path::new("/dev/shm"), real) || state.is_some_and(|state| real.starts_with(state)) {
         bail!(
             "{} is where RAM disks and the state of runs are kept; name a directory of the job's own",
             real.display()
         );
     }
     Ok(())
+}
+
+/// Whether a path is this real one, also by symlinks: `/home` is one at many sites, and `/dev/shm` is on some.
+fn leads_to(path: &Path, real: &Path) -> bool {
+    real == path || path.canonicalize().is_ok_and(|path| path == real)
 }
 
 /// Opens every named directory once, by its real path, parents before what lies in them.
@@ -736,4 +740,20 @@ fn look(directory: &RunDirectory, own: Option<OwnIds>) -> Result<DirectoryScan> 
     }
     let outside = missing.values().filter(|missing| **missing > 0).count();
     Ok(DirectoryScan { content, foreign, shut, before, outside })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_the_system_is_known_by_what_its_symlink_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("real");
+        let link = dir.path().join("link");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(leads_to(&real, &real) && leads_to(&link, &real));
+        assert!(!leads_to(&link, &real.join("job")) && !leads_to(Path::new("/no/such"), &real));
+    }
 }
