@@ -15,6 +15,7 @@
 //! - [`queue`]: what a workload manager shows of its queue
 //! - [`schedule`]: what the scheduler decides: states, placement, policies, as one pure state machine
 //! - [`text`]: texts of others, fit for a terminal and a log
+//! - [`timeline`]: who had which nodes, when, and for what
 //! - [`exit`]: the exit codes of every command, and what each promises
 
 pub mod allocation;
@@ -28,6 +29,7 @@ pub mod request;
 pub mod schedule;
 pub mod size;
 pub mod text;
+pub mod timeline;
 
 pub use allocation::{Layout, Owner, Server};
 pub use job_id::{Incarnation, JobId, JobSelector};

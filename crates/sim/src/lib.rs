@@ -11,7 +11,7 @@
 //! - [`disk`]: the disk filesystem that all share
 //! - [`workload_manager`]: who starts when; [`waiting`]: its queue
 //! - [`accelerator`]: the schedule, driven as the daemon drives it
-//! - [`simulation`]: one event after the other; [`record`]: what came of it; [`timeline`]: what a picture of it shows
+//! - [`simulation`]: one event after the other; [`record`]: what came of it; [`recorder`]: what a picture of it shows
 //! - [`random`]: numbers that are the same on every machine
 
 pub mod accelerator;
@@ -22,11 +22,11 @@ pub mod picture;
 pub mod program;
 pub mod random;
 pub mod record;
+pub mod recorder;
 pub mod remedy;
 pub mod simulation;
 pub mod study;
 pub mod summary;
-pub mod timeline;
 pub mod trace;
 pub mod waiting;
 pub mod workload_manager;

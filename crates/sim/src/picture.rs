@@ -12,7 +12,7 @@ use std::fmt::Write;
 pub use curve::sizing_curve;
 pub use gantt::{TooMuch, gantt};
 
-use crate::timeline::Phase;
+use ondeck_core::timeline::Phase;
 
 /// The colours of everything, as a style sheet within the picture.
 const STYLE: &str = "
@@ -101,6 +101,7 @@ fn of_phase(phase: Phase) -> (&'static str, &'static str) {
         Phase::Computing => ("computing", "computing"),
         Phase::Checkpoint => ("checkpoint", "checkpoint"),
         Phase::Writing => ("writing", "writing"),
+        Phase::Running => ("computing", "running"),
         Phase::Epilog => ("epilog", "waiting for Epilogs"),
         Phase::Constructing => ("constructing", "building"),
         Phase::StagingIn => ("staging_in", "staging in"),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ondeck_core::Bytes;
 use ondeck_core::schedule::{Fault, Outcome, Purpose, RsaState, Time, Work};
+use ondeck_core::timeline::{Phase, Timeline};
 
 use crate::accelerator::{Accelerator, Subject, Todo};
 use crate::disk::{Disk, Transfer};
@@ -16,7 +17,7 @@ use crate::io::{IoModel, JobIo};
 use crate::machine::{Accelerated, Machine};
 use crate::program::{self, Step};
 use crate::record::{JobRecord, Record, Served};
-use crate::timeline::{Phase, Timeline, TimelineRecorder};
+use crate::recorder::TimelineRecorder;
 use crate::trace::Trace;
 use crate::workload_manager::{Order, WorkloadManager};
 

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use ondeck_core::schedule::Site;
+use ondeck_core::timeline::{Phase, Span, Timeline};
 use ondeck_core::{Bytes, Rate, WaitPolicy};
 use ondeck_sim::io::IoModel;
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
 use ondeck_sim::picture::gantt;
 use ondeck_sim::simulation::{Scenario, simulate_with_timeline};
-use ondeck_sim::timeline::{Phase, Span, Timeline};
 use ondeck_sim::trace::{Trace, TraceJob};
 use ondeck_sim::workload_manager::Order;
 

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ondeck_core::schedule::Site;
+use ondeck_core::timeline::Span;
 use ondeck_core::{Bytes, Rate, WaitPolicy};
 use ondeck_sim::io::IoModel;
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
@@ -12,7 +13,6 @@ use ondeck_sim::record::Record;
 use ondeck_sim::remedy::Estimates;
 use ondeck_sim::simulation::{Scenario, simulate, simulate_with_timeline};
 use ondeck_sim::study::{Point, Study};
-use ondeck_sim::timeline::Span;
 use ondeck_sim::trace::{Trace, TraceJob};
 use ondeck_sim::workload_manager::Order;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::{begin, escaped, marks, of_phase, text, time};
-use crate::timeline::{Phase, Span, Timeline};
+use ondeck_core::timeline::{Phase, Span, Timeline};
 
 /// Why there is no picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,88 +1,9 @@
-//! Who had which nodes, when, and for what: what a Gantt chart shows.
+//! Writing down who had which nodes while a simulation goes on.
 
 use std::collections::BTreeMap;
 
 use ondeck_core::schedule::RsaState;
-use serde::Serialize;
-
-/// What nodes were used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Compute nodes wait for the job's Prologs.
-    Prolog,
-    /// The program reads its input.
-    Reading,
-    /// The program computes.
-    Computing,
-    /// The program writes a checkpoint.
-    Checkpoint,
-    /// The program writes its output.
-    Writing,
-    /// Compute nodes wait for the job's Epilogs.
-    Epilog,
-    /// A RAM disk is built.
-    Constructing,
-    /// Its input is copied into it.
-    StagingIn,
-    /// It waits for the job's start.
-    Ready,
-    /// The job uses it.
-    InUse,
-    /// Results are copied to disk.
-    StagingOut,
-    /// It waits for somebody's decision.
-    Held,
-    /// It is removed.
-    Removing,
-}
-
-impl Phase {
-    /// Of a state of a RAM disk; nothing for states in which there is none.
-    pub fn of_ram_disk(state: RsaState) -> Option<Phase> {
-        use RsaState as S;
-        match state {
-            S::Initial | S::Ineligible | S::Assigned | S::Destroyed => None,
-            S::Booting | S::Booted => Some(Phase::Constructing),
-            S::StagingIn | S::StoppingStagingIn => Some(Phase::StagingIn),
-            S::Ready => Some(Phase::Ready),
-            S::Mounting | S::InuseIn | S::InuseBoth | S::InuseOut | S::UnmountNeeded | S::Unmounting => {
-                Some(Phase::InUse)
-            }
-            S::Unmounted | S::StagingOut | S::DoneStagingOut => Some(Phase::StagingOut),
-            S::Held | S::Lost => Some(Phase::Held),
-            S::Aborted | S::Teardown => Some(Phase::Removing),
-        }
-    }
-}
-
-/// Nodes that one job had for one thing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Span {
-    /// The number of the job.
-    pub job: u64,
-    /// For what.
-    pub phase: Phase,
-    /// From when, in milliseconds.
-    pub from_ms: u64,
-    /// Until when.
-    pub to_ms: u64,
-    /// The nodes: the first and the last of each run of neighbours, from 0.
-    pub nodes: Vec<(u32, u32)>,
-}
-
-/// All that a Gantt chart shows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Timeline {
-    /// How many compute nodes there are.
-    pub compute_nodes: u32,
-    /// How many RSA nodes there are.
-    pub rsa_nodes: u32,
-    /// What compute nodes did, by the beginning.
-    pub compute: Vec<Span>,
-    /// What RSA nodes did, by the beginning.
-    pub rsa: Vec<Span>,
-}
+use ondeck_core::timeline::{Phase, Span, Timeline};
 
 /// What a job does with its nodes.
 #[derive(Clone, Debug)]
@@ -189,6 +110,7 @@ impl TimelineRecorder {
             rsa_nodes: self.rsa.free.len() as u32,
             compute: self.compute.finish(),
             rsa: self.rsa.finish(),
+            ..Timeline::default()
         }
     }
 }
