@@ -238,6 +238,31 @@ mod tests {
     }
 
     #[test]
+    fn the_log_says_which_rsa_nodes_a_job_had_also_before_a_time_and_not_what_was_not_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = kept(dir.path(), vec![waiting(1, b"/a"), waiting(2, b"/b")]);
+        let noted = |since: u64| -> Vec<(u32, Vec<String>)> {
+            let lines = store.reader().noted_since(Time(since)).unwrap();
+            let names =
+                |line: &ondeck_core::timeline::Noted| line.rsa.iter().map(ToString::to_string).collect();
+            lines.iter().map(|line| (line.job.job.0, names(line))).collect()
+        };
+        let all = noted(0);
+        assert!(all.iter().any(|(_, nodes)| nodes == &["r1"]), "{all:?}");
+        // Of each the last one.
+        let last = noted(NOW.0 + 1);
+        for job in [1, 2] {
+            let of_job = |lines: &[(u32, Vec<String>)]| lines.iter().rfind(|line| line.0 == job).cloned();
+            assert_eq!((of_job(&last), last.iter().filter(|line| line.0 == job).count()), (of_job(&all), 1));
+        }
+        // As a daemon leaves it that does not know of this.
+        let line = "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) SELECT at_ms, job, job_state, rsa_state, text
+            FROM journal WHERE job IS NOT NULL";
+        assert!(store.reader.connection.execute(line, []).unwrap() >= all.len());
+        assert_eq!(noted(0), all);
+    }
+
+    #[test]
     fn a_journal_that_is_gone_leaves_its_newest_state_beside_it_untouched() {
         let (dir, kept_away) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (store, _) = kept(dir.path(), vec![waiting(1, b"/a")]);

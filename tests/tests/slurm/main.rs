@@ -35,3 +35,4 @@ mod simulate;
 mod soak;
 mod switch;
 mod thesis;
+mod timeline;

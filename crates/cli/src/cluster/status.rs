@@ -1,14 +1,17 @@
 //! `ondeck status`: the thesis's rsa-status, and more.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use ondeck_api::scheduler::{JobStatus, Status, Transfer, Usage};
+use ondeck_core::timeline::Timeline;
 use ondeck_core::{Bytes, NodeName, exit};
+use ondeck_sim::picture::gantt;
 
 use super::{Scheduler, end, load, shown};
 
@@ -33,6 +36,15 @@ pub struct StatusArgs {
     #[arg(long, conflicts_with_all = ["watch", "usage", "json"])]
     metrics: bool,
 
+    /// Draw who had which nodes in the last hours, as a picture (SVG) or, if FILE ends with .json, as JSON; `-` is standard output, for
+    /// JSON
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["watch", "usage", "metrics", "json"])]
+    timeline: Option<PathBuf>,
+
+    /// How many hours of it
+    #[arg(long, value_name = "HOURS", default_value = "24", requires = "timeline")]
+    hours: NonZeroU64,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,6 +59,11 @@ fn try_status(args: &StatusArgs) -> Result<u8> {
     if args.metrics {
         print!("{}", scheduler.ask_text("metrics")?);
         return Ok(exit::OK);
+    }
+    if let Some(file) = &args.timeline {
+        let timeline: Timeline =
+            scheduler.ask("GET", &format!("timeline?hours={}", args.hours), None::<&()>, None)?;
+        return keep_timeline(&timeline, file, args.hours).map(|()| exit::OK);
     }
     if let Some(days) = args.usage {
         let usage: Vec<Usage> = scheduler.ask("GET", &format!("usage?days={days}"), None::<&()>, None)?;
@@ -74,6 +91,28 @@ fn try_status(args: &StatusArgs) -> Result<u8> {
         std::io::stdout().flush()?;
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
+}
+
+/// Writes what is to be seen of the last hours.
+fn keep_timeline(timeline: &Timeline, file: &Path, hours: NonZeroU64) -> Result<()> {
+    let is_stdout = file == Path::new("-");
+    let text = if is_stdout || file.extension().is_some_and(|extension| extension == "json") {
+        serde_json::to_string_pretty(timeline)? + "\n"
+    } else {
+        let begin = UNIX_EPOCH + Duration::from_millis(timeline.begin_ms);
+        let title = format!("Jobs and their nodes in {hours} h from {}", httpdate::fmt_http_date(begin));
+        gantt(&title, timeline, 0, timeline.end_ms)
+            .context("there is no picture of so much; take fewer --hours, or JSON")?
+    };
+    if is_stdout {
+        print!("{text}");
+        return Ok(());
+    }
+    std::fs::write(file, text).with_context(|| format!("can't write {}", file.display()))?;
+    if timeline.compute.is_empty() && timeline.rsa.is_empty() {
+        eprintln!("ondeck status: no job that you may see had nodes in the last {hours} h");
+    }
+    Ok(())
 }
 
 /// One line a user and account.

@@ -131,7 +131,7 @@ mod tests {
                 names.insert(text("operationId"));
             }
         }
-        assert_eq!((routes, names.len()), (16, 16));
+        assert_eq!((routes, names.len()), (17, 17));
     }
 
     #[test]

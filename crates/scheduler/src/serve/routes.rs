@@ -2,6 +2,7 @@
 //!
 //! The attribute of a handler says where it is, and is its description: both the router and the document are made of it.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use ondeck_api::scheduler::{
 use ondeck_api::server::{Administrator, Json, Path, Query, from_text};
 use ondeck_api::wire::Refusal;
 use ondeck_core::schedule::{BurstBufferCall, Event};
+use ondeck_core::timeline::Timeline;
 use ondeck_core::{JobSelector, NodeName};
 use serde::Deserialize;
 use utoipa::{IntoParams, OpenApi};
@@ -46,6 +48,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(give_up))
         .routes(routes!(resume))
         .routes(routes!(usage))
+        .routes(routes!(timeline))
         .routes(routes!(log))
         .routes(routes!(metrics))
         .routes(routes!(prolog))
@@ -330,6 +333,36 @@ async fn usage(
     Query(UsageQuery { days }): Query<UsageQuery>,
 ) -> Answer<Vec<Usage>> {
     api.usage(days, caller).await.map(Json)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct TimelineQuery {
+    /// How many hours back.
+    #[serde(default = "a_day")]
+    #[param(default = 24, value_type = u64)]
+    hours: NonZeroU64,
+}
+
+fn a_day() -> NonZeroU64 {
+    NonZeroU64::MIN.saturating_add(23)
+}
+
+/// Which job had which nodes, when and for what: what a picture of it shows.
+///
+/// Who: everybody; users see their own jobs.
+#[utoipa::path(
+    get,
+    path = "/v1/timeline",
+    params(TimelineQuery),
+    responses((status = 200, description = "As `ondeck simulate` has it, with the nodes' names", body = Object))
+)]
+async fn timeline(
+    State(api): OfApi,
+    caller: Caller,
+    Query(TimelineQuery { hours }): Query<TimelineQuery>,
+) -> Answer<Timeline> {
+    api.timeline(hours, caller).await.map(Json)
 }
 
 /// The log of all jobs, one event a line: seconds since 1970 and a sentence.

@@ -1,5 +1,7 @@
 //! All that is going on, the log, and who has used what.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use ondeck_api::auth::Caller;
@@ -7,6 +9,7 @@ use ondeck_api::scheduler::{JobStatus, LogLine, NodeStatus, Status, Usage};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::Incarnation;
 use ondeck_core::schedule::Time;
+use ondeck_core::timeline::Timeline;
 
 use super::{Api, may_see};
 use crate::clock::{self, now};
@@ -75,6 +78,46 @@ impl Api {
     pub(super) async fn thesis_log(self: &Arc<Self>) -> Result<String, Refusal> {
         let lines = self.journal(None).await?;
         Ok(lines.iter().filter_map(|(line, noted)| thesis::line(line, noted.as_deref())).collect())
+    }
+
+    /// Who had which nodes in the last hours: of all jobs, or of the caller's.
+    pub(super) async fn timeline(
+        self: &Arc<Self>,
+        hours: NonZeroU64,
+        caller: Caller,
+    ) -> Result<Timeline, Refusal> {
+        let end = now();
+        let begin = Time(end.0.saturating_sub(hours.get().saturating_mul(3_600_000)));
+        let context = Arc::clone(&self.context);
+        let (known, rsa): (BTreeMap<_, _>, Vec<_>) = {
+            let view = self.context.view();
+            let jobs = view.jobs().iter().map(|(id, job)| (*id, (job.owner, job.nodes.clone())));
+            (jobs.collect(), view.nodes().keys().cloned().collect())
+        };
+        let read = tokio::task::spawn_blocking(move || {
+            context.journal.read(|reader| {
+                let mut lines = reader.noted_since(begin)?;
+                let mut jobs = known;
+                for id in lines.iter().map(|line| line.job).collect::<BTreeSet<_>>() {
+                    if !jobs.contains_key(&id)
+                        && let Some(job) = reader.past_job(id)?
+                    {
+                        jobs.insert(id, (job.owner, job.nodes));
+                    }
+                }
+                // Whose job is where is nobody else's business; whose it was is not known of one without a row.
+                lines.retain(|line| match jobs.get(&line.job) {
+                    Some((owner, _)) => may_see(caller, *owner),
+                    None => caller.is_administrator(),
+                });
+                let compute = jobs.into_iter().map(|(id, (_, nodes))| (id, nodes)).collect();
+                Ok(Timeline::of_log(&lines, &compute, rsa, begin.0, end.0))
+            })
+        });
+        let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
+        let mut timeline = read.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        timeline.begin_ms = clock::shown(begin);
+        Ok(timeline)
     }
 
     async fn journal(

@@ -102,6 +102,7 @@ async fn what_is_asked_for_wrongly_is_refused_with_the_reason() {
         ("GET", "/v1/jobs/7/wait?ms=long", RefusalCode::Malformed),
         ("POST", "/v1/jobs/7/retry?salvage=perhaps", RefusalCode::Malformed),
         ("GET", "/v1/usage?days=-1", RefusalCode::Malformed),
+        ("GET", "/v1/timeline?hours=0", RefusalCode::Malformed),
         ("GET", "/v1/jobs/7", RefusalCode::NotFound),
         ("POST", "/v1/jobs/7/retry?salvage=true", RefusalCode::NotFound),
         ("DELETE", "/v1/jobs", RefusalCode::NotFound),
@@ -116,6 +117,10 @@ async fn what_is_asked_for_wrongly_is_refused_with_the_reason() {
     assert!(message.starts_with("the hook: "), "{message}");
     assert!(asked.ask("GET", "/v1/usage?days=7").await.unwrap().starts_with('['));
     assert!(asked.ask("GET", "/v1/metrics").await.unwrap().contains("ondeck_journal_up 1"));
+    let hours = u64::MAX;
+    let timeline = asked.ask("GET", &format!("/v1/timeline?hours={hours}")).await.unwrap();
+    let timeline: ondeck_core::timeline::Timeline = serde_json::from_str(&timeline).unwrap();
+    assert_eq!((timeline.begin_ms, timeline.rsa_names), (0, vec!["r1".to_owned()]));
 }
 
 #[tokio::test]
@@ -128,6 +133,7 @@ async fn without_a_journal_it_is_told_that_there_is_none_and_nothing_else() {
     for (method, path) in [
         ("GET", "/v1/jobs/7"),
         ("GET", "/v1/log"),
+        ("GET", "/v1/timeline"),
         ("POST", "/v1/jobs"),
         ("GET", "/v1/openapi.json"),
         ("GET", "/v1/other"),

@@ -16,8 +16,8 @@ pub struct Entry {
     pub jobs: BTreeMap<Incarnation, Option<Arc<Job>>>,
     /// Nodes that were touched.
     pub nodes: BTreeMap<NodeName, NodeEntry>,
-    /// The lines of the log.
-    lines: Vec<(Time, Change)>,
+    /// The lines of the log, each with the RSA nodes that its job has after it.
+    lines: Vec<(Time, Change, String)>,
     /// The last of what was known of jobs that are gone.
     gone: Vec<(Time, Job)>,
     used: Vec<(Time, UsageRecord)>,
@@ -53,7 +53,12 @@ impl Entry {
                 (schedule.nodes().get(name).cloned(), schedule.leftover_on_compute().get(name).cloned());
             self.nodes.insert(name.clone(), NodeEntry { node, leftover_on_compute });
         }
-        self.lines.extend(effects.changes.iter().map(|change| (at, change.clone())));
+        let rsa_nodes = |change: &Change| {
+            let job = change.job.and_then(|id| schedule.jobs().get(&id));
+            let nodes = job.and_then(|job| job.allocation.as_ref()).map(|found| found.nodes.as_slice());
+            nodes.unwrap_or_default().iter().map(NodeName::as_str).collect::<Vec<_>>().join(",")
+        };
+        self.lines.extend(effects.changes.iter().map(|change| (at, change.clone(), rsa_nodes(change))));
         self.gone.extend(effects.gone.iter().map(|job| (at, job.clone())));
         self.used.extend(effects.used.iter().map(|used| (at, used.clone())));
         let (number, epoch) = schedule.counters();
@@ -111,9 +116,9 @@ impl Entry {
                 }
             }
         }
-        for (at, change) in &self.lines {
-            let statement = "INSERT INTO journal (at_ms, job, job_state, rsa_state, text, thesis)
-                VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        for (at, change, rsa_nodes) in &self.lines {
+            let statement = "INSERT INTO journal (at_ms, job, job_state, rsa_state, text, thesis, rsa_nodes)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
             transaction.prepare_cached(statement)?.execute(params![
                 at.0 as i64,
                 change.job.map(Incarnation::key),
@@ -121,7 +126,8 @@ impl Entry {
                 change.states.map(|(_, rsa)| rsa.word()),
                 change.notice.to_string(),
                 // Nothing at all is a former version's.
-                change.thesis().unwrap_or_default()
+                change.thesis().unwrap_or_default(),
+                rsa_nodes
             ])?;
         }
         let (number, epoch) = self.counters;

@@ -3,7 +3,8 @@
 use ondeck_api::scheduler::{LogLine, Usage};
 use ondeck_core::job_id::JobNameError;
 use ondeck_core::schedule::{Job, JobState, RsaState, Time};
-use ondeck_core::{Incarnation, JobId};
+use ondeck_core::timeline::Noted;
+use ondeck_core::{Incarnation, JobId, NodeName};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::error::StoreError;
@@ -83,6 +84,35 @@ impl Reader {
             let mut lines: Vec<(LogLine, Option<String>)> = rows.collect::<rusqlite::Result<_>>()?;
             lines.reverse();
             Ok(lines)
+        };
+        read().map_err(|source| self.sqlite(source))
+    }
+
+    /// What the log says of jobs since a time, oldest first, and of each job the last of what was before: who had which RSA nodes, and
+    /// in which states. Lines of a former version, which did not note the nodes, are left out.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn noted_since(&self, since: Time) -> Result<Vec<Noted>, StoreError> {
+        let query = "SELECT at_ms, job, job_state, rsa_state, rsa_nodes FROM journal
+            WHERE job IS NOT NULL AND job_state IS NOT NULL AND rsa_nodes IS NOT NULL AND (at_ms >= ?1 OR number IN (
+                SELECT max(number) FROM journal WHERE at_ms < ?1 AND job_state IS NOT NULL GROUP BY job))
+            ORDER BY number";
+        let read = || -> rusqlite::Result<Vec<Noted>> {
+            let mut statement = self.connection.prepare_cached(query)?;
+            let rows = statement.query_map([since.0 as i64], |row| {
+                let text = |index| row.get::<_, String>(index);
+                let states = JobState::from_word(&text(2)?).zip(RsaState::from_word(&text(3)?));
+                let (job, nodes) = (text(1)?, text(4)?);
+                let nodes: Result<Vec<NodeName>, _> =
+                    nodes.split(',').filter(|name| !name.is_empty()).map(str::parse).collect();
+                let at_ms = row.get::<_, i64>(0)? as u64;
+                // A word that this version does not know is a later one's: of its lines nothing can be shown.
+                let known =
+                    || Some(Noted { at_ms, job: job.parse().ok()?, states: states?, rsa: nodes.ok()? });
+                Ok(known())
+            })?;
+            rows.filter_map(Result::transpose).collect()
         };
         read().map_err(|source| self.sqlite(source))
     }

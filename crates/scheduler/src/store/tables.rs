@@ -42,8 +42,11 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), rusqlite_migrat
     // A former daemon that does not know of these leaves them alone, so they need no version.
     connection.execute_batch(SET_ASIDE)?;
     connection.execute_batch(PARTS)?;
-    if !connection.query_row(HAS_THESIS, [], |row| row.get::<_, bool>(0))? {
-        connection.execute_batch(THESIS)?;
+    for (column, statement) in [("thesis", THESIS), ("rsa_nodes", RSA_NODES)] {
+        let has: bool = connection.query_row(HAS_COLUMN, [column], |row| row.get(0))?;
+        if !has {
+            connection.execute_batch(statement)?;
+        }
     }
     Ok(())
 }
@@ -57,8 +60,12 @@ const SET_ASIDE: &str = "CREATE TABLE IF NOT EXISTS set_aside
 /// it NULL, and nothing else in it is: so the tables keep their version.
 const THESIS: &str = "ALTER TABLE journal ADD COLUMN thesis TEXT";
 
-/// Whether the journal has that column.
-const HAS_THESIS: &str = "SELECT count(*) > 0 FROM pragma_table_info('journal') WHERE name = 'thesis'";
+/// The RSA nodes that the job of a line had after it, by commas; empty if it had none. As [`THESIS`], of a line that a daemon has
+/// written that does not know this column, it is NULL.
+const RSA_NODES: &str = "ALTER TABLE journal ADD COLUMN rsa_nodes TEXT";
+
+/// Whether the journal has a column.
+const HAS_COLUMN: &str = "SELECT count(*) > 0 FROM pragma_table_info('journal') WHERE name = ?1";
 
 /// What RSA nodes had of the results of jobs when they were last asked, as JSON. Daemons that don't know this table leave
 /// it alone.
