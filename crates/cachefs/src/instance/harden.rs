@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use ondeck_ramdisk::memory::free_ram;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Killed for want of memory after everything else but the agents: the RAM that it fills is given back by writing back,
@@ -42,11 +43,10 @@ pub fn harden() -> Option<String> {
     })
 }
 
-/// Whether it has a memory group of version 1 of its own. In one of version 2, or outside any, nobody waits for such pages.
+/// Whether a memory group of version 1 limits it. In one of version 2, or without a limit, nobody waits for such pages.
 fn is_in_a_memory_group() -> bool {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut groups = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    groups.any(|(controllers, path)| controllers.split(',').any(|name| name == "memory") && path != "/")
+    let limited = free_ram().ok().and_then(|free| free.cgroup);
+    limited.is_some_and(|(_, group)| group.starts_with("/sys/fs/cgroup/memory"))
 }
 
 fn open_files() -> io::Result<()> {
