@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::acl;
+use crate::descriptors::share;
 use crate::message::{Ino, Space, Time, Xattrs};
 
 /// Directories that are kept open.
@@ -77,8 +78,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Backing {
     /// The directory that `root` is open on, reached as `user`, or as root.
     pub fn new(root: OwnedFd, user: Option<User>) -> Backing {
-        let directories = Mutex::new(LruCache::new(OPEN_DIRECTORIES));
-        let files = Mutex::new(LruCache::new(OPEN_FILES));
+        let directories = Mutex::new(LruCache::new(share(OPEN_DIRECTORIES)));
+        let files = Mutex::new(LruCache::new(share(OPEN_FILES)));
         Backing { root, user, directories, files }
     }
 

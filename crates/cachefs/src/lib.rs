@@ -12,6 +12,7 @@
 
 mod acl;
 mod backing;
+mod descriptors;
 pub mod instance;
 pub mod message;
 mod owner;

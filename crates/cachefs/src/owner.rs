@@ -654,6 +654,8 @@ impl Owner {
         let oldest_data = state.dirty_by_age.front().map(|(_, dirty)| dirty.since);
         let oldest_name = state.log.front().map(|pending| pending.since);
         let oldest = oldest_data.into_iter().chain(oldest_name).min();
+        let under_way = state.passes.iter().min_by_key(|(_, (_, since))| *since);
+        let under_way = under_way.map(|(ino, (_, since))| (*ino, now.duration_since(*since)));
         let failing = |(ino, (error, _)): (&Ino, &(Errno, Instant))| Failing {
             path: state.shown(*ino),
             error: io::Error::from(*error).to_string(),
@@ -683,6 +685,8 @@ impl Owner {
             delayed_total: state.counters.delayed,
             failures: state.counters.failures,
             failing: state.failing.iter().map(failing).collect(),
+            under_way_ms: under_way.map_or(0, |(_, lasts)| lasts.as_millis() as u64),
+            under_way: under_way.map(|(ino, _)| state.shown(ino)).unwrap_or_default(),
             conflicts: state.conflicts.clone(),
         }
     }

@@ -53,6 +53,12 @@ pub struct Status {
     pub failures: u64,
     /// What failed last, and is not mended: the path in the backing directory and why.
     pub failing: Vec<Failing>,
+    /// How long the oldest write-back of one file that is under way has lasted, in milliseconds: long if the backing directory hangs.
+    #[serde(default)]
+    pub under_way_ms: u64,
+    /// Which one that is; empty if none is.
+    #[serde(default)]
+    pub under_way: String,
     /// What others had changed, so that both are kept.
     pub conflicts: Vec<Conflict>,
 }

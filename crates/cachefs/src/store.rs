@@ -77,7 +77,7 @@ impl Store {
             user,
             id,
             directories,
-            open: Mutex::new(LruCache::new(OPEN_FILES)),
+            open: Mutex::new(LruCache::new(crate::descriptors::share(OPEN_FILES))),
             is_discarded: AtomicBool::new(false),
         })
     }

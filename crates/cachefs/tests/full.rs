@@ -152,3 +152,29 @@ fn a_hole_stays_a_hole_when_a_part_of_it_is_punched() {
     assert_eq!(&fs::read(&holes).unwrap()[200_000..200_004], b"d\0\0a");
     assert_eq!(fs::metadata(&holes).unwrap().blocks(), 8);
 }
+
+#[test]
+fn a_file_that_loses_rights_has_lost_them_before_its_data_comes() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(small) = Small::new("size=4m") else { return };
+    let mode = |name: &str| fs::metadata(small.path().join(name)).unwrap().permissions().mode() & 0o7777;
+    for (name, of) in [("narrowed", 0o644), ("widened", 0o600), ("acl", 0o664), ("same", 0o640)] {
+        fs::write(small.path().join(name), b"before").unwrap();
+        fs::set_permissions(small.path().join(name), fs::Permissions::from_mode(of)).unwrap();
+    }
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(Bytes(8 * LEAST_CAPACITY.0)) };
+    let cache = Cache::at(settings, small.path(), store.path());
+    cache.set_mode("narrowed", 0o600).unwrap();
+    cache.set_mode("widened", 0o664).unwrap();
+    cache.set_xattr("acl", "user.kind", b"secret").unwrap();
+    let names = ["narrowed", "widened", "acl", "same"];
+    // What comes to none of them as a whole.
+    names.iter().for_each(|name| cache.write(name, 0, &vec![7; 5 << 20]).unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+    assert_eq!(names.map(mode), [0o600, 0o600, 0o600, 0o640]);
+    small.change("size=64m");
+    cache.flush();
+    assert_eq!(names.map(mode), [0o600, 0o664, 0o664, 0o640]);
+}

@@ -413,7 +413,7 @@ impl Draining {
         let changes = status.pending_operations + status.dirty_attributes;
         bar.set_message(match status.failing.first() {
             Some(failing) => plain(&format!("{}: {}", failing.path, failing.error), usize::MAX),
-            None => display::count(changes, "change"),
+            None => report::hanging(status).unwrap_or_else(|| display::count(changes, "change")),
         });
     }
 
@@ -432,12 +432,16 @@ fn still_waits(at: &Path, server: Option<u32>) {
 
 fn ask_with_progress(instance: &Instance, at: &Path, order: &Order, quiet: bool) -> Result<Answer> {
     let mut draining = Draining::new(quiet);
-    let mut told = false;
+    let (mut told, mut told_hanging) = (false, false);
     let mut conflicts = Vec::new();
     let answer = ask_and_wait(instance.socket(), order, &mut |news| {
         match news {
             News::Progress(status) => {
                 draining.update(status);
+                if let Some(hanging) = report::hanging(status).filter(|_| !told_hanging) {
+                    told_hanging = true;
+                    eprintln!("ondeck cache: {hanging}; still waiting");
+                }
                 conflicts.clone_from(&status.conflicts);
             }
             // Once: whoever reads it need not read it every ten seconds.
@@ -495,7 +499,11 @@ fn unmount(args: &UnmountArgs) -> Result<u8> {
                 instance.abandon(&at).with_context(|| format!("can't unmount {}", at.display()))?;
                 Answer::Done
             } else {
-                revive(&instance)?;
+                match revive(&instance) {
+                    // Somebody else has begun one meanwhile, which can be asked.
+                    Err(_) if !is_dead(&instance)? => {}
+                    revived => drop(revived?),
+                }
                 ask_with_progress(&instance, &at, &order, args.quiet)?
             }
         }
@@ -571,6 +579,9 @@ fn status(args: &StatusArgs) -> Result<u8> {
         let instance = caches.at(&at);
         match ask_status(instance.socket()) {
             Ok(Answer::Report(report)) => found.push(Found::Serving { report, dead: false }),
+            // Those of others are none of a user's own.
+            Ok(Answer::Failed { .. })
+                if args.mount_point.is_none() && !rustix::process::geteuid().is_root() => {}
             Ok(Answer::Failed { message, .. }) => problem(format!("{}: {message}", at.display())),
             Ok(_) => problem(format!("the server of the cache at {} answers something else", at.display())),
             // Unmounted in this moment, or kept in another state directory.

@@ -201,6 +201,15 @@ fn only_its_user_reaches_a_cache_and_only_what_that_user_may() {
         command.uid(20_001).gid(20_001);
     }
     assert!(!command.output().unwrap().status.success(), "others can't unmount it");
+    // A list is of one's own, where users can ask at all.
+    sh(&mounted.backing, "chmod 755 ../state ../state/cache");
+    let list = |uid: u32| {
+        use std::os::unix::process::CommandExt;
+        let output = mounted.scene.ondeck(&["cache", "status"]).uid(uid).gid(uid).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(list(NOBODY).contains("fast") && list(20_001) == "no caches\n");
     mounted.ondeck(&["unmount", "fast"]);
     assert_eq!(sh(&mounted.backing, "stat -c '%U %a' file d"), "nobody 644\nnobody 500\n");
 }
@@ -491,13 +500,16 @@ fn what_a_disk_that_hangs_lacks_can_be_given_up() {
     sh(Path::new("/"), &format!("fsfreeze -f {}", mounted.backing.display()));
     fs::write(mounted.fast.join("old"), vec![2; 20 << 20]).unwrap();
     assert!(used() >= 20 << 20);
-    let mut flush = mounted.scene.ondeck(&["cache", "flush", "fast"]).spawn().unwrap();
+    let mut flush = mounted.scene.ondeck(&["cache", "flush", "fast"]);
+    let flush = flush.stderr(std::process::Stdio::piped()).spawn().unwrap();
     wait_until("it is written back", || hangs(server, "writer-"));
+    wait_until("it is seen", || mounted.ondeck(&["status", "fast"]).contains("old has been on its way for "));
     let begun = std::time::Instant::now();
     let (code, told) = mounted.refused(&["unmount", "--force-lose", "--yes", "fast"]);
     let took = begun.elapsed();
     assert_eq!((code, &*told), (123, ""));
-    flush.wait().unwrap();
+    let told = String::from_utf8(flush.wait_with_output().unwrap().stderr).unwrap();
+    assert!(told.contains("old has been on its way for 10 s: the backing directory hangs"), "{told}");
     let left = used();
     drop(store);
     drop(frozen);
@@ -519,4 +531,80 @@ fn a_mount_whose_connection_was_aborted_is_taken_away_and_nothing_is_lost() {
     assert_eq!(fs::read(mounted.backing.join("file")).unwrap(), b"data");
     let (_, told) = mounted.refused(&["unmount", "fast"]);
     assert!(told.contains("there is no cache at"), "{told}");
+}
+
+/// Runs `ondeck cache` where so many files may be open.
+fn with_open_files(mounted: &Mounted, most: u32, arguments: &[&str]) -> std::process::Output {
+    let command = mounted.scene.ondeck(&["cache"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -n {most}; exec \"$@\""), "sh"]).arg(command.get_program());
+    limited.args(command.get_args()).args(arguments);
+    if let Some(dir) = command.get_current_dir() {
+        limited.current_dir(dir);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited.output().unwrap()
+}
+
+#[test]
+fn a_server_that_may_open_few_files_works_and_one_that_may_open_too_few_is_refused() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let mount = ["mount", "--backing", "backing", "--capacity", "64MiB", "fast"];
+    let refused = with_open_files(&mounted, 400, &mount);
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && told.contains("needs 1024 open files"), "{refused:?}");
+    let done = with_open_files(&mounted, 1024, &mount);
+    assert!(done.status.success(), "{done:?}");
+    mounted.run(
+        "for n in $(seq 1500); do echo $n > $n; done; mkdir d; for n in $(seq 300); do mkdir d/$n; done",
+    );
+    mounted.ondeck(&["flush", "fast"]);
+    mounted.run("cat * 2> /dev/null | md5sum; rm -r d");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(sh(&mounted.backing, "ls | wc -l; cat 1500"), "1500\n1500\n");
+}
+
+#[test]
+fn a_cache_that_was_unmounted_lazily_says_who_uses_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    let mut file = File::create(mounted.fast.join("file")).unwrap();
+    sh(Path::new("/"), &format!("umount -l {}", mounted.fast.display()));
+    let (code, told) = mounted.refused(&["unmount", "fast"]);
+    let process = std::process::id().to_string();
+    assert!(code == 1 && told.contains("is in use") && told.contains(&process), "{told}");
+    std::io::Write::write_all(&mut file, b"data").unwrap();
+    let server = mounted.server();
+    drop(file);
+    wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+    assert_eq!(fs::read(mounted.backing.join("file")).unwrap(), b"data");
+}
+
+#[test]
+fn a_backing_directory_that_another_has_taken_the_place_of_is_told_at_the_next_mount() {
+    let Some(mounted) = Mounted::new() else { return };
+    fs::write(mounted.fast.join("file"), b"data").unwrap();
+    mounted.kill();
+    let former = mounted.backing.with_file_name("former");
+    fs::rename(&mounted.backing, &former).unwrap();
+    fs::create_dir(&mounted.backing).unwrap();
+    let refused = mounted.mounting().output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && told.contains("is another directory by now"), "{refused:?}");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(fs::read(former.join("file")).unwrap(), b"data");
+    assert_eq!(fs::read_dir(&mounted.backing).unwrap().count(), 0);
+}
+
+#[test]
+fn a_mount_point_that_would_hide_the_records_of_caches_is_refused() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let state = mounted.scene.dir("state");
+    let (code, told) =
+        mounted.refused(&["mount", "--backing", "backing", "--capacity", "32MiB", state.to_str().unwrap()]);
+    assert!(code == 2 && told.contains("would hide"), "{told}");
 }

@@ -219,6 +219,18 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
         return differs("has a capacity of", record.settings.capacity.to_string());
     }
     check_settings(&plan.settings)?;
+    if let Ok(found) = rustix::fs::stat(&plan.backing)
+        && (found.st_dev, found.st_ino) != record.backing_id
+        && plan.backing != plan.mount_point
+        && !matches!(plan.attach, Attach::Nowhere)
+    {
+        return Err(StartError::Refused(format!(
+            "{}. {} is another directory by now: put the former one there again, or write back what it holds, to where the \
+             former one is now, by `ondeck cache unmount {at}`",
+            holds(),
+            plan.backing.display()
+        )));
+    }
     if !instance.has_backing().map_err(StartError::io("look for", &instance.backing()))? {
         // Only the path is left to find it by.
         let backing = open_backing(plan)?;
@@ -594,6 +606,10 @@ impl Cache {
             Err(message) => Answer::Failed { message: plain(&message, MESSAGE), unwritten },
         };
         let is_write_back = matches!(order, Order::Flush | Order::Unmount { lose: false });
+        // Who did not wait until it was heard does not want it any more.
+        if is_write_back && !tell(&self.owner.status()) {
+            return Ok(());
+        }
         let known = match order {
             Order::Flush => self.owner.status().conflicts.len(),
             _ => 0,
@@ -634,7 +650,8 @@ impl Cache {
         if let (Phase::Mounted, Some(mount)) = (self.phase(), &self.mount) {
             // While programs still can use it, since this is most of the work.
             if let Err(message) = self.owner.flush(tell) {
-                return Answer::Failed { message, unwritten: true };
+                // It names files as whoever made them did.
+                return Answer::Failed { message: plain(&message, MESSAGE), unwritten: true };
             }
             let taken_away = match self.plan.attach {
                 // That is for those to do who see it.
@@ -644,6 +661,8 @@ impl Cache {
             match taken_away {
                 Ok(TakenAway::Yes) => {}
                 Ok(TakenAway::Busy) => return self.busy(mount),
+                // Somebody has taken it from its place, and who uses it still does.
+                Ok(TakenAway::Elsewhere) if !is_mounted(mount) => return self.busy(mount),
                 Ok(TakenAway::Elsewhere) => {
                     let message = format!(
                         "{} is covered by another mount, or was renamed: unmount that first",
@@ -741,6 +760,11 @@ impl Cache {
     fn scratch(&self) -> PathBuf {
         self.instance.dir.join("fusectl")
     }
+}
+
+/// Whether a mount is where it was mounted, as far as can be told.
+fn is_mounted(mount: &Mount) -> bool {
+    mounts::mounted().map_or(true, |all| all.iter().any(|found| found.id == mount.id))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

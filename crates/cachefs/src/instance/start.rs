@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::control::{read_line, write_line};
 use super::record::path;
 use super::{CacheUser, Caches, Instance, Record, is_cache};
+use crate::descriptors;
 use crate::settings::{LEAST_CAPACITY, Settings};
 
 /// RAM that the journal may take, beside the data.
@@ -173,6 +174,13 @@ fn open_log(instance: &Instance) -> io::Result<File> {
 /// Whether these settings can be meant.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), StartError> {
     let refused = |text: String| Err(StartError::Refused(text));
+    if descriptors::limit() < descriptors::LEAST {
+        return refused(format!(
+            "a cache's server needs {} open files, and may have {} here: raise the limit of open files (`ulimit -Hn`)",
+            descriptors::LEAST,
+            descriptors::limit()
+        ));
+    }
     if settings.capacity < LEAST_CAPACITY {
         return refused(format!(
             "a cache of {} is too small: the least is {LEAST_CAPACITY}",
@@ -269,6 +277,13 @@ pub(super) fn check_backing(
     let mount = mounts::mount_of(backing).map_err(look())?;
     if table.iter().any(|known| known.id == mount && is_cache(known)) {
         return refused(format!("{} is in a cache already", path.display()));
+    }
+    if caches.base().starts_with(at) {
+        return refused(format!(
+            "the mount point {} would hide {}, where the records of caches are",
+            at.display(),
+            caches.base().display()
+        ));
     }
     if at != path && at.starts_with(path) {
         return refused(format!(

@@ -332,7 +332,7 @@ impl Core {
         }
         state.applier_awaits.clear();
         state.last_pass += 1;
-        let pass = state.last_pass;
+        let pass = (state.last_pass, Instant::now());
         state.passes.extend(held.iter().map(|ino| (*ino, pass)));
         state.moving = Some(std::thread::current().id());
         held

@@ -39,6 +39,7 @@ impl Core {
         let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
         if is_file(pass.mode) && writes_data {
             let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+            narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
@@ -237,6 +238,25 @@ impl Core {
         // The next pass finds the new place, and brings all of it.
         Err(Errno::AGAIN)
     }
+}
+
+/// Takes rights from a file there that it is to lose, before it has what only others may read: whoever reaches the backing directory
+/// itself would read it by the rights of before. It gets all of its rights when it has its data.
+fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
+    let mut keeps = pass.mode;
+    if pass.bits & (dirty::OWNER | dirty::XATTRS) != 0 {
+        // Its group, and whom an ACL names, may be others.
+        keeps &= libc::S_IRWXU;
+    }
+    if pass.bits & dirty::OWNER != 0 && found.uid != pass.uid {
+        keeps = 0;
+    }
+    let rights = |mode: u32| mode & (libc::S_IRWXU | libc::S_IRWXG | libc::S_IRWXO);
+    let left = rights(found.mode) & keeps;
+    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 || left == rights(found.mode) {
+        return Ok(());
+    }
+    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
 }
 
 fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {

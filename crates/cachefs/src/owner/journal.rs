@@ -182,7 +182,14 @@ impl Journal {
         };
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let Some(mut rest) = bytes.strip_prefix(HEADER) else { return Err(JournalError::Version) };
+        let Some(mut rest) = bytes.strip_prefix(HEADER) else {
+            let is_cut = HEADER.starts_with(&bytes);
+            return Err(if is_cut {
+                JournalError::Damaged(bytes.len() as u64)
+            } else {
+                JournalError::Version
+            });
+        };
         let mut records = Vec::new();
         while let Some((head, body)) = rest.split_first_chunk::<8>() {
             let [a, b, c, d, e, f, g, h] = *head;

@@ -39,7 +39,7 @@ struct DataLeft {
     /// The same of directories: each name that was changed there has changed their times.
     of_directories: u64,
     /// Passes that may have what was dirty, with the last of which it is there.
-    under_way: Option<HashMap<Ino, u64>>,
+    under_way: Option<HashMap<Ino, (u64, Instant)>>,
 }
 
 impl State {

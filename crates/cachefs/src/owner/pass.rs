@@ -134,7 +134,7 @@ impl State {
             }
         }
         self.last_pass += 1;
-        self.passes.insert(ino, self.last_pass);
+        self.passes.insert(ino, (self.last_pass, Instant::now()));
         if !pass.orphan {
             // Whoever has to go on after us must not take what we change for somebody else's work.
             self.journal_writing(ino);

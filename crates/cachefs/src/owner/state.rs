@@ -131,8 +131,8 @@ pub struct State {
     pub dirty_by_age: LinkedHashMap<Ino, DirtySince>,
     /// Inodes to be written back before all others.
     pub urgent: HashSet<Ino>,
-    /// Inodes that are in a pass of write-back, and which one it is.
-    pub passes: HashMap<Ino, u64>,
+    /// Inodes that are in a pass of write-back: which one it is, and since when.
+    pub passes: HashMap<Ino, (u64, Instant)>,
     /// The last pass.
     pub last_pass: u64,
     /// Inodes whose passes the applier waits for: no other begins before it has had them.

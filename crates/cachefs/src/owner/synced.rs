@@ -58,7 +58,7 @@ impl State {
             return Err(Stop::Wait(Need::Synced(ino)));
         }
         // It may have what was asked for. Others begin after it as long as somebody writes.
-        let under_way = self.passes.get(&ino).copied().unwrap_or(0);
+        let under_way = self.passes.get(&ino).map_or(0, |(pass, _)| *pass);
         if !is_dir && under_way != 0 && *target.pass.get_or_insert(under_way) == under_way {
             return Err(Stop::Wait(Need::Synced(ino)));
         }

@@ -128,6 +128,9 @@ pub fn text(report: &Report) -> String {
     let is_unasked = settings.passthrough && settings.writes == Writes::Passthrough;
     let passthrough = if is_unasked { "and written by the kernel" } else { passthrough };
     line("settings", format!("written back {sync}; resident files are read {passthrough}"));
+    if let Some(hangs) = hanging(status) {
+        line("HANGING", hangs);
+    }
     for failing in &status.failing {
         line(
             "FAILING",
@@ -205,6 +208,11 @@ const METRICS: &[Metric] = &[
     gauge("open_files", "Open files.", |s| s.open_files as f64),
     gauge("delayed_requests", "Requests that wait for room.", |s| s.delayed as f64),
     gauge("waiting_requests", "Requests that wait for the backing directory.", |s| s.waiting as f64),
+    gauge(
+        "under_way_seconds",
+        "How long the oldest write-back of one file that is under way has lasted.",
+        |s| s.under_way_ms as f64 / 1000.0,
+    ),
     gauge("failing", "Files that can't be written back, and are tried again.", |s| s.failing.len() as f64),
     gauge("conflicts", "Names that others changed while they were dirty here.", |s| s.conflicts.len() as f64),
     counter("read_bytes_total", "Bytes read from the store through the server.", |s| s.read_bytes as f64),
@@ -249,6 +257,21 @@ pub fn metrics(found: &[Found]) -> String {
     out
 }
 
+/// A write-back that lasts longer than any should.
+const HANGS: Duration = Duration::from_secs(10);
+
+/// What the backing directory does not take, nor refuse, if there is anything.
+pub fn hanging(status: &Status) -> Option<String> {
+    let lasts = Duration::from_millis(status.under_way_ms);
+    let path = plain(&status.under_way, usize::MAX);
+    (lasts >= HANGS).then(|| {
+        format!(
+            "{path} has been on its way for {} s: the backing directory hangs, or is slow",
+            lasts.as_secs()
+        )
+    })
+}
+
 fn label(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| plain(line, usize::MAX)).collect();
     lines.join("\n").replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
@@ -270,6 +293,8 @@ mod tests {
             resident: 4 << 30,
             dirty: 1 << 20,
             dirty_age_ms: 12_000,
+            under_way_ms: 35_000,
+            under_way: "g".into(),
             pending_operations: 1,
             hit_bytes: 3,
             miss_bytes: 1,
@@ -303,6 +328,7 @@ mod tests {
             "1 MiB and 1 change, the oldest 12.0 s old",
             "75 % of 4 B",
             "a/b: No space left",
+            "g has been on its way for 35 s: the backing directory hangs, or is slow",
             "c was changed by others: ours is c.ondeck",
             "d was removed by others: ours is d\n",
             "e?[2J  was changed by others: it was to be removed, and stays",
