@@ -337,3 +337,24 @@ fn data_that_a_file_does_not_take_holds_up_its_names_alone() {
     let after = fs::read(small.path().join("new-program")).unwrap();
     assert_eq!((&after[..7], &after[7..]), (&b"changed"[..], &before[7..]));
 }
+
+#[test]
+fn names_that_are_there_leave_room_for_others_though_one_before_them_is_refused() {
+    let Some(small) = Small::new("size=64m,nr_inodes=0") else { return };
+    let (cache, _store, locked) = over_a_locked_directory(small.path());
+    cache.make_directory("locked/dir", 0o755).unwrap();
+    cache.make_directory("other", 0o755).unwrap();
+    // More than a small cache may have on their way.
+    for number in 0..17_000 {
+        if number % 8_000 == 7_999 {
+            flush_fails(&cache);
+        }
+        cache.create(format!("other/{number}"), 0o644).unwrap();
+    }
+    flush_fails(&cache);
+    assert_eq!(names(&small.path().join("other")).len(), 17_000);
+    assert_eq!(cache.owner().status().pending_operations, 1);
+    set_immutable(&locked, false);
+    cache.flush();
+    assert_eq!(names(&locked), ["dir"]);
+}

@@ -54,7 +54,7 @@ impl State {
     }
 
     fn room_in_log(&self) -> Result<(), Stop> {
-        if self.log.len() < self.longest_log() { Ok(()) } else { Err(Stop::Wait(Need::Log)) }
+        if self.is_log_full() { Err(Stop::Wait(Need::Log)) } else { Ok(()) }
     }
 
     fn is_empty(&self, dir: Ino) -> Result<bool, Stop> {

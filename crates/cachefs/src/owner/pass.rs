@@ -263,7 +263,7 @@ impl State {
         if self.draining && !self.has_clean() {
             self.waits.fail(&Need::Space, error);
         }
-        if self.log.len() >= self.longest_log() {
+        if self.is_log_full() {
             self.waits.fail(&Need::Log, error);
         }
         // Everything waits in its order.
@@ -284,7 +284,7 @@ impl State {
         if self.draining && !self.has_clean() && !self.dirty_by_use.keys().any(makes_room) {
             self.waits.fail(&Need::Space, error);
         }
-        if self.log.len() >= self.longest_log() {
+        if self.is_log_full() {
             self.waits.fail(&Need::Log, error);
         }
     }

@@ -401,6 +401,17 @@ impl State {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(LONGEST_LOG_OF_SMALL, LONGEST_LOG)
     }
 
+    /// Whether no more names can be changed before some are on the backing directory. What was carried out behind one that is stuck
+    /// is in the log still, and counts as little as it takes.
+    pub fn is_log_full(&self) -> bool {
+        const DONE: usize = 8;
+        let most = self.longest_log();
+        if self.log.len() < most || self.log.len() >= DONE * most {
+            return self.log.len() >= most;
+        }
+        self.log.iter().filter(|pending| !pending.cancelled).count() >= most
+    }
+
     /// Whether names take clearly more than they may, so that what can't be forgotten because the backing directory lacks something of
     /// it is brought there before its time.
     pub fn has_too_many_names(&self) -> bool {

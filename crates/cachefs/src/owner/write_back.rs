@@ -42,7 +42,9 @@ impl State {
             until = until.max(self.first_pending + old - 1);
         }
         if self.log.len() >= self.longest_log() / 2 || self.has_too_many_names() {
-            until = until.max(self.first_pending + self.log.len() as u64 / 2);
+            // What is stuck keeps the place of all that was carried out since: the rest is at the end.
+            let part = if self.stuck.is_empty() { 2 } else { 1 };
+            until = until.max(self.first_pending + self.log.len() as u64 / part);
         }
         until.min(self.last_pending())
     }
