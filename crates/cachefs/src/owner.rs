@@ -749,11 +749,16 @@ impl Service for Owner {
 
     fn read_resident(&self, ino: Ino, offset: u64, into: &mut [u8]) -> Option<usize> {
         let read = self.core.read_resident(ino, offset, into);
-        let has_jobs = !self.core.lock().jobs.is_empty();
+        let (has_jobs, has_ready) = {
+            let state = self.core.lock();
+            (!state.jobs.is_empty(), state.waits.has_ready())
+        };
         if has_jobs {
             self.core.loads.notify_one();
         }
-        self.wake_the_ready();
+        if has_ready {
+            self.core.wake_all();
+        }
         read
     }
 }

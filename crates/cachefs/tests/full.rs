@@ -158,7 +158,9 @@ fn a_file_that_loses_rights_has_lost_them_before_its_data_comes() {
     use std::os::unix::fs::PermissionsExt;
     let Some(small) = Small::new("size=4m") else { return };
     let mode = |name: &str| fs::metadata(small.path().join(name)).unwrap().permissions().mode() & 0o7777;
-    for (name, of) in [("narrowed", 0o644), ("widened", 0o600), ("acl", 0o664), ("same", 0o640)] {
+    for (name, of) in
+        [("narrowed", 0o644), ("widened", 0o600), ("acl", 0o664), ("same", 0o640), ("xattr", 0o644)]
+    {
         fs::write(small.path().join(name), b"before").unwrap();
         fs::set_permissions(small.path().join(name), fs::Permissions::from_mode(of)).unwrap();
     }
@@ -167,14 +169,24 @@ fn a_file_that_loses_rights_has_lost_them_before_its_data_comes() {
     let cache = Cache::at(settings, small.path(), store.path());
     cache.set_mode("narrowed", 0o600).unwrap();
     cache.set_mode("widened", 0o664).unwrap();
-    cache.set_xattr("acl", "user.kind", b"secret").unwrap();
-    let names = ["narrowed", "widened", "acl", "same"];
+    // The owner may read and write, user 4242 may read, and nobody else.
+    let mut acl = vec![2, 0, 0, 0];
+    for (kind, rights, id) in
+        [(1, 6, u32::MAX), (2, 4, 4242), (4, 0, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
+    {
+        acl.extend(u16::to_le_bytes(kind));
+        acl.extend(u16::to_le_bytes(rights));
+        acl.extend(u32::to_le_bytes(id));
+    }
+    cache.set_xattr("acl", "system.posix_acl_access", &acl).unwrap();
+    cache.set_xattr("xattr", "user.kind", b"kind").unwrap();
+    let names = ["narrowed", "widened", "acl", "same", "xattr"];
     // What comes to none of them as a whole.
     names.iter().for_each(|name| cache.write(name, 0, &vec![7; 5 << 20]).unwrap());
     let until = Instant::now() + Duration::from_secs(60);
     cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
-    assert_eq!(names.map(mode), [0o600, 0o600, 0o600, 0o640]);
+    assert_eq!(names.map(mode), [0o600, 0o600, 0o600, 0o640, 0o644]);
     small.change("size=64m");
     cache.flush();
-    assert_eq!(names.map(mode), [0o600, 0o664, 0o664, 0o640]);
+    assert_eq!(names.map(mode), [0o600, 0o664, 0o640, 0o640, 0o644]);
 }

@@ -243,8 +243,15 @@ impl Core {
 /// Takes rights from a file there that it is to lose, before it has what only others may read: whoever reaches the backing directory
 /// itself would read it by the rights of before. It gets all of its rights when it has its data.
 fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
+    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
+        return Ok(());
+    }
     let mut keeps = pass.mode;
-    if pass.bits & (dirty::OWNER | dirty::XATTRS) != 0 {
+    let acl = OsStr::new(crate::acl::ACCESS);
+    let has_acl = |xattrs: &crate::message::Xattrs| xattrs.contains_key(acl);
+    let changes_acl = pass.bits & dirty::XATTRS != 0
+        && (pass.xattrs.as_ref().is_some_and(has_acl) || has_acl(&backing::xattrs(entry.as_fd())?));
+    if pass.bits & dirty::OWNER != 0 || changes_acl {
         // Its group, and whom an ACL names, may be others.
         keeps &= libc::S_IRWXU;
     }
@@ -253,7 +260,7 @@ fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Err
     }
     let rights = |mode: u32| mode & (libc::S_IRWXU | libc::S_IRWXG | libc::S_IRWXO);
     let left = rights(found.mode) & keeps;
-    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 || left == rights(found.mode) {
+    if left == rights(found.mode) {
         return Ok(());
     }
     rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
