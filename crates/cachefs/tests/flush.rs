@@ -8,7 +8,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use client::Cache;
+use client::{Cache, Small};
+use ondeck_cachefs::message::{Change, Request};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, SyncWhen, Watermarks, Writes};
 use ondeck_core::Bytes;
 
@@ -196,4 +197,48 @@ fn what_the_kernel_writes_to_without_asking_is_written_back_once_for_a_flush() {
     cache.close(open);
     cache.flush();
     assert_eq!(fs::read(cache.backing().join("file")).unwrap(), vec![7; MIB]);
+}
+
+#[test]
+fn a_flush_says_what_fails_though_what_it_waits_for_is_another_file() {
+    let Some(small) = Small::new("size=16m") else { return };
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache =
+        Cache::at(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) }, small.path(), store.path());
+    // The first one is replaced before it ever was there.
+    for content in [b"x", b"y"] {
+        cache.create("new", 0o644).unwrap();
+        cache.write("new", 0, content).unwrap();
+        cache.rename("new", "name", 0).unwrap();
+    }
+    small.set_read_only(true);
+    let begun = Instant::now();
+    let told = cache.owner().flush(&mut |_| begun.elapsed() < LONG).unwrap_err();
+    assert!(told.contains("Read-only file system") && begun.elapsed() < LONG, "{told} {:?}", begun.elapsed());
+    small.set_read_only(false);
+    flush(&cache);
+    assert_eq!(fs::read(small.path().join("name")).unwrap(), b"y");
+}
+
+#[test]
+fn what_is_cut_and_written_anew_all_the_while_is_as_it_once_was_after_a_flush() {
+    let cache = over_a_disk(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) });
+    cache.create("status", 0o644).unwrap();
+    let open = cache.open("status").unwrap();
+    let data = vec![7; 500_000];
+    let rewrite = |goes_on: &dyn Fn() -> bool| {
+        while goes_on() {
+            let cut = Change { size: Some(0), ..Change::default() };
+            cache.ask(Request::Change { ino: open.ino, change: cut }).unwrap();
+            cache.write_open(&open, 0, &data).unwrap();
+        }
+    };
+    beside(&[&rewrite], || {
+        for round in 0..150 {
+            flush(&cache);
+            let found = fs::read(cache.backing().join("status")).unwrap();
+            assert!(found.iter().all(|byte| *byte == 7), "round {round}: {} bytes of zeros", found.len());
+        }
+    });
+    cache.close(open);
 }

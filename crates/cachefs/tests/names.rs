@@ -155,3 +155,13 @@ fn a_name_of_the_caches_own_that_the_backing_directory_has_is_not_there() {
     assert_eq!(cache.attributes(".ondeck-cache-0-1").unwrap_err(), libc::ENOENT);
     assert_eq!(cache.unlink(".ondeck-cache-0-1").unwrap_err(), libc::ENOENT);
 }
+
+#[test]
+fn an_access_list_that_is_not_there_can_be_removed_and_no_other_attribute() {
+    let cache = Cache::new(Settings::new(LEAST_CAPACITY));
+    cache.create("file", 0o640).unwrap();
+    let ino = cache.attributes("file").unwrap().ino;
+    let remove = |name: &str| cache.ask(Request::RemoveXattr { ino, name: name.into() }).map(drop);
+    assert_eq!(remove("system.posix_acl_access"), Ok(()));
+    assert_eq!(remove("user.none"), Err(libc::ENODATA));
+}

@@ -447,6 +447,14 @@ impl State {
         data.extents.range(first..last.max(first + 1)).any(|(_, extent)| extent.pins > 0 || extent.fetching)
     }
 
+    /// Whether a file was cut during so many passes that the one which is under way has to come to its end first: who waits for that would
+    /// wait for ever.
+    fn lets_a_pass_end(&self, ino: Ino) -> bool {
+        const PATIENCE: u32 = 8;
+        let data = self.inodes.get(&ino).and_then(|inode| inode.data());
+        data.is_some_and(|data| data.cut_short >= PATIENCE) && self.passes.contains_key(&ino)
+    }
+
     /// Changes the size of a file.
     pub fn truncate(&mut self, store: &Store, caller: Caller, ino: Ino, size: u64) -> Result<(), Stop> {
         self.look(store, ino);
@@ -459,7 +467,7 @@ impl State {
             return Err(Errno::FBIG.into());
         }
         let old = inode.size;
-        if size < old && self.is_busy(ino, size, u64::MAX) {
+        if size < old && (self.is_busy(ino, size, u64::MAX) || self.lets_a_pass_end(ino)) {
             return Err(Stop::Wait(Need::Quiet(ino)));
         }
         let at = Time::now();

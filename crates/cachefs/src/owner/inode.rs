@@ -279,6 +279,8 @@ pub struct FileData {
     pub unsynced: bool,
     /// How often it was cut.
     pub cuts: u64,
+    /// How many passes in a row were of no use because it was cut meanwhile.
+    pub cut_short: u32,
     /// What writing back could not do, for the next fsync or close.
     pub error: Option<i32>,
     /// Handles by which the kernel reads the file of the store itself.

@@ -551,7 +551,9 @@ impl State {
         self.xattrs(ino)?;
         let inode = self.inode_mut(ino)?;
         if inode.xattrs.as_mut().and_then(|xattrs| xattrs.remove(name)).is_none() {
-            return Err(Errno::NODATA.into());
+            // Whoever has no list of access has none afterwards.
+            let is_acl = name == acl::ACCESS || name == acl::DEFAULT;
+            return if is_acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
         inode.ctime = Time::now();
         self.mark_dirty(ino, dirty::XATTRS);

@@ -55,7 +55,12 @@ impl State {
         let is_written = |ino: &Ino| self.passes.contains_key(ino);
         let failing = (!self.failing.is_empty() && !left().any(|left| left.inodes().iter().any(is_written)))
             .then(|| left().flat_map(|left| left.inodes()).find(|ino| self.failing.contains_key(ino)));
-        Some(Left { count: left().count(), failing: failing.flatten() })
+        Some(Left { count: left().count(), failing: self.which_fails(failing) })
+    }
+
+    /// One that fails, of what is left if it can be: that may wait for others.
+    fn which_fails(&self, of_left: Option<Option<Ino>>) -> Option<Ino> {
+        of_left?.or_else(|| self.failing.keys().next().copied())
     }
 
     /// What is left of inodes, and has to be brought there before all else; `None`: nothing.
@@ -89,7 +94,7 @@ impl State {
         let is_stuck = |ino: &Ino| !self.passes.contains_key(ino) && self.is_held_up(*ino);
         let failing = (left.iter().all(is_stuck))
             .then(|| left.iter().copied().find(|ino| self.failing.contains_key(ino)));
-        Some(Left { count: left.len(), failing: failing.flatten() })
+        Some(Left { count: left.len(), failing: self.which_fails(failing) })
     }
 }
 

@@ -146,13 +146,14 @@ impl State {
     pub fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
         let ino = pass.ino;
         if self.inodes.get(&ino).and_then(|inode| inode.data()).is_some_and(|data| data.cuts != pass.cuts) {
-            // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again. What was asked
-            // for is there all the same: whoever cuts it again and again keeps nobody waiting.
+            // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again.
             if let (Some(inode), false) = (self.inodes.get_mut(&ino), pass.orphan) {
                 inode.seen = pass.seen;
             }
-            self.take_back(pass, Errno::AGAIN);
-            return self.end_pass(ino, store);
+            if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
+                data.cut_short += 1;
+            }
+            return self.fail_pass(pass, Errno::AGAIN, store);
         }
         self.passes.remove(&ino);
         let refused = pass.refused.map_or(0, |(bits, _)| bits);
@@ -176,6 +177,7 @@ impl State {
                 }
                 data.backing_len = pass.size.min(size);
                 data.cut = false;
+                data.cut_short = 0;
                 data.error = None;
             }
         }
@@ -330,6 +332,7 @@ impl State {
     fn end_pass(&mut self, ino: Ino, store: &store::Store) {
         self.unlist_if_clean(ino);
         self.waits.wake(&Need::Synced(ino));
+        self.waits.wake(&Need::Quiet(ino));
         self.waits.wake(&Need::Space);
         self.remove_if_unused(ino, store);
     }
