@@ -301,7 +301,7 @@ mod tests {
         use std::io::IoSlice;
         use std::os::fd::OwnedFd;
         use std::os::unix::net::UnixStream;
-        use std::process::Command;
+        use std::process::{Command, Stdio};
 
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap();
@@ -313,7 +313,10 @@ mod tests {
         drop(opened);
         // Another process, as still as a frozen one: this one's other threads open and close files while it looks.
         let seen = |holds: OwnedFd| {
-            let mut process = Command::new("sleep").arg("60").stdin(holds).spawn().unwrap();
+            let mut process = Command::new("sleep");
+            // Where this one writes to may lie in the same filesystem.
+            process.arg("60").stdin(holds).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut process = process.spawn().unwrap();
             let seen = held(&BTreeSet::from([i32::try_from(process.id()).unwrap()]), &targets);
             process.kill().unwrap();
             process.wait().unwrap();
