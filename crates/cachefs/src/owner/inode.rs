@@ -11,7 +11,6 @@ use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{BLOCK, Blocks};
-use super::state::DirtySince;
 use crate::message::{Ino, Time, Xattrs};
 use crate::settings::EXTENT;
 
@@ -303,6 +302,14 @@ pub struct FileData {
     pub last_read: u32,
     /// The file there, for one that has no name any more.
     pub orphan: Option<Arc<File>>,
+}
+
+/// An inode with something that the backing directory lacks.
+#[derive(Clone, Copy, Debug)]
+pub struct DirtySince {
+    pub since: Instant,
+    /// The clock of changes when it became dirty, or when it was last begun to be written back.
+    pub generation: u64,
 }
 
 /// Write-back that takes a file in parts, from its beginning to its end: whoever writes to the beginning all the while does not keep it

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::RETRY;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{Extent, Inode, Seen, Sweep, dirty};
-use super::state::{DirtySince, State};
+use super::inode::{DirtySince, Extent, Inode, Seen, Sweep, dirty};
+use super::state::State;
 use super::wait::Need;
 use crate::message::{Ino, Time, Xattrs};
 use crate::store;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::accepted::Accepted;
 use super::blocks::BLOCK;
 use super::changes::Changes;
-use super::inode::{Directory, Home, Inode, Kind, Name, Operation};
+use super::inode::{Directory, DirtySince, Home, Inode, Kind, Name, Operation};
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
 use super::wait::{Need, Waits};
@@ -42,14 +42,6 @@ pub struct Pending {
     /// Nothing is to be done: what it made was removed before it was there, or it was done before others that were stuck.
     pub cancelled: bool,
     pub since: Instant,
-}
-
-/// An inode with something that the backing directory lacks.
-#[derive(Clone, Copy, Debug)]
-pub struct DirtySince {
-    pub since: Instant,
-    /// The clock of changes when it became dirty, or when it was last begun to be written back.
-    pub generation: u64,
 }
 
 /// An open file.
