@@ -634,6 +634,7 @@ impl Owner {
         let until = Instant::now() + patience;
         let all_ended = || self.threads().iter().all(JoinHandle::is_finished);
         while !all_ended() && Instant::now() < until {
+            // Nothing tells the end of a thread to whoever does not want to wait for it for ever.
             std::thread::sleep(LOOK / 10);
         }
         if !all_ended() {

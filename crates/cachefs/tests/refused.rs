@@ -32,6 +32,19 @@ fn over_a_locked_directory(backing: &Path) -> (Cache, tempfile::TempDir, PathBuf
     (cache, store, locked)
 }
 
+/// One that brings to the disk what is synced, with a file in a directory that the directory `locked` does not take.
+fn over_what_is_not_taken(small: &Small) -> (Cache, tempfile::TempDir, PathBuf) {
+    let locked = small.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { sync: SyncWhen::Fsync, ..settings() };
+    let cache = Cache::at(settings, small.path(), store.path());
+    set_immutable(&locked, true);
+    cache.make_directory("locked/dir", 0o755).unwrap();
+    cache.create("locked/dir/file", 0o644).unwrap();
+    (cache, store, locked)
+}
+
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -272,14 +285,7 @@ fn a_flush_says_what_a_file_does_not_take_though_its_name_is_as_it_was() {
 #[test]
 fn fsync_of_what_waits_for_a_refused_name_is_told_and_others_are_not() {
     let Some(small) = Small::new("size=64m") else { return };
-    let locked = small.path().join("locked");
-    fs::create_dir(&locked).unwrap();
-    let store = tempfile::tempdir_in("/dev/shm").unwrap();
-    let settings = Settings { sync: SyncWhen::Fsync, ..settings() };
-    let cache = Cache::at(settings, small.path(), store.path());
-    set_immutable(&locked, true);
-    cache.make_directory("locked/dir", 0o755).unwrap();
-    cache.create("locked/dir/file", 0o644).unwrap();
+    let (cache, _store, locked) = over_what_is_not_taken(&small);
     cache.create("other", 0o644).unwrap();
     cache.write("other", 0, b"other").unwrap();
     assert_eq!(cache.sync("locked/dir/file"), Err(libc::EPERM));
@@ -293,14 +299,7 @@ fn fsync_of_what_waits_for_a_refused_name_is_told_and_others_are_not() {
 #[test]
 fn fsync_of_a_directory_is_told_what_it_does_not_take() {
     let Some(small) = Small::new("size=64m") else { return };
-    let locked = small.path().join("locked");
-    fs::create_dir(&locked).unwrap();
-    let store = tempfile::tempdir_in("/dev/shm").unwrap();
-    let settings = Settings { sync: SyncWhen::Fsync, ..settings() };
-    let cache = Cache::at(settings, small.path(), store.path());
-    set_immutable(&locked, true);
-    cache.make_directory("locked/dir", 0o755).unwrap();
-    cache.create("locked/dir/file", 0o644).unwrap();
+    let (cache, _store, _locked) = over_what_is_not_taken(&small);
     cache.make_directory("other", 0o755).unwrap();
     cache.create("other/file", 0o644).unwrap();
     assert_eq!(cache.sync("locked"), Err(libc::EPERM));

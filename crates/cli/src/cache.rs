@@ -13,7 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use ondeck_cachefs::instance::control::{Answer, News, Order, Silent, ask_and_wait, ask_status};
+use ondeck_cachefs::instance::control::{
+    ANOTHER_USERS, Answer, News, Order, Silent, ask_and_wait, ask_status,
+};
 use ondeck_cachefs::instance::{self, Attach, CacheUser, Caches, Instance, Plan, Record, StartError};
 use ondeck_cachefs::settings::{Settings, SyncWhen, Writes};
 use ondeck_cachefs::status::Status;
@@ -580,8 +582,7 @@ fn status(args: &StatusArgs) -> Result<u8> {
         match ask_status(instance.socket()) {
             Ok(Answer::Report(report)) => found.push(Found::Serving { report, dead: false }),
             // Those of others are none of a user's own.
-            Ok(Answer::Failed { .. })
-                if args.mount_point.is_none() && !rustix::process::geteuid().is_root() => {}
+            Ok(Answer::Failed { message, .. }) if args.mount_point.is_none() && message == ANOTHER_USERS => {}
             Ok(Answer::Failed { message, .. }) => problem(format!("{}: {message}", at.display())),
             Ok(_) => problem(format!("the server of the cache at {} answers something else", at.display())),
             // Unmounted in this moment, or kept in another state directory.

@@ -123,18 +123,17 @@ impl Timeline {
         begin_ms: u64,
         end_ms: u64,
     ) -> Timeline {
-        let none = Vec::new();
-        let of_compute = |line: &Noted| compute.get(&line.job).unwrap_or(&none).clone();
+        let of_compute = |line: &Noted| compute.get(&line.job).map(Vec::as_slice).unwrap_or_default();
         let mut all_rsa: BTreeSet<NodeName> = rsa.into_iter().collect();
         all_rsa.extend(lines.iter().flat_map(|line| line.rsa.iter().cloned()));
-        let all_compute: BTreeSet<NodeName> = lines.iter().flat_map(of_compute).collect();
+        let all_compute: BTreeSet<NodeName> = lines.iter().flat_map(of_compute).cloned().collect();
         let mut rsa = Rows::new(all_rsa, begin_ms, end_ms);
         let mut compute = Rows::new(all_compute, begin_ms, end_ms);
         for line in lines {
             let (job_state, rsa_state) = line.states;
             let runs = (job_state == JobState::Running).then_some(Phase::Running);
             compute.change(line.at_ms, line.job, runs, of_compute(line));
-            rsa.change(line.at_ms, line.job, Phase::of_ram_disk(rsa_state), line.rsa.clone());
+            rsa.change(line.at_ms, line.job, Phase::of_ram_disk(rsa_state), &line.rsa);
         }
         let (compute_names, compute) = compute.finish();
         let (rsa_names, rsa) = rsa.finish();
@@ -152,26 +151,30 @@ impl Timeline {
 }
 
 /// Nodes of one kind, and what each job does with its own, by a log.
-struct Rows {
-    names: Vec<NodeName>,
+struct Rows<'a> {
+    /// The row of each, and the names by rows.
+    places: BTreeMap<NodeName, u32>,
+    names: Vec<String>,
     begin_ms: u64,
     end_ms: u64,
-    now: BTreeMap<Incarnation, (u64, Phase, Vec<NodeName>)>,
+    now: BTreeMap<Incarnation, (u64, Phase, &'a [NodeName])>,
     spans: Vec<Span>,
 }
 
-impl Rows {
-    fn new(names: BTreeSet<NodeName>, begin_ms: u64, end_ms: u64) -> Rows {
-        let mut names: Vec<NodeName> = names.into_iter().collect();
-        names.sort_by_cached_key(|name| as_people_count(name.as_str()));
-        Rows { names, begin_ms, end_ms, now: BTreeMap::new(), spans: Vec::new() }
+impl<'a> Rows<'a> {
+    fn new(names: BTreeSet<NodeName>, begin_ms: u64, end_ms: u64) -> Rows<'a> {
+        let mut sorted: Vec<NodeName> = names.into_iter().collect();
+        sorted.sort_by_cached_key(|name| as_people_count(name.as_str()));
+        let names = sorted.iter().map(ToString::to_string).collect();
+        let places = sorted.into_iter().zip(0..).collect();
+        Rows { places, names, begin_ms, end_ms, now: BTreeMap::new(), spans: Vec::new() }
     }
 
-    fn change(&mut self, at_ms: u64, job: Incarnation, phase: Option<Phase>, nodes: Vec<NodeName>) {
+    fn change(&mut self, at_ms: u64, job: Incarnation, phase: Option<Phase>, nodes: &'a [NodeName]) {
         let next = phase.filter(|_| !nodes.is_empty()).map(|phase| (phase, nodes));
         match (self.now.get(&job), &next) {
             (None, None) => return,
-            (Some((_, phase, nodes)), Some(next)) if (phase, nodes) == (&next.0, &next.1) => return,
+            (Some((_, phase, nodes)), Some(next)) if (*phase, *nodes) == *next => return,
             _ => {}
         }
         self.end(job, at_ms);
@@ -186,10 +189,7 @@ impl Rows {
         if from >= to {
             return;
         }
-        let mut places: Vec<u32> = (self.names.iter().enumerate())
-            .filter(|(_, name)| nodes.contains(name))
-            .map(|(place, _)| place as u32)
-            .collect();
+        let mut places: Vec<u32> = nodes.iter().filter_map(|name| self.places.get(name)).copied().collect();
         places.sort_unstable();
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         for place in places {
@@ -208,7 +208,7 @@ impl Rows {
             self.end(job, self.end_ms);
         }
         self.spans.sort_by_key(|span| (span.from_ms, span.nodes.first().copied(), span.job));
-        (self.names.iter().map(ToString::to_string).collect(), self.spans)
+        (self.names, self.spans)
     }
 }
 

@@ -19,6 +19,9 @@ use crate::status::Status;
 /// No line is longer: a path, or a status with what fails.
 pub(super) const LONGEST_LINE: u64 = 1 << 20;
 
+/// What whoever may not ask is answered.
+pub const ANOTHER_USERS: &str = "this cache is another user's";
+
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "order")]

@@ -45,8 +45,9 @@ pub fn harden() -> Option<String> {
 
 /// Whether a memory group of version 1 limits it. In one of version 2, or without a limit, nobody waits for such pages.
 fn is_in_a_memory_group() -> bool {
-    let limited = free_ram().ok().and_then(|free| free.cgroup);
-    limited.is_some_and(|(_, group)| group.starts_with("/sys/fs/cgroup/memory"))
+    // Where that can't be seen, it may.
+    free_ram()
+        .map_or(true, |free| free.cgroup.is_some_and(|(_, group)| group.starts_with("/sys/fs/cgroup/memory")))
 }
 
 fn open_files() -> io::Result<()> {

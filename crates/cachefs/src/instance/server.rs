@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::control::{Answer, Order, Report, read_line, write_line};
+use super::control::{ANOTHER_USERS, Answer, Order, Report, read_line, write_line};
 use super::found::{Found, find};
 use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
@@ -219,6 +219,7 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
         return differs("has a capacity of", record.settings.capacity.to_string());
     }
     check_settings(&plan.settings)?;
+    // What can't be looked at has not been taken the place of: the kept mount still leads there.
     if let Ok(found) = rustix::fs::stat(&plan.backing)
         && (found.st_dev, found.st_ino) != record.backing_id
         && plan.backing != plan.mount_point
@@ -571,7 +572,7 @@ impl Cache {
         };
         match rustix::net::sockopt::socket_peercred(&stream) {
             Ok(peer) if peer.uid.is_root() || peer.uid.as_raw() == self.uid() => {}
-            _ => return refuse(&mut stream, "this cache is another user's"),
+            _ => return refuse(&mut stream, ANOTHER_USERS),
         }
         if self.orders.fetch_add(1, Ordering::AcqRel) >= MOST_ORDERS {
             self.orders.fetch_sub(1, Ordering::AcqRel);

@@ -53,14 +53,14 @@ impl State {
             log.filter(|(_, pending)| !pending.cancelled).map(|(_, pending)| &pending.operation)
         };
         let is_written = |ino: &Ino| self.passes.contains_key(ino);
-        let failing = (!self.failing.is_empty() && !left().any(|left| left.inodes().iter().any(is_written)))
-            .then(|| left().flat_map(|left| left.inodes()).find(|ino| self.failing.contains_key(ino)));
-        Some(Left { count: left().count(), failing: self.which_fails(failing) })
+        let is_stuck = !self.failing.is_empty() && !left().any(|left| left.inodes().iter().any(is_written));
+        let failing = if is_stuck { self.failing_of(left().flat_map(|left| left.inodes())) } else { None };
+        Some(Left { count: left().count(), failing })
     }
 
-    /// One that fails, of what is left if it can be: that may wait for others.
-    fn which_fails(&self, of_left: Option<Option<Ino>>) -> Option<Ino> {
-        of_left?.or_else(|| self.failing.keys().next().copied())
+    /// One of these that fails, or else one that they may wait for.
+    fn failing_of(&self, mut left: impl Iterator<Item = Ino>) -> Option<Ino> {
+        left.find(|ino| self.failing.contains_key(ino)).or_else(|| self.failing.keys().next().copied())
     }
 
     /// What is left of inodes, and has to be brought there before all else; `None`: nothing.
@@ -92,9 +92,8 @@ impl State {
         data.under_way = None;
         self.urgent.extend(&left);
         let is_stuck = |ino: &Ino| !self.passes.contains_key(ino) && self.is_held_up(*ino);
-        let failing = (left.iter().all(is_stuck))
-            .then(|| left.iter().copied().find(|ino| self.failing.contains_key(ino)));
-        Some(Left { count: left.len(), failing: self.which_fails(failing) })
+        let failing = if left.iter().all(is_stuck) { self.failing_of(left.iter().copied()) } else { None };
+        Some(Left { count: left.len(), failing })
     }
 }
 

@@ -221,15 +221,6 @@ impl State {
 
     /// Ends a pass that failed: everything is dirty as before.
     pub fn fail_pass(&mut self, pass: &Pass, error: Errno, store: &store::Store) {
-        self.take_back(pass, error);
-        self.dirty_as_before(pass);
-        if error != Errno::AGAIN {
-            self.failed_alone(pass.ino, error);
-        }
-        self.end_pass(pass.ino, store);
-    }
-
-    fn take_back(&mut self, pass: &Pass, error: Errno) {
         self.passes.remove(&pass.ino);
         let ino = pass.ino;
         if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -256,6 +247,11 @@ impl State {
         if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
             data.sweep = None;
         }
+        self.dirty_as_before(pass);
+        if error != Errno::AGAIN {
+            self.failed_alone(ino, error);
+        }
+        self.end_pass(ino, store);
     }
 
     /// Notes that something can't be brought to the backing directory now, and neither what comes after it.
