@@ -70,7 +70,7 @@ use rustix::io::Errno;
 use crate::backing::Backing;
 use crate::message::{Answer, Caller, Client, Ino, Reply, Request, Service};
 use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
-use crate::status::{Failing, Status};
+use crate::status::{Failing, MOST_FAILING, Status};
 use crate::store::Store;
 use journal::{Journal, JournalError};
 use state::{State, Stop};
@@ -685,7 +685,8 @@ impl Owner {
             evictions: state.counters.evictions,
             delayed_total: state.counters.delayed,
             failures: state.counters.failures,
-            failing: state.failing.iter().map(failing).collect(),
+            failing: state.failing.iter().take(MOST_FAILING).map(failing).collect(),
+            failing_count: state.failing.len() as u64,
             under_way_ms: under_way.map_or(0, |(_, lasts)| lasts.as_millis() as u64),
             under_way: under_way.map(|(ino, _)| state.shown(ino)).unwrap_or_default(),
             conflicts: state.conflicts.clone(),

@@ -53,6 +53,9 @@ pub struct Status {
     pub failures: u64,
     /// What failed last, and is not mended: the path in the backing directory and why.
     pub failing: Vec<Failing>,
+    /// How many those are, of which `failing` has at most [`MOST_FAILING`].
+    #[serde(default)]
+    pub failing_count: u64,
     /// How long the oldest write-back of one file that is under way has lasted, in milliseconds: long if the backing directory hangs.
     #[serde(default)]
     pub under_way_ms: u64,
@@ -62,6 +65,12 @@ pub struct Status {
     /// What others had changed, so that both are kept.
     pub conflicts: Vec<Conflict>,
 }
+
+/// How the names begin of what is not complete yet on the backing directory. Programs don't see them, and can't make them.
+pub const UNFINISHED: &str = ".ondeck-cache-";
+
+/// So many of those that can't be written back are named.
+pub const MOST_FAILING: usize = 10;
 
 /// Something that can't be written back, and is tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +104,9 @@ pub enum ConflictKind {
     Removed,
     /// Others have changed what was removed here: theirs stays.
     NotRemoved,
+    /// A directory was removed here, and holds hidden files there that the server of a cache has left which was killed, or whose machine
+    /// was lost: it stays.
+    Unfinished,
     /// Others have changed a file of which attributes alone were changed here: theirs stays, with its attributes.
     Attributes,
 }

@@ -5,6 +5,7 @@
 mod client;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -240,5 +241,40 @@ fn what_is_cut_and_written_anew_all_the_while_is_as_it_once_was_after_a_flush() 
             assert!(found.iter().all(|byte| *byte == 7), "round {round}: {} bytes of zeros", found.len());
         }
     });
+    cache.close(open);
+}
+
+#[test]
+fn a_file_that_is_cut_and_written_anew_is_never_zeros_there() {
+    let cache = over_a_disk(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) });
+    cache.create("status", 0o644).unwrap();
+    let open = cache.open("status").unwrap();
+    let data = vec![7; 500_000];
+    let rewrite = |goes_on: &dyn Fn() -> bool| {
+        for round in (0..20).cycle() {
+            if !goes_on() {
+                break;
+            }
+            let cut = Change { size: Some(0), ..Change::default() };
+            cache.ask(Request::Change { ino: open.ino, change: cut }).unwrap();
+            cache.write_open(&open, 0, &data).unwrap();
+            // It is whole for a while, so that write-back begins with all of it, at different distances from the next cut.
+            std::thread::sleep(Duration::from_micros(100 * round));
+        }
+    };
+    cache.write_open(&open, 0, &data).unwrap();
+    flush(&cache);
+    let there = fs::File::open(cache.backing().join("status")).unwrap();
+    let look = |goes_on: &dyn Fn() -> bool| {
+        let mut looks = 0;
+        while goes_on() {
+            // No more than a byte: what is wrong is so for less than a millisecond.
+            let mut byte = [7];
+            there.read_at(&mut byte, 250_000).unwrap();
+            looks += 1;
+            assert_eq!(byte, [7], "at look {looks}");
+        }
+    };
+    beside(&[&rewrite, &look], || (0..500).for_each(|_| flush(&cache)));
     cache.close(open);
 }

@@ -117,6 +117,24 @@ fn what_was_removed_here_and_changed_by_others_stays() {
 }
 
 #[test]
+fn a_directory_that_stays_because_of_what_a_dead_cache_has_left_is_not_blamed_on_others() {
+    let cache = cache(|dir| {
+        for name in ["left", "theirs"] {
+            fs::create_dir(dir.join(name)).unwrap();
+        }
+        fs::write(dir.join("left/.ondeck-cache-0123-45"), "half").unwrap();
+    });
+    cache.remove_directory("left").unwrap();
+    cache.remove_directory("theirs").unwrap();
+    fs::write(cache.backing().join("theirs/file"), "theirs").unwrap();
+    cache.flush();
+    assert_eq!(
+        conflicts(&cache),
+        [("left".to_owned(), ConflictKind::Unfinished), ("theirs".to_owned(), ConflictKind::NotRemoved)]
+    );
+}
+
+#[test]
 fn attributes_alone_do_not_touch_what_others_have_changed() {
     let cache = cache(|dir| {
         fs::write(dir.join("file"), "before").unwrap();

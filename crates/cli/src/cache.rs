@@ -359,6 +359,12 @@ fn conclude(answer: Answer) -> u8 {
             eprintln!("ondeck cache: {}", display::lines(&message));
             if unwritten { exit::RESULTS_NOT_STAGED } else { exit::FAILED }
         }
+        Answer::GivenUp => {
+            eprintln!(
+                "ondeck cache: what was not written back was given up meanwhile, by `unmount --force-lose`"
+            );
+            exit::ABANDONED
+        }
         _ => exit::OK,
     }
 }

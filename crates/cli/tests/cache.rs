@@ -508,8 +508,11 @@ fn what_a_disk_that_hangs_lacks_can_be_given_up() {
     let (code, told) = mounted.refused(&["unmount", "--force-lose", "--yes", "fast"]);
     let took = begun.elapsed();
     assert_eq!((code, &*told), (123, ""));
-    let told = String::from_utf8(flush.wait_with_output().unwrap().stderr).unwrap();
+    let flush = flush.wait_with_output().unwrap();
+    let told = String::from_utf8(flush.stderr).unwrap();
     assert!(told.contains("old has been on its way for 10 s: the backing directory hangs"), "{told}");
+    assert!(told.contains("what was not written back was given up meanwhile"), "{told}");
+    assert_eq!(flush.status.code(), Some(123), "{told}");
     let left = used();
     drop(store);
     drop(frozen);

@@ -16,8 +16,11 @@ use super::record::path;
 use crate::settings::Settings;
 use crate::status::Status;
 
-/// No line is longer: a path, or a status with what fails.
-pub(super) const LONGEST_LINE: u64 = 1 << 20;
+/// No order is longer: it has a path.
+const LONGEST_ORDER: u64 = 1 << 20;
+
+/// No answer is longer: a status names all that others have changed, too.
+const LONGEST_ANSWER: u64 = 1 << 28;
 
 /// What whoever may not ask is answered.
 pub const ANOTHER_USERS: &str = "this cache is another user's";
@@ -62,6 +65,8 @@ pub enum Answer {
     },
     /// It is done.
     Done,
+    /// What was not written back was given up by somebody else's order meanwhile.
+    GivenUp,
     /// It is not.
     Failed {
         /// Why, and what to do.
@@ -193,7 +198,7 @@ fn converse(
     let mut answers = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
-        let room = LONGEST_LINE.saturating_sub(line.len() as u64);
+        let room = LONGEST_ANSWER.saturating_sub(line.len() as u64);
         match answers.by_ref().take(room).read_until(b'\n', &mut line) {
             // What came of the line already is kept.
             Err(error) if is_late(&error) => {
@@ -248,10 +253,10 @@ fn send(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads one line; `None` at the end.
+/// Reads an order; `None` at the end.
 pub(super) fn read_line<T: for<'de> Deserialize<'de>>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    from.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
+    from.by_ref().take(LONGEST_ORDER).read_until(b'\n', &mut line)?;
     if line.is_empty() {
         return Ok(None);
     }

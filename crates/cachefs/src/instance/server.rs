@@ -617,11 +617,20 @@ impl Cache {
         };
         let answer = match order {
             Order::Status => Answer::Report(Box::new(self.report())),
-            Order::Flush => result(self.owner.flush(&mut tell), true),
+            Order::Flush => match result(self.owner.flush(&mut tell), true) {
+                Answer::Failed { .. } if self.is_given_up() => Answer::GivenUp,
+                flushed => flushed,
+            },
             Order::Preload { path } => result(self.owner.preload(&path), false),
             Order::Evict { path } => result(self.owner.evict(&path), false),
             Order::Unmount { lose: true } => self.lose(),
-            Order::Unmount { lose: false } => self.unmount(true, &mut tell),
+            Order::Unmount { lose: false } => match self.unmount(true, &mut tell) {
+                // Of what was not written back before.
+                Answer::Done | Answer::Failed { unwritten: true, .. } if self.is_given_up() => {
+                    Answer::GivenUp
+                }
+                unmounted => unmounted,
+            },
         };
         if is_write_back && answer == Answer::Done {
             // With the last that is told: conflicts that the order has found, or of a cache that ends all.

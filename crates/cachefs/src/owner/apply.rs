@@ -26,7 +26,7 @@ use super::Core;
 use super::inode::{Home, Homes, Kind, Operation, Seen};
 use super::state::{Pending, State};
 use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
-use super::unfinished::unfinished;
+use super::unfinished::{UNFINISHED, unfinished};
 use super::wait::Need;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time};
@@ -40,8 +40,8 @@ const CONFLICTS: usize = 1000;
 struct Done {
     /// The name that ours has, if it is not the one it should have.
     beside: Option<OsString>,
-    /// A removal that was not carried out, because it is somebody else's.
-    kept: bool,
+    /// Why a removal was not carried out, if it was not.
+    kept: Option<ConflictKind>,
 }
 
 impl State {
@@ -105,14 +105,13 @@ impl State {
         shown.into_iter().flatten().filter(is_file)
     }
 
-    fn note_conflict(&mut self, dir: Ino, name: &OsStr, ours: Option<&OsStr>) {
+    fn note_conflict(&mut self, (dir, name): (Ino, &OsStr), ours: Option<&OsStr>, kind: ConflictKind) {
         let path = |name: &OsStr| {
             let home = Home { dir, name: name.into() };
             self.home_path(&home)
                 .map(|names| names.join(OsStr::new("/")).to_string_lossy().into_owned())
                 .unwrap_or_default()
         };
-        let kind = if ours.is_some() { ConflictKind::Both } else { ConflictKind::NotRemoved };
         let conflict = Conflict { path: path(name), ours: ours.map(path), kind };
         match &conflict.ours {
             Some(ours) => tracing::warn!(
@@ -122,7 +121,8 @@ impl State {
             ),
             None => tracing::warn!(
                 path = conflict.path,
-                "somebody else has changed this meanwhile; it is not removed"
+                ?kind,
+                "it was to be removed, and is not: somebody else has changed it, or left something in it"
             ),
         }
         if self.conflicts.len() < CONFLICTS {
@@ -284,7 +284,7 @@ impl Core {
             Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.ino == found.ino)))
         };
         let done = |at: bool, beside: Option<OsString>| {
-            (at || beside.is_some()).then_some(Done { beside, kept: false })
+            (at || beside.is_some()).then_some(Done { beside, kept: None })
         };
         let appeared = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
             if is_at(ino, dir, name)? {
@@ -367,13 +367,13 @@ impl Core {
                 (*to_dir, to_name)
             }
         };
-        if done.kept {
+        if done.kept.is_some() {
             for dir in operation.directories() {
                 state.now_aside(dir);
             }
         }
-        if done.beside.is_some() || done.kept {
-            state.note_conflict(dir, name, done.beside.as_deref());
+        if let Some(kind) = done.kept.or(done.beside.is_some().then_some(ConflictKind::Both)) {
+            state.note_conflict((dir, name), done.beside.as_deref(), kind);
         }
         state.journal_applied(number, done.beside.clone());
         if state.stuck.contains_key(&number) {
@@ -608,7 +608,7 @@ impl Core {
             // Ours may be beside, from before a crash.
             let other = self.beside(to_name, ino);
             if self.look(to, &other)?.as_ref().is_some_and(is_ours) {
-                return Ok(Done { beside: Some(other), kept: false });
+                return Ok(Done { beside: Some(other), kept: None });
             }
             return Err(Errno::STALE);
         }
@@ -630,7 +630,7 @@ impl Core {
         }
         let other = self.beside(to_name, ino);
         self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
-        Ok(Done { beside: Some(other), kept: false })
+        Ok(Done { beside: Some(other), kept: None })
     }
 
     fn look(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Stat>, Errno> {
@@ -673,7 +673,7 @@ impl Core {
             Err(Errno::EXIST) if self.look(to.as_fd(), &other)?.is_some_and(is_ours) => {}
             Err(error) => return Err(error),
         }
-        Ok(Done { beside: Some(other), kept: false })
+        Ok(Done { beside: Some(other), kept: None })
     }
 
     fn apply_unlink(&self, ino: Ino, dir: Ino, name: &OsStr) -> Result<Done, Errno> {
@@ -691,14 +691,16 @@ impl Core {
         let is_ours = seen
             .is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
         if !is_ours {
-            return Ok(Done { beside: None, kept: true });
+            return Ok(Done { beside: None, kept: Some(ConflictKind::NotRemoved) });
         }
         self.keep_open(ino)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match backing::within(self.backing.uid(), at, || rustix::fs::unlinkat(at, name, flags)) {
             Ok(()) | Err(Errno::NOENT) => Ok(Done::default()),
             // Somebody else has put something there.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => Ok(Done { beside: None, kept: true }),
+            Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
+                Ok(Done { beside: None, kept: Some(why_kept(at, name)?) })
+            }
             Err(error) => Err(error),
         }
     }
@@ -757,6 +759,17 @@ fn remove(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
         Err(Errno::ISDIR | Errno::PERM) => rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR),
         other => other,
     }
+}
+
+/// Why a directory can't be removed that is empty here.
+fn why_kept(at: BorrowedFd<'_>, name: &OsStr) -> Result<ConflictKind, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(at, name, flags, Mode::empty())?;
+    let left = backing::list(directory.as_fd())?;
+    let is_unfinished =
+        |(name, _): &(OsString, Stat)| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
+    let are_all = !left.is_empty() && left.iter().all(is_unfinished);
+    Ok(if are_all { ConflictKind::Unfinished } else { ConflictKind::NotRemoved })
 }
 
 /// Renames; `NOREPLACE` also where the filesystem does not have it, as well as it goes.

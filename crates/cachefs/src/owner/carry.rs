@@ -91,6 +91,12 @@ impl Core {
                         buffer.resize(size as usize, 0);
                         store::read(from, part.begin, &mut buffer).map_err(errno)?;
                         self.store.check()?;
+                    }
+                    if self.lock().was_cut_during(pass) {
+                        // What was found may be the zeros of a file that is cut, which has never had them. All of it comes again.
+                        return Ok(());
+                    }
+                    if part.data {
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
                         pass.has_data = true;
                         length = length.max(part.end);
@@ -104,7 +110,7 @@ impl Core {
                 }
             }
         }
-        if to.metadata().map_err(errno)?.len() != pass.size {
+        if to.metadata().map_err(errno)?.len() != pass.size && !self.lock().was_cut_during(pass) {
             rustix::fs::ftruncate(to, pass.size)?;
         }
         Ok(())

@@ -142,10 +142,16 @@ impl State {
         Some(pass)
     }
 
+    /// Whether a file was cut since the pass of it began.
+    pub fn was_cut_during(&self, pass: &Pass) -> bool {
+        let data = self.inodes.get(&pass.ino).and_then(|inode| inode.data());
+        data.is_some_and(|data| data.cuts != pass.cuts)
+    }
+
     /// Ends a pass that has brought everything to the disk, or all but attributes that were refused.
     pub fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
         let ino = pass.ino;
-        if self.inodes.get(&ino).and_then(|inode| inode.data()).is_some_and(|data| data.cuts != pass.cuts) {
+        if self.was_cut_during(pass) {
             // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again.
             if let (Some(inode), false) = (self.inodes.get_mut(&ino), pass.orphan) {
                 inode.seen = pass.seen;

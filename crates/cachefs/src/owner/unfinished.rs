@@ -7,8 +7,7 @@ use rustix::io::Errno;
 use crate::message::Ino;
 use crate::store::Store;
 
-/// They begin so. Programs don't see them, and can't make them.
-pub const UNFINISHED: &str = ".ondeck-cache-";
+pub use crate::status::UNFINISHED;
 
 /// The name of what is not complete yet, in the cache with this store.
 pub fn unfinished(store: &Store, ino: Ino) -> OsString {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ondeck_cachefs::instance::Record;
 use ondeck_cachefs::instance::control::Report;
 use ondeck_cachefs::settings::{SyncWhen, Writes};
-use ondeck_cachefs::status::{Conflict, ConflictKind, Status};
+use ondeck_cachefs::status::{Conflict, ConflictKind, Status, UNFINISHED};
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, duration};
 use serde::Serialize;
@@ -137,6 +137,10 @@ pub fn text(report: &Report) -> String {
             format!("{}: {}", plain(&failing.path, usize::MAX), plain(&failing.error, usize::MAX)),
         );
     }
+    let others = status.failing_count.saturating_sub(status.failing.len() as u64);
+    if others > 0 {
+        line("FAILING", format!("and {}", display::count(others, "other")));
+    }
     for conflict in &status.conflicts {
         line("CONFLICT", told(conflict));
     }
@@ -151,6 +155,9 @@ pub fn told(conflict: &Conflict) -> String {
         ConflictKind::Both => format!("{path} was changed by others: ours is {ours}"),
         ConflictKind::Removed => format!("{path} was removed by others: ours is {ours}"),
         ConflictKind::NotRemoved => format!("{path} was changed by others: it was to be removed, and stays"),
+        ConflictKind::Unfinished => {
+            format!("{path} was to be removed, and stays: a cache that has died has left {UNFINISHED}* in it")
+        }
         ConflictKind::Attributes => {
             format!("{path} was changed by others: attributes that were changed here are not taken over")
         }
@@ -213,7 +220,7 @@ const METRICS: &[Metric] = &[
         "How long the oldest write-back of one file that is under way has lasted.",
         |s| s.under_way_ms as f64 / 1000.0,
     ),
-    gauge("failing", "Files that can't be written back, and are tried again.", |s| s.failing.len() as f64),
+    gauge("failing", "Files that can't be written back, and are tried again.", |s| s.failing_count as f64),
     gauge("conflicts", "Names that others changed while they were dirty here.", |s| s.conflicts.len() as f64),
     counter("read_bytes_total", "Bytes read from the store through the server.", |s| s.read_bytes as f64),
     counter("written_bytes_total", "Bytes written to the store.", |s| s.written_bytes as f64),
@@ -299,10 +306,12 @@ mod tests {
             hit_bytes: 3,
             miss_bytes: 1,
             failing: vec![Failing { path: "a/b".into(), error: "No space left on device".into() }],
+            failing_count: 16_001,
             conflicts: vec![
                 conflict("c", Some("c.ondeck"), ConflictKind::Both),
                 conflict("d", Some("d"), ConflictKind::Removed),
                 conflict("e\u{1b}[2J\n", None, ConflictKind::NotRemoved),
+                conflict("h", None, ConflictKind::Unfinished),
                 conflict("f", None, ConflictKind::Attributes),
             ],
             ..Status::default()
@@ -328,9 +337,11 @@ mod tests {
             "1 MiB and 1 change, the oldest 12.0 s old",
             "75 % of 4 B",
             "a/b: No space left",
+            "and 16000 others\n",
             "g has been on its way for 35 s: the backing directory hangs, or is slow",
             "c was changed by others: ours is c.ondeck",
             "d was removed by others: ours is d\n",
+            "h was to be removed, and stays: a cache that has died has left .ondeck-cache-* in it",
             "e?[2J  was changed by others: it was to be removed, and stays",
             "f was changed by others: attributes that were changed here are not taken over",
         ] {

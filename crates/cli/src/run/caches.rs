@@ -347,6 +347,9 @@ enum Unfinished {
 fn finished(answer: io::Result<Answer>) -> Result<(), Unfinished> {
     match answer {
         Ok(Answer::Failed { message, unwritten: true }) => Err(Unfinished::Unwritten(message)),
+        Ok(Answer::GivenUp) => {
+            Err(Unfinished::Unwritten("what was not written back was given up".to_owned()))
+        }
         // Only that somebody goes on using it, for whom its server stays.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {

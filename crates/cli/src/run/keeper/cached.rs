@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ondeck_cachefs::status::ConflictKind;
+use ondeck_cachefs::status::{ConflictKind, UNFINISHED};
 use ondeck_ramdisk::namespace::Namespaces;
 use ondeck_transfer::Progress;
 
@@ -137,6 +137,12 @@ impl Keeper {
                     let path = display::name(path.as_ref());
                     notes.push(format!(
                         "{path}: someone else removed it on disk while the program ran; the program's is there"
+                    ));
+                }
+                (ConflictKind::Unfinished, _) => {
+                    let path = display::name(path.as_ref());
+                    notes.push(format!(
+                        "{path}: the program has removed it, and it stays on disk: a cache that has died has left {UNFINISHED}* in it"
                     ));
                 }
                 (_, Some(ours)) => {
