@@ -81,6 +81,13 @@ fn marks(most: f64, count: usize) -> Vec<f64> {
     (0..).map(|index| f64::from(index) * step).take_while(|mark| *mark <= most * 1.0001).collect()
 }
 
+/// The same of an axis that also goes below zero.
+fn marks_between(low: f64, high: f64, count: usize) -> Vec<f64> {
+    let step = marks(high - low, count).get(1).copied().unwrap_or(1.0);
+    let first = (low / step).ceil() as i32;
+    (first..).map(|index| f64::from(index) * step).take_while(|mark| *mark <= high + step * 0.001).collect()
+}
+
 /// A span of time as people read it.
 pub fn time(ms: u64) -> String {
     let seconds = ms / 1000;
@@ -122,6 +129,11 @@ mod tests {
         assert_eq!(marks(10.0, 5), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(marks(0.0, 5), [0.0]);
         assert_eq!(marks(730.0, 4), [0.0, 200.0, 400.0, 600.0]);
+        assert_eq!(
+            marks_between(-3000.0, 3500.0, 7),
+            [-3000.0, -2000.0, -1000.0, 0.0, 1000.0, 2000.0, 3000.0]
+        );
+        assert_eq!(marks_between(-1.0, 730.0, 4), [0.0, 200.0, 400.0, 600.0]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{begin, marks, text};
+use super::{begin, marks_between, text};
 use crate::study::Saved;
 
 const LEFT: f64 = 90.0;
@@ -37,8 +37,7 @@ pub fn sizing_curve(title: &str, sizes: &[(u32, Saved)]) -> String {
     let most = f64::from(sizes.last().map_or(1, |(nodes, _)| (*nodes).max(1)));
     let x = |nodes: f64| LEFT + nodes / most * WIDTH;
     let y = |hours: f64| TOP + (high - hours) / (high - low) * HEIGHT;
-    let lines = marks(high, 5).into_iter().chain(marks(-low, 3).into_iter().skip(1).map(|mark| -mark));
-    for mark in lines {
+    for mark in marks_between(low, high, 7) {
         let at = y(mark);
         let _ = writeln!(
             svg,
