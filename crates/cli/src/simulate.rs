@@ -1,5 +1,6 @@
 //! `ondeck simulate`: what an accelerator would do for a site, by its own log of jobs.
 
+mod journal;
 mod report;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ use ondeck_api::config::Config;
 use ondeck_core::schedule::Site;
 use ondeck_core::text::plain;
 use ondeck_core::{Bytes, EngineKind, Rate, WaitPolicy, duration, exit};
-use ondeck_sim::io::IoModel;
+use ondeck_scheduler::store::Workload;
+use ondeck_sim::io::{IoModel, Measured};
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
 use ondeck_sim::remedy::{self, Estimates};
 use ondeck_sim::study::{Progress, Study};
@@ -35,11 +37,11 @@ use self::report::{Before, Report};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimulateArgs {
-    /// The log, plain or compressed by gzip; `-` for standard input
+    /// The log, plain or compressed by gzip; `-` for standard input; with `--from journal`, the directory of the journal
     #[arg(value_name = "LOG")]
     log: PathBuf,
 
-    /// How the log is written [default: by its first line]
+    /// How the log is written [default: by its first line; a directory is a journal]
     #[arg(long, value_name = "FORM")]
     from: Option<Form>,
 
@@ -76,9 +78,10 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     background: f64,
 
-    /// How much jobs read and write: none, bursts, slides, kopanski, daly, or a file with lines of `job,read,written` (bytes)
-    #[arg(long, value_name = "MODEL", default_value = "bursts")]
-    io: String,
+    /// How much jobs read and write: none, bursts, slides, kopanski, daly, a file with lines of `job,read,written` (bytes), or the
+    /// directory of a journal [default: what a journal as log has, if it has any; else bursts]
+    #[arg(long, value_name = "MODEL")]
+    io: Option<String>,
 
     /// The memory of a compute node, for the models of checkpoints
     #[arg(long, value_name = "SIZE", default_value = "16GB")]
@@ -157,6 +160,7 @@ const EXAMPLES: &str = "Examples:
   ondeck simulate trace.swf.gz --rescale 0.9 --seeds 10     a busier machine, with intervals
   ondeck simulate trace.swf --rsa-nodes 8 --depth 1,2,4,8   how far ahead input should be staged
   ondeck simulate trace.swf --rsa-nodes 16 --gantt day.svg --gantt-time 48h,24h
+  ondeck simulate --from journal /var/lib/ondeck --nodes 128 --rsa-nodes 8,16   what was, with other sizes
 
 Exit codes:
   0    done
@@ -170,6 +174,8 @@ enum Form {
     Swf,
     /// What `sacct --parsable2` prints
     Sacct,
+    /// The journal of `ondeck serve`: jobs with #RSA_ lines that have ended
+    Journal,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -251,7 +257,16 @@ impl Progress for Bar {
 }
 
 fn try_simulate(args: &SimulateArgs) -> Result<u8> {
-    let mut trace = read_log(args)?;
+    // Read once, so that the jobs are those whose bytes are known.
+    let is_journal = args.from.map_or_else(|| args.log.is_dir(), |form| form == Form::Journal);
+    let workload = if is_journal { Some(journal::read(&args.log)?) } else { None };
+    let mut trace = match &workload {
+        Some(workload) => journal::trace(workload),
+        None => read_log(args)?,
+    };
+    if trace.jobs.is_empty() && is_journal {
+        bail!("{}: no job of this journal has run and ended", args.log.display());
+    }
     // A log that is wrong leaves no empty files behind.
     try_files(args)?;
     let nodes = args.nodes.unwrap_or_else(|| trace.machine());
@@ -295,7 +310,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
         } else {
             sorted(&args.proportion)
         },
-        io: io_model(args)?,
+        io: io_model(args, workload.as_ref())?,
         order: match args.order {
             OrderArg::Fcfs => Order::Fcfs,
             OrderArg::Size => Order::Size,
@@ -371,19 +386,18 @@ fn read_log(args: &SimulateArgs) -> Result<Trace> {
         Box::new(fs::File::open(&args.log).with_context(|| format!("cannot open {name}"))?)
     };
     let mut lines = plain_or_gzip(source).with_context(|| format!("cannot read {name}"))?;
-    let form = match args.from {
-        Some(form) => form,
+    let is_swf = match args.from {
+        Some(form) => form == Form::Swf,
         None => {
             let begin = lines.fill_buf().with_context(|| format!("cannot read {name}"))?;
             let first = begin.split(|byte| *byte == b'\n').next().unwrap_or_default();
-            if first.contains(&b'|') { Form::Sacct } else { Form::Swf }
+            !first.contains(&b'|')
         }
     };
-    let trace = match form {
-        Form::Swf => swf::read(lines, args.processors_per_node),
-        Form::Sacct => sacct::read(lines),
+    let (word, trace) = match is_swf {
+        true => ("swf", swf::read(lines, args.processors_per_node)),
+        false => ("sacct", sacct::read(lines)),
     };
-    let word = if form == Form::Swf { "swf" } else { "sacct" };
     trace.with_context(|| format!("{name}, as --from {word}"))
 }
 
@@ -401,14 +415,23 @@ fn site(args: &SimulateArgs) -> Result<(Site, Duration)> {
     Ok((site, config.slurm.interval))
 }
 
-fn io_model(args: &SimulateArgs) -> Result<IoModel> {
-    let mut model = match args.io.as_str() {
+fn io_model(args: &SimulateArgs, workload: Option<&Workload>) -> Result<IoModel> {
+    let word = match (args.io.as_deref(), workload) {
+        (None, Some(workload)) if journal::has_io(workload) => {
+            return Ok(journal::io(workload, args.node_bandwidth));
+        }
+        (word, _) => word.unwrap_or("bursts"),
+    };
+    let mut model = match word {
         "none" => IoModel::None,
         "bursts" => IoModel::bursts(),
         "slides" => IoModel::slides(),
         "kopanski" => IoModel::kopanski(),
         "daly" => IoModel::daly(),
-        file => measured(Path::new(file))?,
+        directory if Path::new(directory).is_dir() => {
+            journal::io(&journal::read(Path::new(directory))?, args.node_bandwidth)
+        }
+        file => measured(Path::new(file), args.node_bandwidth)?,
     };
     match &mut model {
         IoModel::Bursts { memory, share, .. } | IoModel::Daly { memory, share, .. } => {
@@ -421,7 +444,7 @@ fn io_model(args: &SimulateArgs) -> Result<IoModel> {
 }
 
 /// Lines of a job's number, what it read and what it wrote, in bytes or with a unit.
-fn measured(file: &Path) -> Result<IoModel> {
+fn measured(file: &Path, link: Rate) -> Result<IoModel> {
     let what = || {
         format!(
             "--io {}: no model of this name (none, bursts, slides, kopanski, daly), and as a file",
@@ -447,11 +470,13 @@ fn measured(file: &Path) -> Result<IoModel> {
         let bytes = |name: &str, text: &str| -> Result<Bytes> {
             text.parse::<Bytes>().map_err(anyhow::Error::from).with_context(|| format!("{}, {name}", place()))
         };
-        if jobs.insert(job, (bytes("read", read)?, bytes("written", written)?)).is_some() {
+        let measured =
+            Measured { read: bytes("read", read)?, written: bytes("written", written)?, in_ram: false };
+        if jobs.insert(job, measured).is_some() {
             bail!("{}: job {job} stands there twice", place());
         }
     }
-    Ok(IoModel::Measured { jobs })
+    Ok(IoModel::Measured { jobs, link })
 }
 
 /// From when, and until when, in milliseconds.

@@ -8,6 +8,7 @@
 //! - `open`: opening it; `tables`: its tables; `error`: why it can't be used
 //! - `entry`: what events change; `load`: what an earlier daemon kept
 //! - `ramdisks`: secrets, layouts and parts of RAM disks; `past`: jobs that are gone, the log, and who used what
+//! - `workload`: the jobs that there were, as a log that is simulated with other sizes
 //! - `identity`: which journal it is; `log`: its write-ahead log
 
 mod entry;
@@ -19,6 +20,7 @@ mod open;
 mod past;
 mod ramdisks;
 mod tables;
+mod workload;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +34,7 @@ pub use self::entry::Entry;
 pub use self::error::StoreError;
 pub use self::identity::Identity as JournalIdentity;
 pub use self::load::LoadedJournal;
+pub use self::workload::{PastJob, Workload};
 use crate::clock::KeptClock;
 
 /// The store of one daemon, to be written.
@@ -157,7 +160,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, serde_json::Error> {
 mod tests {
     use super::*;
     use crate::samples::queued;
-    use ondeck_core::schedule::{Event, Node, Nodes, ObservedJob, Outcome, Schedule, Site, Told};
+    use ondeck_core::schedule::{Event, Node, Nodes, ObservedJob, Outcome, Schedule, Site, Told, Work};
     use ondeck_core::{Bytes, Epoch, JobId, QueuedJob, Request};
     use std::collections::BTreeMap;
     use std::ffi::OsStr;
@@ -235,6 +238,72 @@ mod tests {
             let expected = [(&*first, ""), ("node r1", "torn {")];
             assert_eq!(aside, expected.map(|(what, row)| (what.to_owned(), row.to_owned())));
         }
+    }
+
+    #[test]
+    fn the_jobs_that_there_were_are_read_with_what_was_copied_for_them_also_from_a_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let (mut store, schedule) = kept(&state, [1, 2, 3].map(|number| waiting(number, b"/a")).into());
+        for number in [1, 2] {
+            let job = serde_json::to_string(&schedule.jobs()[&id(number)]).unwrap();
+            let connection = &store.reader.connection;
+            let ended = "INSERT INTO past_jobs (id, job, ended_ms) VALUES (?1, ?2, ?3)";
+            connection.execute(ended, params![id(number).key(), job, i64::from(number)]).unwrap();
+            connection.execute("DELETE FROM jobs WHERE id = ?1", [id(number).key()]).unwrap();
+        }
+        for (at, job_state, rsa_state) in [
+            (1000, "RUNNING", "READY"),
+            (2000, "RUNNING", "INUSE_BOTH"),
+            (61_000, "FINISHED", "UNMOUNT_NEEDED"),
+            (70_000, "FINISHED", "STAGING_OUT"),
+        ] {
+            let line =
+                "INSERT INTO journal (at_ms, job, job_state, rsa_state, text) VALUES (?1, ?2, ?3, ?4, '')";
+            let row = params![at, id(1).key(), job_state, rsa_state];
+            store.reader.connection.execute(line, row).unwrap();
+        }
+        for (work, bytes) in [(Work::StageIn, 100), (Work::StageOut, 30), (Work::StageOut, 20)] {
+            store.note_moved(id(1), work, NOW, (Bytes(bytes), 1)).unwrap();
+        }
+        let ran = PastJob {
+            id: id(1),
+            uid: schedule.jobs()[&id(1)].owner.uid,
+            nodes: schedule.jobs()[&id(1)].compute_nodes,
+            ran: Some((Time(1000), Time(61_000))),
+            in_ram: true,
+            staged_in: Some(Bytes(100)),
+            staged_out: Some(Bytes(50)),
+        };
+        let never =
+            PastJob { id: id(2), ran: None, in_ram: false, staged_in: None, staged_out: None, ..ran.clone() };
+        let expected = Workload { jobs: vec![ran, never], unfinished: 1 };
+        let read = |directory: &Path| Reader::open(directory).unwrap().workload().unwrap();
+        assert_eq!(read(&state), expected, "while it is written");
+        let copy = |to: &Path| {
+            std::fs::create_dir(to).unwrap();
+            for file in std::fs::read_dir(&state).unwrap().map(Result::unwrap) {
+                std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+            }
+        };
+        let (running, ended) = (dir.path().join("running"), dir.path().join("ended"));
+        copy(&running);
+        assert_eq!(read(&running), expected);
+        store.close().unwrap();
+        drop(store);
+        copy(&ended);
+        assert_eq!(read(&ended), expected);
+
+        // As a former version has left it.
+        Connection::open(ended.join("journal.sqlite")).unwrap().execute("DROP TABLE moved", []).unwrap();
+        let nothing = read(&ended).jobs.into_iter().map(|job| (job.staged_in, job.staged_out));
+        assert!(nothing.into_iter().all(|moved| moved == (None, None)));
+        let missing = Reader::open(&dir.path().join("missing")).err().unwrap().to_string();
+        assert!(missing.contains("missing/journal.sqlite"), "{missing}");
+        let later = Connection::open(running.join("journal.sqlite")).unwrap();
+        later.execute_batch("PRAGMA user_version = 99").unwrap();
+        drop(later);
+        assert!(matches!(Reader::open(&running), Err(StoreError::Later { found: 99, .. })));
     }
 
     #[test]

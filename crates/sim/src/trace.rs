@@ -63,6 +63,11 @@ pub struct Lacks {
 }
 
 impl Trace {
+    /// A log of jobs whose submissions are counted from any time. What was left out is counted already.
+    pub fn of(jobs: Vec<TraceJob>, left_out: LeftOut) -> Trace {
+        Trace { jobs, nodes: None, left_out }.in_order()
+    }
+
     /// Sorts the jobs by their submission, and counts time from the first.
     pub(crate) fn in_order(mut self) -> Trace {
         self.jobs.sort_by_key(|job| (job.submitted, job.number));

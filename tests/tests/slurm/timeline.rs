@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use ondeck_core::Bytes;
 use ondeck_testbed::available;
 use serde_json::Value;
 
@@ -82,6 +83,19 @@ fn what_happened_is_shown_as_a_picture_and_to_users_their_own_alone() {
     let picture = fs::read_to_string(picture).unwrap();
     for phase in ["staging in", "ready", "in use", "staging out", "running"] {
         assert!(picture.contains(&format!("job {job}: {phase}, ")), "{phase}: {picture}");
+    }
+    // The same as a log: the job that ran, not the one that was cancelled without any data.
+    let journal = cluster.bed.dir().join("scheduler");
+    let simulated =
+        cluster.ondeck(&["simulate", "--from", "journal", journal.to_str().unwrap(), "--rsa-nodes", "1"]);
+    simulated.assert_success();
+    let bytes = Bytes(content.values().map(|data| data.len() as u64).sum());
+    for part in [
+        "1 job in ",
+        "on 2 nodes",
+        &format!("measured, of 1 job: {bytes} read, {bytes} written; 1 of them had a RAM disk then"),
+    ] {
+        assert!(simulated.stdout.contains(part), "{part}: {}", simulated.stdout);
     }
     // A restart of the scheduler takes nothing from it.
     cluster.kill("scheduler");

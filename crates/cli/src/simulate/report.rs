@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use ondeck_core::WaitPolicy;
+use ondeck_core::{Bytes, WaitPolicy};
 use ondeck_sim::io::{IoModel, Overrun};
 use ondeck_sim::picture::page::{Part, Table, page};
 use ondeck_sim::picture::{gantt, sizing_curve, time as time_of_picture};
@@ -14,6 +14,8 @@ use ondeck_sim::study::{Interval, Knee, Point, PointResult, Saved, Study, knee};
 use ondeck_sim::summary::Summary;
 use ondeck_sim::trace::Lacks;
 use serde_json::{Value, json};
+
+use crate::display::count;
 
 /// What a study has found.
 pub struct Report<'a> {
@@ -125,8 +127,8 @@ impl<'a> Report<'a> {
             "all are submitted at once".to_owned()
         };
         facts.push(format!(
-            "{} jobs in {} on {} nodes, {load}; left out: {} that never ran, {} parts of others, {} that had not ended, {} repeated lines",
-            trace.jobs.len(),
+            "{} in {} on {} nodes, {load}; left out: {} that never ran, {} parts of others, {} that had not ended, {} repeated lines",
+            count(trace.jobs.len() as u64, "job"),
             time_of_picture(self.before.span * 1000),
             study.machine.nodes,
             left_out.never_ran,
@@ -151,7 +153,7 @@ impl<'a> Report<'a> {
             );
         }
         facts.push(format!("I/O: {}", model(&study.io)));
-        if let IoModel::Measured { jobs } = &study.io {
+        if let IoModel::Measured { jobs, .. } = &study.io {
             let found = trace.jobs.iter().filter(|job| jobs.contains_key(&job.number)).count();
             facts.push(format!(
                 "{found} of the {} jobs of the log are in it; the others do no I/O",
@@ -472,7 +474,16 @@ fn model(model: &IoModel) -> String {
             share * 100.0,
             time(*mtbf)
         ),
-        IoModel::Measured { jobs } => format!("measured, of {} jobs", jobs.len()),
+        IoModel::Measured { jobs, .. } => {
+            let in_ram = jobs.values().filter(|measured| measured.in_ram).count();
+            let (read, written) = jobs.values().fold((Bytes(0), Bytes(0)), |(read, written), job| {
+                (Bytes(read.0.saturating_add(job.read.0)), Bytes(written.0.saturating_add(job.written.0)))
+            });
+            format!(
+                "measured, of {}: {read} read, {written} written; {in_ram} of them had a RAM disk then",
+                count(jobs.len() as u64, "job")
+            )
+        }
     }
 }
 

@@ -80,6 +80,7 @@ pub(super) async fn salvage(
     }
     let Some(last) = last else { return failed("nothing is left of it", Fault::Transient) };
     staging.tell_of_conflicts().await;
+    staging.note_moved().await;
     match staging.done(&last) {
         Outcome::Done(text) => Outcome::Salvaged {
             text: format!("{} were saved; {text}", saved.join(", ")),

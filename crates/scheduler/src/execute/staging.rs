@@ -12,6 +12,7 @@ use ondeck_core::{Bytes, NodeName, RamDiskId, Rate};
 use tokio::task::JoinSet;
 
 use super::outcome::{failed, said};
+use crate::clock;
 use crate::context::Context;
 
 /// How long one question after a task waits for its end.
@@ -185,6 +186,23 @@ impl Staging {
         let _ = self.context.event(told).await;
     }
 
+    /// Keeps how much was copied, for whoever asks later what the job read and wrote.
+    pub(super) async fn note_moved(&self) {
+        let Some(order) = self.job.under_way else { return };
+        let moved = {
+            let seen = self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            sum(seen.values())
+        };
+        let (context, job) = (Arc::clone(&self.context), self.job.id);
+        let note =
+            move || context.journal.write(|store| store.note_moved(job, order.work, clock::now(), moved));
+        match tokio::task::spawn_blocking(note).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%job, %error, "how much was copied for it can't be kept"),
+            Err(error) => tracing::error!(%job, %error, "how much was copied for it can't be kept"),
+        }
+    }
+
     /// What is said of a success.
     pub(super) fn done(&self, last: &TaskReport) -> Outcome {
         let Some(order) = self.job.under_way else { return failed("it has no task", Fault::Transient) };
@@ -257,6 +275,7 @@ pub(super) async fn stage(
     match staging.task(&staging.nodes[0], name, work, rest).await {
         Ok(last) => {
             staging.tell_of_conflicts().await;
+            staging.note_moved().await;
             staging.done(&last)
         }
         Err(outcome) => outcome,
@@ -284,9 +303,15 @@ fn progress<'a>(reports: impl Iterator<Item = &'a TaskReport>, time: Duration) -
 
 /// What tasks have copied, in words: bytes that were written, without the holes of sparse files.
 fn copied<'a>(reports: impl Iterator<Item = &'a TaskReport>) -> String {
-    let (bytes, files) =
-        reports.fold((0, 0), |sum, report| (sum.0 + report.written(), sum.1 + report.entries_done));
-    format!("{} in {files} files", Bytes(bytes))
+    let (bytes, files) = sum(reports);
+    format!("{bytes} in {files} files")
+}
+
+/// What tasks have written, and in how many files.
+fn sum<'a>(reports: impl Iterator<Item = &'a TaskReport>) -> (Bytes, u64) {
+    reports.fold((Bytes(0), 0), |(bytes, files), report| {
+        (Bytes(bytes.0 + report.written()), files + report.entries_done)
+    })
 }
 
 fn task_failed(report: &TaskReport, message: Option<&str>) -> Outcome {

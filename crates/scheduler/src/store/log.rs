@@ -33,7 +33,7 @@ fn generation(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// A journal as it is without its log.
-fn open_alone(path: &Path) -> rusqlite::Result<Connection> {
+pub(super) fn open_alone(path: &Path) -> rusqlite::Result<Connection> {
     let mut name = String::new();
     for byte in path.as_os_str().as_bytes() {
         match byte {

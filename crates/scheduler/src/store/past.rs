@@ -154,7 +154,9 @@ impl Store {
             let forgotten =
                 delete.query_map([ended.0 as i64], |row| row.get(0))?.collect::<Result<_, _>>()?;
             let known = "SELECT id FROM jobs UNION ALL SELECT id FROM past_jobs";
-            transaction.execute(&format!("DELETE FROM parts WHERE job NOT IN ({known})"), [])?;
+            for table in ["parts", "moved"] {
+                transaction.execute(&format!("DELETE FROM {table} WHERE job NOT IN ({known})"), [])?;
+            }
             transaction.execute(
                 &format!("DELETE FROM journal WHERE at_ms < ?1 AND (job IS NULL OR job NOT IN ({known}))"),
                 [ended.0 as i64],

@@ -42,6 +42,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), rusqlite_migrat
     // A former daemon that does not know of these leaves them alone, so they need no version.
     connection.execute_batch(SET_ASIDE)?;
     connection.execute_batch(PARTS)?;
+    connection.execute_batch(MOVED)?;
     for (column, statement) in [("thesis", THESIS), ("rsa_nodes", RSA_NODES)] {
         let has: bool = connection.query_row(HAS_COLUMN, [column], |row| row.get(0))?;
         if !has {
@@ -71,6 +72,11 @@ const HAS_COLUMN: &str = "SELECT count(*) > 0 FROM pragma_table_info('journal') 
 /// it alone.
 const PARTS: &str = "CREATE TABLE IF NOT EXISTS parts
     (job TEXT NOT NULL, node TEXT NOT NULL, at_ms INTEGER NOT NULL, names TEXT NOT NULL, PRIMARY KEY (job, node))";
+
+/// What was copied for jobs, each time that it was done: `work` is a word of [`Work`](ondeck_core::schedule::Work). Daemons that don't
+/// know this table leave it alone.
+const MOVED: &str = "CREATE TABLE IF NOT EXISTS moved
+    (job TEXT NOT NULL, work TEXT NOT NULL, at_ms INTEGER NOT NULL, bytes INTEGER NOT NULL, files INTEGER NOT NULL)";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
