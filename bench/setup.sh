@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the tools that `ondeck-bench stage` compares Ondeck with: Debian's packages through
-# apt-get, and the four written in Rust through cargo, into a directory of their own:
+# Installs the tools that `ondeck-bench` compares Ondeck with: Debian's packages through apt-get, the four
+# written in Rust through cargo, and AccaSim through pip, into a directory of their own:
 #
-#   ${XDG_CACHE_HOME:-$HOME/.cache}/ondeck-bench/bin
+#   ${XDG_CACHE_HOME:-$HOME/.cache}/ondeck-bench
 #
 # Quick when everything is there. A tool that cannot be installed is named and left out: the
 # benchmark then shows it as "not installed".
@@ -14,7 +14,7 @@ crates=(fcp@0.2.2 cpz@3.2.1 xcp@0.24.9 lms@0.4.0)
 # command:package
 packages=(
     cp:coreutils rsync:rsync tar:tar rclone:rclone fpsync:fpart
-    mergerfs:mergerfs fusermount3:fuse3
+    mergerfs:mergerfs fusermount3:fuse3 python3:python3-venv
     # What the benchmark itself needs: a disk of its own, and an ordinary user.
     mkfs.ext4:e2fsprogs losetup:mount setpriv:util-linux
 )
@@ -75,11 +75,28 @@ install_crate() {
     fi
 }
 
+# A simulator that `ondeck-bench simulator` is compared with, in a Python of its own.
+install_accasim() {
+    local version=1.1.3 at=$root/accasim log=$root/accasim.log
+    if "$at/bin/python3" -c "import accasim" 2>/dev/null && [ "$(cat "$at/version" 2>/dev/null)" = "$version" ]; then
+        return
+    fi
+    say "installing AccaSim $version"
+    if { python3 -m venv --clear "$at" && "$at/bin/python3" -m pip install --quiet "accasim==$version" &&
+        echo "$version" >"$at/version"; } >"$log" 2>&1; then
+        rm -f "$log"
+    else
+        tail -n 5 "$log"
+        missing+=(accasim)
+    fi
+}
+
 mkdir -p "$root" || exit 1
 install_packages
 for crate in "${crates[@]}"; do
     install_crate "$crate"
 done
+install_accasim
 
 if [ ${#missing[@]} -gt 0 ]; then
     say "going on without: ${missing[*]}"

@@ -13,6 +13,7 @@
 //! | [`scratch`] | where: the work directory on disk, the tmpfs, and their removal |
 //! | [`interrupt`], [`timed`] | how one command is run, timed, and stopped on a signal |
 //! | [`copies`] | how runs are interleaved, what is kept and dropped, the checksum's cost |
+//! | [`warm`] | that memory is there, where the host of a virtual machine may have taken it |
 //! | [`memcpy`] | the speed of light that copying into RAM is compared with |
 //! | [`metadata`] | what a copy keeps besides the bytes |
 //! | [`run_overhead`] | what `ondeck run` adds to a program that does nothing |
@@ -45,6 +46,7 @@ mod scratch;
 mod slow_disk;
 mod timed;
 mod tools;
+mod warm;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,6 +107,10 @@ enum Command {
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes, and 4 GB of /var/tmp.
     Thesis(scheduler::Options),
+    /// Scheduler benchmark: how fast `ondeck simulate` is, beside AccaSim
+    ///
+    /// `ondeck` is the newest release build of the workspace, or what the environment variable ONDECK names. Takes ten minutes.
+    Simulator(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]
     Writer(scheduler::writer::Writer),
@@ -122,6 +128,9 @@ enum Command {
     /// Measure copying memory, in a process of its own
     #[command(hide = true)]
     Memcpy,
+    /// Use so many bytes of memory, and end
+    #[command(hide = true)]
+    Warm { bytes: u64 },
     /// Use a mounted RAM disk, in a host of the testbed
     #[command(hide = true)]
     Load {
@@ -182,11 +191,13 @@ fn main() -> ExitCode {
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),
         Command::Thesis(options) => scheduler::thesis::run(&options),
+        Command::Simulator(options) => scheduler::simulator::run(&options),
         Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
         Command::BareCopy { source, target } => tools::bare_copy(&source, &target),
         Command::Memcpy => memcpy::print(),
+        Command::Warm { bytes } => warm::use_memory(bytes),
         Command::Load { action } => ramdisk::load::print(&action),
     };
     match result {

@@ -10,6 +10,7 @@ use crate::machine;
 use crate::metadata::{self, KeptMetadata};
 use crate::run_overhead::{Overhead, RUNS};
 use crate::tools::Tool;
+use crate::warm;
 use ondeck_bench::size::show;
 
 /// Everything that one run of the benchmark found out.
@@ -47,7 +48,7 @@ impl Page {
             page,
             &format!(
                 "`ondeck stage` beside other copy tools on one machine, made by `{}`. Interleaved \
-                 rounds in rotated order: one to warm up, which is dropped, then {}. Ratios are of \
+                 rounds in rotated order, every other one backwards: one to warm up, which is dropped, then {}. Ratios are of \
                  medians, to the fastest peer that copied everything: below 1 is faster. The \
                  spread is (slowest - fastest) / median. The page cache is warm; before each run \
                  the last target is removed and the disk left to settle. The row \"ondeck's engine, \
@@ -56,6 +57,13 @@ impl Page {
                 self.command, self.rounds
             ),
         );
+        if warm::is_reported() {
+            paragraph(
+                page,
+                "This virtual machine reports to its host what memory is free, and gets it again slowly. So before each run (but where \
+                 memory is in small pieces) as much memory as it takes was used and freed.",
+            );
+        }
         if self.quick {
             paragraph(
                 page,

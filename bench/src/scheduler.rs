@@ -1,4 +1,4 @@
-//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in three parts
+//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in four parts
 //! that are made by a command each.
 //!
 //! # Layout
@@ -8,6 +8,7 @@
 //! | [`schedule`] | one part: a pass of the pure core ([`pass`]), and the daemon beside a large queue ([`daemon`]) |
 //! | [`hooks`] | one part: what Prolog and Epilog add to a job, and from on deck to READY |
 //! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
+//! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -16,6 +17,7 @@ mod daemon;
 pub mod hooks;
 mod pass;
 pub mod schedule;
+pub mod simulator;
 pub mod thesis;
 pub mod writer;
 
@@ -29,7 +31,7 @@ use crate::goals::Judged;
 use crate::page::{Table, heading, paragraph};
 use crate::{command_line, machine};
 
-/// What all three commands take.
+/// What all four commands take.
 #[derive(clap::Args)]
 pub struct Options {
     /// Rounds that count, after one that does not [default: each measurement's own]
@@ -54,7 +56,7 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 3] = ["schedule", "hooks", "thesis"];
+const PARTS: [&str; 4] = ["schedule", "hooks", "thesis", "simulator"];
 
 /// What one command found out.
 struct Part {
