@@ -277,6 +277,20 @@ impl Cluster {
         });
     }
 
+    /// Has the RSA nodes lend to jobs that come from now on, or not.
+    #[track_caller]
+    pub fn lend(&self, lends: bool) {
+        let status = self.status();
+        for node in status["nodes"].as_array().unwrap() {
+            let name = node["node"].as_str().unwrap();
+            let ran = match lends {
+                true => self.ondeck(&["node", "resume", name]),
+                false => self.ondeck(&["node", "drain", name, "--reason", "a test"]),
+            };
+            ran.assert_success();
+        }
+    }
+
     /// Kills a daemon with SIGKILL: an agent by its host's name, or `scheduler`.
     pub fn kill(&self, name: &str) {
         let mut daemon = self.daemons().remove(name).expect("it runs");

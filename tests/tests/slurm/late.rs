@@ -179,15 +179,10 @@ fn holds(
         .replace("OUT", &output.display().to_string());
     all.push(&log);
     // With nodes that lend, its RAM disk could be ready before its Prolog asks, and be mounted in time.
-    let nodes = ["r1", "r2", "r3", "r4"];
-    for node in nodes {
-        cluster.ondeck(&["node", "drain", node, "--reason", "until it holds something"]).assert_success();
-    }
+    cluster.lend(false);
     let job = cluster.slurm.submit(user, &script, &all);
     wait_file(&began);
-    for node in nodes {
-        cluster.ondeck(&["node", "resume", node]).assert_success();
-    }
+    cluster.lend(true);
     // On a machine that is out of breath there may be another reason first.
     wait_until(LONG, "its user is told", || {
         let note = told(cluster, job);

@@ -76,8 +76,11 @@ fn under_a_job_that_started_at_once(cluster: &Cluster) {
         started = started.display(),
         seen = seen.display(),
     );
+    // The RAM disk could be shown before the script has begun.
+    cluster.lend(false);
     let job = cluster.slurm.submit(alice, &script, &["--nodes=2"]);
     wait_file(&started);
+    cluster.lend(true);
     assert!(!was_ram(&started.with_extension("where")));
     cluster.wait_rsa(job, "INUSE_OUT");
     assert_eq!(cluster.slurm.state(job), "RUNNING");
