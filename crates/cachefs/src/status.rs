@@ -66,6 +66,13 @@ pub struct Status {
     pub conflicts: Vec<Conflict>,
 }
 
+impl Status {
+    /// How many files can't be written back now; a server of a former version names them all, and does not count them.
+    pub fn all_failing(&self) -> u64 {
+        self.failing_count.max(self.failing.len() as u64)
+    }
+}
+
 /// How the names begin of what is not complete yet on the backing directory. Programs don't see them, and can't make them.
 pub const UNFINISHED: &str = ".ondeck-cache-";
 

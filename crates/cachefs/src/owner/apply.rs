@@ -699,7 +699,8 @@ impl Core {
             Ok(()) | Err(Errno::NOENT) => Ok(Done::default()),
             // Somebody else has put something there.
             Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
-                Ok(Done { beside: None, kept: Some(why_kept(at, name)?) })
+                // If that can't be seen, it is told as usual.
+                Ok(Done { beside: None, kept: Some(why_kept(at, name).unwrap_or(ConflictKind::NotRemoved)) })
             }
             Err(error) => Err(error),
         }

@@ -137,7 +137,7 @@ pub fn text(report: &Report) -> String {
             format!("{}: {}", plain(&failing.path, usize::MAX), plain(&failing.error, usize::MAX)),
         );
     }
-    let others = status.failing_count.saturating_sub(status.failing.len() as u64);
+    let others = status.all_failing() - status.failing.len() as u64;
     if others > 0 {
         line("FAILING", format!("and {}", display::count(others, "other")));
     }
@@ -220,7 +220,7 @@ const METRICS: &[Metric] = &[
         "How long the oldest write-back of one file that is under way has lasted.",
         |s| s.under_way_ms as f64 / 1000.0,
     ),
-    gauge("failing", "Files that can't be written back, and are tried again.", |s| s.failing_count as f64),
+    gauge("failing", "Files that can't be written back, and are tried again.", |s| s.all_failing() as f64),
     gauge("conflicts", "Names that others changed while they were dirty here.", |s| s.conflicts.len() as f64),
     counter("read_bytes_total", "Bytes read from the store through the server.", |s| s.read_bytes as f64),
     counter("written_bytes_total", "Bytes written to the store.", |s| s.written_bytes as f64),

@@ -185,6 +185,7 @@ fn end_cache(instance: &Instance, record: &Record) -> Result<()> {
     }
     match ask(instance.socket(), &Order::Unmount { lose: false }, &mut |_| true) {
         Ok(Answer::Failed { message, .. }) => bail!(message),
+        Ok(Answer::GivenUp) => bail!("what was not written back was given up meanwhile"),
         Ok(_) => Ok(()),
         // It has ended by itself in this moment, or it has not.
         Err(_) if instance.record().is_ok_and(|record| record.is_none()) && !instance.may_hold_data()? => {
