@@ -111,6 +111,11 @@ fn what_is_wrong_is_named() {
         assert_eq!(ran.out, "");
     };
     refused(
+        &["--from", "journal", "nowhere"],
+        1,
+        &["nowhere/journal.sqlite: No such file or directory (os error 2)\n"],
+    );
+    refused(
         &["jobs.swf"],
         1,
         &["jobs.swf, as --from swf", "line 6, field 4 (run time): 'many' is no number"],
@@ -177,6 +182,9 @@ fn what_was_measured_says_how_much_of_the_log_it_is_of() {
     let ran = scene.run(&["simulate", "jobs.swf", "--io", "io.csv", "--rsa-nodes", "2"]);
     ran.assert_code(0);
     assert!(ran.out.contains("1 of the 4 jobs of the log are in it"), "{}", ran.out);
+    let ran = scene.run(&["simulate", "jobs.swf", "--io", "."]);
+    ran.assert_code(1)
+        .assert_says("the journal of `ondeck serve`, .: can't use ./journal.sqlite: No such file");
 }
 
 #[test]

@@ -15,6 +15,8 @@ use ondeck_sim::trace::{LeftOut, Trace, TraceJob};
 /// It is not there, not whole, or of a later version.
 pub fn read(directory: &Path) -> Result<Workload> {
     let workload = Reader::open(directory).and_then(|reader| reader.workload());
+    // Its words have those of its cause in them.
+    let workload = workload.map_err(|error| anyhow::Error::msg(error.to_string()));
     workload.with_context(|| format!("as the journal of `ondeck serve`, {}", directory.display()))
 }
 
@@ -46,7 +48,8 @@ pub fn has_io(workload: &Workload) -> bool {
     workload.jobs.iter().any(|job| job.staged_in.is_some() || job.staged_out.is_some())
 }
 
-/// What the jobs read and wrote. A job that was requeued has several lives, and each of them the bytes of all.
+/// What the jobs read and wrote. A job that was requeued has several lives of one number: each counts with the
+/// most that one of them had.
 pub fn io(workload: &Workload, link: Rate) -> IoModel {
     let mut jobs: BTreeMap<u64, Measured> = BTreeMap::new();
     for past in &workload.jobs {

@@ -79,18 +79,53 @@ impl Store {
     /// [`StoreError::Sqlite`].
     pub fn another_reader(&self) -> Result<Reader, StoreError> {
         let path = self.reader.path.clone();
-        let open = || {
-            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-            let connection = Connection::open_with_flags(&path, flags)?;
-            // What is closed leaves the log as it is.
-            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-            Ok(connection)
-        };
-        match open() {
+        match open_to_read(&path) {
             Ok(connection) => Ok(Reader { path, connection }),
             Err(source) => Err(self.reader.sqlite(source)),
         }
     }
+}
+
+impl Reader {
+    /// Opens the journal of a directory to read it, whether or not a daemon writes it.
+    ///
+    /// # Errors
+    /// [`StoreError`]: it is not there, can't be read, is of a later version, or not whole.
+    pub fn open(directory: &Path) -> Result<Reader, StoreError> {
+        let path = directory.join("journal.sqlite");
+        let file = |path: &Path, source| StoreError::File { path: path.to_owned(), source };
+        // SQLite says of a file that is not there no more than that it can't open it.
+        std::fs::File::open(&path).map_err(|source| file(&path, source))?;
+        let log = path.with_extension("sqlite-wal");
+        // A daemon that runs has a log, if an empty one. Without any the journal may lie where nothing can be written.
+        let opened = match log.try_exists().map_err(|source| file(&log, source))? {
+            true => open_to_read(&path),
+            false => log::open_alone(&path),
+        };
+        let reader = match opened {
+            Ok(connection) => Reader { path: path.clone(), connection },
+            Err(source) => return Err(StoreError::Sqlite { path, source }),
+        };
+        let version: rusqlite::Result<i64> =
+            reader.connection.query_row("PRAGMA user_version", [], |row| row.get(0));
+        let found = version.map_err(|source| reader.sqlite(source))?;
+        if found > VERSION {
+            return Err(StoreError::Later { path, found });
+        }
+        if !log::belongs(&reader.connection, &path).map_err(|source| reader.sqlite(source))? {
+            return Err(StoreError::Mixed { path });
+        }
+        Ok(reader)
+    }
+}
+
+/// A journal with its log, which may be written meanwhile.
+fn open_to_read(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // What is closed leaves the log as it is.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    Ok(connection)
 }
 
 /// The journal has secrets, and it says who did what: it is root's alone, and what SQLite makes beside it is as it is.

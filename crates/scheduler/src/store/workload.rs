@@ -1,15 +1,11 @@
 //! The jobs that there were, with what was copied for them.
 
-use std::path::Path;
-
 use ondeck_core::schedule::{Job, RsaState, Time, Work};
 use ondeck_core::{Bytes, Incarnation};
-use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, params};
+use rusqlite::params;
 
 use super::error::StoreError;
-use super::tables::VERSION;
-use super::{Reader, Store, log};
+use super::{Reader, Store};
 
 /// A job of which nothing is to be done any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,41 +55,6 @@ impl Store {
 }
 
 impl Reader {
-    /// Opens the journal of a directory to read it, whether or not a daemon writes it.
-    ///
-    /// # Errors
-    /// [`StoreError`]: it is not there, can't be read, is of a later version, or not whole.
-    pub fn open(directory: &Path) -> Result<Reader, StoreError> {
-        let path = directory.join("journal.sqlite");
-        // SQLite says of a file that is not there no more than that it can't open it.
-        std::fs::File::open(&path).map_err(|source| StoreError::File { path: path.clone(), source })?;
-        let open = || {
-            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-            let has_log = std::fs::metadata(path.with_extension("sqlite-wal")).is_ok_and(|log| log.len() > 0);
-            // A copy may lie where nothing can be written, and without a log nobody writes it.
-            if !has_log {
-                return log::open_alone(&path);
-            }
-            let connection = Connection::open_with_flags(&path, flags)?;
-            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-            Ok(connection)
-        };
-        let reader = match open() {
-            Ok(connection) => Reader { path: path.clone(), connection },
-            Err(source) => return Err(StoreError::Sqlite { path, source }),
-        };
-        let version: rusqlite::Result<i64> =
-            reader.connection.query_row("PRAGMA user_version", [], |row| row.get(0));
-        let found = version.map_err(|source| reader.sqlite(source))?;
-        if found > VERSION {
-            return Err(StoreError::Later { path, found });
-        }
-        if !log::belongs(&reader.connection, &path).map_err(|source| reader.sqlite(source))? {
-            return Err(StoreError::Mixed { path });
-        }
-        Ok(reader)
-    }
-
     /// The jobs that there were.
     ///
     /// # Errors
@@ -113,7 +74,7 @@ impl Reader {
         let in_use = [RsaState::InuseIn, RsaState::InuseBoth, RsaState::InuseOut];
         let in_use = in_use.map(|state| format!("'{}'", state.word())).join(", ");
         let query = format!(
-            "SELECT job,
+            "SELECT id, job,
                 (SELECT min(at_ms) FROM journal WHERE job = past.id AND job_state = 'RUNNING'),
                 (SELECT min(at_ms) FROM journal WHERE job = past.id AND job_state = 'FINISHED'),
                 EXISTS (SELECT 1 FROM journal WHERE job = past.id AND rsa_state IN ({in_use})),
@@ -122,20 +83,15 @@ impl Reader {
             moved(Work::StageIn),
             moved(Work::StageOut)
         );
-        let read = || -> rusqlite::Result<Vec<Result<PastJob, serde_json::Error>>> {
+        let read = || -> rusqlite::Result<Vec<Result<PastJob, (String, serde_json::Error)>>> {
             let mut statement = self.connection.prepare(&query)?;
             let rows = statement.query_map([], |row| {
-                let time = |index| {
-                    Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(index)?.map(|ms| Time(ms as u64)))
-                };
-                let bytes = |index| {
-                    Ok::<_, rusqlite::Error>(
-                        row.get::<_, Option<i64>>(index)?.map(|bytes| Bytes(bytes as u64)),
-                    )
-                };
-                let job: Result<Job, _> = serde_json::from_str(&row.get::<_, String>(0)?);
-                let (began, ended, in_ram) = (time(1)?, time(2)?, row.get(3)?);
-                let (staged_in, staged_out) = (bytes(4)?, bytes(5)?);
+                let number =
+                    |index| row.get::<_, Option<i64>>(index).map(|found| found.map(|found| found as u64));
+                let (id, job): (String, String) = (row.get(0)?, row.get(1)?);
+                let (began, ended, in_ram) = (number(2)?.map(Time), number(3)?.map(Time), row.get(4)?);
+                let (staged_in, staged_out) = (number(5)?.map(Bytes), number(6)?.map(Bytes));
+                let job = serde_json::from_str::<Job>(&job).map_err(|error| (id, error));
                 Ok(job.map(|job| PastJob {
                     id: job.id,
                     uid: job.owner.uid,
@@ -150,7 +106,7 @@ impl Reader {
         };
         let jobs = read().map_err(|source| self.sqlite(source))?;
         let jobs = jobs.into_iter().collect::<Result<_, _>>();
-        let jobs = jobs.map_err(|error| self.malformed("a former job".to_owned(), &error))?;
+        let jobs = jobs.map_err(|(id, error)| self.malformed(format!("the former job {id}"), &error))?;
         let unfinished = one("SELECT count(*) FROM jobs").map_err(|source| self.sqlite(source))? as u64;
         Ok(Workload { jobs, unfinished })
     }
