@@ -109,7 +109,7 @@ enum Command {
     Thesis(scheduler::Options),
     /// Scheduler benchmark: how fast `ondeck simulate` is, beside AccaSim
     ///
-    /// `ondeck` is the newest release build of the workspace, or what the environment variable ONDECK names. Takes ten minutes.
+    /// `ondeck` is the newest release build of the workspace, or what the environment variable ONDECK names. Takes half a minute.
     Simulator(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]

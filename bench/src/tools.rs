@@ -67,6 +67,15 @@ pub struct Copy<'a> {
     pub notes: &'a Path,
 }
 
+/// Where bench/setup.sh puts what it installs by itself.
+pub fn installed() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
+    Some(cache?.join("ondeck-bench"))
+}
+
 /// Where the programs are.
 #[derive(Debug)]
 pub struct Programs {
@@ -78,11 +87,7 @@ pub struct Programs {
 impl Programs {
     /// `ONDECK` names the binary under test; otherwise the newest release build of the workspace.
     pub fn find() -> Result<Self> {
-        let cache = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-            .or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
-        let extra = cache.map(|cache| cache.join("ondeck-bench/bin"));
+        let extra = installed().map(|at| at.join("bin"));
         let ondeck = match std::env::var_os("ONDECK").filter(|value| !value.is_empty()) {
             Some(named) => {
                 let named = std::path::absolute(named)?;

@@ -1,8 +1,7 @@
 //! `ondeck-bench simulator`: how many jobs of a log are simulated in a second, and how many by AccaSim.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::io::BufReader;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,17 +12,18 @@ use ondeck_core::{Bytes, Rate, WaitPolicy};
 use ondeck_sim::io::IoModel;
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
 use ondeck_sim::random::{self, Purpose};
-use ondeck_sim::remedy::{self, Estimates};
+use ondeck_sim::remedy;
 use ondeck_sim::simulation::{Scenario, simulate};
-use ondeck_sim::trace::{Trace, swf};
+use ondeck_sim::trace::{Trace, TraceJob};
 use ondeck_sim::workload_manager::Order;
 
+use crate::copies::median;
 use crate::interrupt;
 use crate::page::Table;
 use crate::scheduler::{Options, Part};
 use crate::scratch::Scratch;
 use crate::timed;
-use crate::tools::Programs;
+use crate::tools::{Programs, installed};
 
 /// Compute nodes of the machine.
 const NODES: u32 = 128;
@@ -52,40 +52,55 @@ pub fn run(options: &Options) -> Result<()> {
     );
     let scratch = Scratch::new(Path::new("/var/tmp"), true, 1 << 30)?;
     // First: what this process holds later counts for its children, too.
-    million(many, &scratch, &mut part)?;
+    let mut programs = Programs::find()?;
+    programs.copy_ondeck_to(&scratch.base)?;
+    let ondeck = programs.ondeck().context("ondeck is not built")?;
+    million(ondeck, many, &scratch, &mut part)?;
     let mut table = Table::new(&["jobs a second", "simulator", "what", "jobs", "median s", "slowest s"]);
-    peers(few, rounds, &scratch, &mut table)?;
+    peers(ondeck, few, rounds, &scratch, &mut table)?;
     own(jobs, rounds, &mut table, &mut part)?;
     table.write(&mut part.text);
     part.publish(options)
 }
 
-/// The jobs as lines of a log.
-fn log(count: u64) -> String {
-    let mut text = format!("; MaxNodes: {NODES}\n");
+/// So many jobs, which ask for [`LOAD`].
+fn workload(count: u64) -> Trace {
     let mut submitted = 0;
-    for number in 1..=count {
+    let jobs = (1..=count).map(|number| {
         let mut random = random::of_job(Purpose::Io, 1, number);
         let mut below = |most: f64| random::unit(&mut random) * most;
-        submitted += below(400.0) as u64;
+        submitted += below(1000.0) as u64;
         let nodes = (1.0 + below(6.0).exp2()) as u32;
         let run = 60 + below(3.0 * 3600.0) as u64;
-        let asked = run.div_ceil(1800) * 1800;
-        // Writing to text does not fail.
-        let _ = writeln!(
-            text,
-            "{number} {submitted} -1 {run} {nodes} -1 -1 {nodes} {asked} -1 1 {} 1 -1 -1 -1 -1 -1",
-            number % 20
-        );
-    }
-    text
+        let requested = Some(run.div_ceil(1800) * 1800);
+        TraceJob { number, submitted, run, nodes, requested, user: Some((number % 20) as u32) }
+    });
+    let mut trace = Trace { jobs: jobs.collect(), nodes: Some(NODES), ..Trace::default() };
+    remedy::rescale(&mut trace, NODES, LOAD);
+    trace
 }
 
-fn trace(count: u64) -> Result<Trace> {
-    let mut trace = swf::read(BufReader::new(log(count).as_bytes()), 1)?;
-    remedy::rescale(&mut trace, NODES, LOAD);
-    Estimates::Exact.fill_in(&mut trace, 1);
-    Ok(trace)
+/// Writes them as lines of a log.
+fn write_log(file: &Path, workload: &Trace) -> Result<()> {
+    let cannot = || format!("cannot write {}", file.display());
+    let mut log = BufWriter::new(File::create(file).with_context(cannot)?);
+    writeln!(log, "; MaxNodes: {NODES}").with_context(cannot)?;
+    for TraceJob { number, submitted, run, nodes, requested, user } in &workload.jobs {
+        let (asked, user) = (requested.unwrap_or(*run), user.unwrap_or(0));
+        writeln!(
+            log,
+            "{number} {submitted} -1 {run} {nodes} -1 -1 {nodes} {asked} -1 1 {user} 1 -1 -1 -1 -1 -1"
+        )
+        .with_context(cannot)?;
+    }
+    log.flush().with_context(cannot)
+}
+
+/// The whole command, which reads a log.
+fn command(ondeck: &Path, log: &Path) -> Command {
+    let mut command = Command::new(ondeck);
+    command.arg("simulate").arg(log).args(["--rsa-nodes", "0", "--io", "none", "--threads", "1"]);
+    command
 }
 
 /// Runs something so often; the seconds of each but the first.
@@ -105,7 +120,7 @@ fn seconds(rounds: usize, mut act: impl FnMut() -> Result<()>) -> Result<Vec<f64
 
 /// Adds a line; returns the jobs a second in the median.
 fn add(table: &mut Table, simulator: &str, what: &str, jobs: u64, seconds: &[f64]) -> f64 {
-    let (median, slowest) = (seconds[seconds.len() / 2], seconds[seconds.len() - 1]);
+    let (median, slowest) = (median(seconds), seconds[seconds.len() - 1]);
     let rate = jobs as f64 / median;
     table.add([
         format!("{rate:.0}"),
@@ -119,7 +134,7 @@ fn add(table: &mut Table, simulator: &str, what: &str, jobs: u64, seconds: &[f64
 }
 
 fn own(jobs: u64, rounds: usize, table: &mut Table, part: &mut Part) -> Result<()> {
-    let trace = trace(jobs)?;
+    let trace = workload(jobs);
     let megabytes = |count: u64| Rate(Bytes(count * 1_000_000));
     let machine = Machine { nodes: NODES, link: megabytes(1000), disk: megabytes(340), background: 0.0 };
     let accelerator = || Accelerated {
@@ -145,7 +160,7 @@ fn own(jobs: u64, rounds: usize, table: &mut Table, part: &mut Part) -> Result<(
     for (what, scenario, goal) in [
         ("no I/O", scenario(false, &none), Some(WITHOUT_RSA)),
         ("bursts of I/O on disk", scenario(false, &bursts), None),
-        ("bursts of I/O, 16 RSA nodes", scenario(true, &bursts), Some(WITH_RSA)),
+        (&format!("bursts of I/O, {RSA_NODES} RSA nodes"), scenario(true, &bursts), Some(WITH_RSA)),
     ] {
         eprintln!("ondeck simulate: {what}");
         let seconds = seconds(rounds, || Ok(simulate(&scenario).map(drop)?))?;
@@ -158,20 +173,12 @@ fn own(jobs: u64, rounds: usize, table: &mut Table, part: &mut Part) -> Result<(
     Ok(())
 }
 
-/// The whole command, with a log that is read.
-fn million(jobs: u64, scratch: &Scratch, part: &mut Part) -> Result<()> {
-    let mut programs = Programs::find()?;
-    programs.copy_ondeck_to(&scratch.base)?;
-    let ondeck = programs.ondeck().context("ondeck is not built")?;
+/// How long a million jobs take, and how much memory.
+fn million(ondeck: &Path, jobs: u64, scratch: &Scratch, part: &mut Part) -> Result<()> {
     eprintln!("ondeck simulate: {jobs} jobs, the whole command");
-    let (file, errors) = (scratch.base.join("log.swf"), scratch.base.join("errors"));
-    fs::write(&file, log(jobs))?;
-    let mut command = Command::new(ondeck);
-    command.arg("simulate").arg(&file).args(["--rsa-nodes", "0", "--io", "none", "--threads", "1"]);
-    let finished = timed::run(&mut command, &errors)?;
-    if !finished.status.success() {
-        bail!("ondeck simulate: {}", timed::complaint(finished.status, &errors));
-    }
+    let (log, errors) = (scratch.base.join("log.swf"), scratch.base.join("errors"));
+    write_log(&log, &workload(jobs))?;
+    let finished = run_once(&mut command(ondeck, &log), &errors)?;
     let (seconds, bytes) = (finished.elapsed.as_secs_f64(), finished.peak_memory);
     part.goal(
         &format!("at most {MILLION_S} s and {}", Bytes(MILLION_BYTES)),
@@ -182,21 +189,15 @@ fn million(jobs: u64, scratch: &Scratch, part: &mut Part) -> Result<()> {
     Ok(())
 }
 
-/// AccaSim, and the same jobs here, with its reading of the log.
-fn peers(jobs: u64, rounds: usize, scratch: &Scratch, table: &mut Table) -> Result<()> {
+/// AccaSim, and the same jobs here, with the reading of the log.
+fn peers(ondeck: &Path, jobs: u64, rounds: usize, scratch: &Scratch, table: &mut Table) -> Result<()> {
     let what = "no I/O, EASY, the log read";
-    let (file, script, errors) =
+    let (log, script, errors) =
         (scratch.base.join("log.swf"), scratch.base.join("with_accasim.py"), scratch.base.join("errors"));
-    fs::write(&file, log(jobs))?;
-    fs::write(&script, ACCASIM)?;
-    let mut programs = Programs::find()?;
-    programs.copy_ondeck_to(&scratch.base)?;
-    if let Some(ondeck) = programs.ondeck() {
-        let mut command = Command::new(ondeck);
-        command.arg("simulate").arg(&file).args(["--rsa-nodes", "0", "--io", "none", "--threads", "1"]);
-        let seconds = timed_rounds(rounds, &mut command, &errors)?;
-        add(table, "`ondeck simulate`", what, jobs, &seconds);
-    }
+    write_log(&log, &workload(jobs))?;
+    fs::write(&script, ACCASIM).with_context(|| format!("cannot write {}", script.display()))?;
+    let ours = seconds(rounds, || run_once(&mut command(ondeck, &log), &errors).map(drop))?;
+    add(table, "`ondeck simulate`", what, jobs, &ours);
     match accasim() {
         None => {
             table.add([
@@ -211,31 +212,25 @@ fn peers(jobs: u64, rounds: usize, scratch: &Scratch, table: &mut Table) -> Resu
         Some(python) => {
             eprintln!("AccaSim: {jobs} jobs");
             let mut command = Command::new(python);
-            command.arg(&script).arg(&file).arg(NODES.to_string()).current_dir(&scratch.base);
-            let seconds = timed_rounds(rounds.min(1), &mut command, &errors)?;
-            add(table, "AccaSim 1.1.3", what, jobs, &seconds);
+            command.arg(&script).arg(&log).arg(NODES.to_string()).current_dir(&scratch.base);
+            let theirs = seconds(rounds, || run_once(&mut command, &errors).map(drop))?;
+            add(table, "AccaSim 1.1.3", what, jobs, &theirs);
         }
     }
     Ok(())
 }
 
-fn timed_rounds(rounds: usize, command: &mut Command, errors: &Path) -> Result<Vec<f64>> {
-    seconds(rounds, || {
-        let finished = timed::run(command, errors)?;
-        if !finished.status.success() {
-            bail!(
-                "{}: {}",
-                command.get_program().to_string_lossy(),
-                timed::complaint(finished.status, errors)
-            );
-        }
-        Ok(())
-    })
+/// Runs a command, which must succeed.
+fn run_once(command: &mut Command, errors: &Path) -> Result<timed::Finished> {
+    let finished = timed::run(command, errors)?;
+    if !finished.status.success() {
+        let name = command.get_program().to_string_lossy().into_owned();
+        bail!("{name}: {}", timed::complaint(finished.status, errors));
+    }
+    Ok(finished)
 }
 
-/// The Python that has it: bench/setup.sh puts it there.
+/// The Python that has it.
 fn accasim() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-    Some(cache.join("ondeck-bench/accasim/bin/python3")).filter(|python| python.exists())
+    Some(installed()?.join("accasim/bin/python3")).filter(|python| python.exists())
 }
