@@ -75,6 +75,7 @@ use crate::store::Store;
 use journal::{Journal, JournalError};
 use state::{State, Stop};
 use wait::{Need, Parked, Target};
+use write_back::EXTENTS_OF_PASS;
 
 /// How often it is looked whether those who wait were killed, and whether anything has become old.
 const LOOK: Duration = Duration::from_millis(100);
@@ -392,20 +393,24 @@ impl Core {
     /// Writes back what has to be, until the end.
     fn run_writer(&self) {
         loop {
-            let ino = {
+            let pass = {
                 let mut state = self.lock();
                 loop {
                     if state.stopped {
                         return;
                     }
-                    if let Some(ino) = state.next_pass() {
-                        break ino;
+                    // At once: another thread would choose it, too, and write it again as soon as this has ended.
+                    let chosen = state.next_pass();
+                    if let Some(pass) =
+                        chosen.and_then(|ino| state.begin_pass(ino, EXTENTS_OF_PASS, &self.store))
+                    {
+                        break pass;
                     }
                     state = self.wait(state);
                 }
             };
             // It is noted, and tried again.
-            let _told = self.write_back(ino);
+            let _told = self.bring(pass);
         }
     }
 
@@ -655,8 +660,8 @@ impl Owner {
         let oldest_data = state.dirty_by_age.front().map(|(_, dirty)| dirty.since);
         let oldest_name = state.log.front().map(|pending| pending.since);
         let oldest = oldest_data.into_iter().chain(oldest_name).min();
-        let under_way = state.passes.iter().min_by_key(|(_, (_, since))| *since);
-        let under_way = under_way.map(|(ino, (_, since))| (*ino, now.duration_since(*since)));
+        let under_way = state.passes.iter().min_by_key(|(_, pass)| pass.began);
+        let under_way = under_way.map(|(ino, pass)| (*ino, now.duration_since(pass.began)));
         let failing = |(ino, (error, _)): (&Ino, &(Errno, Instant))| Failing {
             path: state.shown(*ino),
             error: io::Error::from(*error).to_string(),

@@ -127,6 +127,25 @@ fn an_attribute_that_is_refused_later_holds_up_nothing_else() {
     assert_eq!(cache.owner().status().failing, []);
 }
 
+/// Also if one trial ends and the next begins before the flush has looked: on a machine with too little time for all of these.
+#[test]
+fn a_flush_is_told_what_is_refused_however_often_that_is_tried() {
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let Some(small) = Small::new("nr_inodes=100") else { return };
+                let (cache, _store) = over(small.path());
+                cache.create("file", 0o640).unwrap();
+                cache.set_xattr("file", "user.large", &[7; 40_000]).unwrap();
+                small.change("nr_inodes=20");
+                for _ in 0..4 {
+                    assert_eq!(flush_fails(&cache), "file: No space left on device (os error 28)");
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_file_whose_access_list_is_refused_is_nobody_elses() {
     use std::os::unix::fs::PermissionsExt;

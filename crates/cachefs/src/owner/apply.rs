@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::inode::{Home, Homes, Kind, Operation, Seen};
+use super::pass::UnderWay;
 use super::state::{Pending, State};
 use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};
@@ -331,8 +332,7 @@ impl Core {
             state = self.wait(state);
         }
         state.applier_awaits.clear();
-        state.last_pass += 1;
-        let pass = (state.last_pass, Instant::now());
+        let pass = UnderWay { began: Instant::now(), dirty_since: None };
         state.passes.extend(held.iter().map(|ino| (*ino, pass)));
         state.moving = Some(std::thread::current().id());
         held

@@ -1,6 +1,5 @@
 //! What people order of a cache: to write back, to read in advance, to give up what is resident.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::inode::dirty;
+use super::pass::UnderWay;
 use super::state::State;
 use super::{NOBODY, Owner, RETRY};
 use crate::message::{Ino, ROOT, Reply, Request, Service};
@@ -38,8 +38,6 @@ struct DataLeft {
     of_files: u64,
     /// The same of directories: each name that was changed there has changed their times.
     of_directories: u64,
-    /// Passes that may have what was dirty, with the last of which it is there.
-    under_way: Option<HashMap<Ino, (u64, Instant)>>,
 }
 
 impl State {
@@ -64,13 +62,17 @@ impl State {
     }
 
     /// What is left of inodes, and has to be brought there before all else; `None`: nothing.
-    fn data_left(&mut self, data: &mut DataLeft) -> Option<Left> {
+    fn data_left(&mut self, data: &DataLeft) -> Option<Left> {
         let mut needs_names = false;
-        let mut is_needed = |ino: &Ino, generation: u64| {
-            let Some(inode) = self.inodes.get(ino).filter(|inode| !inode.is_orphan()) else { return false };
+        let of = |ino: &Ino, generation: u64| {
+            let inode = self.inodes.get(ino).filter(|inode| !inode.is_orphan())?;
             let was = if inode.is_dir() { data.of_directories } else { data.of_files };
-            if generation > was || !inode.is_dir() || inode.pending == 0 {
-                return generation <= was;
+            (generation <= was).then_some(inode)
+        };
+        let mut is_needed = |ino: &Ino, generation: u64| {
+            let Some(inode) = of(ino, generation) else { return false };
+            if !inode.is_dir() || inode.pending == 0 {
+                return true;
             }
             needs_names |= inode.dirty != dirty::TIMES && !State::can_pass_directory(inode);
             // Those that come later give it other times.
@@ -83,17 +85,22 @@ impl State {
         if needs_names {
             self.wanted = self.last_pending();
         }
-        if left.is_empty() {
-            // All that was dirty then is in these, or there. Those that begin later have what was changed later.
-            let under_way = data.under_way.get_or_insert_with(|| self.passes.clone());
-            under_way.retain(|ino, pass| self.passes.get(ino) == Some(pass));
-            return (!under_way.is_empty()).then_some(Left { count: 0, failing: None });
+        // What is in a pass, and counts as dirty only since that has begun. Which pass does not matter: one that was seen before may
+        // have failed meanwhile, and another begun.
+        let is_left = |ino: &Ino, since: Option<u64>| since.is_some_and(|since| of(ino, since).is_some());
+        let is_in_pass = |(ino, pass): &(&Ino, &UnderWay)| {
+            let listed = self.dirty_by_age.get(*ino).map(|dirty| dirty.generation);
+            is_left(ino, pass.dirty_since) && !is_left(ino, listed)
+        };
+        let in_pass = self.passes.iter().filter(is_in_pass).count();
+        if left.is_empty() && in_pass == 0 {
+            return None;
         }
-        data.under_way = None;
         self.urgent.extend(&left);
         let is_stuck = |ino: &Ino| !self.passes.contains_key(ino) && self.is_held_up(*ino);
-        let failing = if left.iter().all(is_stuck) { self.failing_of(left.iter().copied()) } else { None };
-        Some(Left { count: left.len(), failing })
+        let is_all_stuck = in_pass == 0 && left.iter().all(is_stuck);
+        let failing = if is_all_stuck { self.failing_of(left.iter().copied()) } else { None };
+        Some(Left { count: left.len() + in_pass, failing })
     }
 }
 
@@ -114,8 +121,8 @@ impl Owner {
         };
         let names = self.flush_until(progress, |state| state.names_left(last));
         // Names that can't be changed there hold up no data of others.
-        let mut left = DataLeft { of_files, of_directories: self.core.lock().generation, under_way: None };
-        let data = self.flush_until(progress, |state| state.data_left(&mut left));
+        let then = DataLeft { of_files, of_directories: self.core.lock().generation };
+        let data = self.flush_until(progress, |state| state.data_left(&then));
         names.and(data)?;
         self.sync(progress)
     }

@@ -52,6 +52,14 @@ pub struct Pass {
     pub refused: Option<(u8, Errno)>,
 }
 
+/// A pass as others see it while it lasts.
+#[derive(Clone, Copy, Debug)]
+pub struct UnderWay {
+    pub began: Instant,
+    /// The generation since which its inode was dirty; `None`: it brings nothing, but keeps others from beginning.
+    pub dirty_since: Option<u64>,
+}
+
 impl Pass {
     pub fn refuse(&mut self, bits: u8, error: Errno) {
         let (before, first) = self.refused.unwrap_or((0, error));
@@ -133,8 +141,8 @@ impl State {
                 *entry = began;
             }
         }
-        self.last_pass += 1;
-        self.passes.insert(ino, (self.last_pass, Instant::now()));
+        let dirty_since = pass.since.map(|since| since.generation);
+        self.passes.insert(ino, UnderWay { began: begins.since, dirty_since });
         if !pass.orphan {
             // Whoever has to go on after us must not take what we change for somebody else's work.
             self.journal_writing(ino);

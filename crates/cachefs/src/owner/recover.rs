@@ -103,7 +103,6 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         dirty_by_age: LinkedHashMap::new(),
         urgent: HashSet::new(),
         passes: HashMap::new(),
-        last_pass: 0,
         applier_awaits: Vec::new(),
         handles: HashMap::new(),
         unasked: BTreeSet::new(),

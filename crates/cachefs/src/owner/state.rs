@@ -18,6 +18,7 @@ use super::changes::Changes;
 use super::inode::{Directory, DirtySince, Home, Inode, Kind, Name, Operation};
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
+use super::pass::UnderWay;
 use super::wait::{Need, Waits};
 use crate::message::{Attributes, Handle, Ino, ROOT, Space};
 use crate::settings::Settings;
@@ -123,10 +124,8 @@ pub struct State {
     pub dirty_by_age: LinkedHashMap<Ino, DirtySince>,
     /// Inodes to be written back before all others.
     pub urgent: HashSet<Ino>,
-    /// Inodes that are in a pass of write-back: which one it is, and since when.
-    pub passes: HashMap<Ino, (u64, Instant)>,
-    /// The last pass.
-    pub last_pass: u64,
+    /// Inodes that are in a pass of write-back.
+    pub passes: HashMap<Ino, UnderWay>,
     /// Inodes whose passes the applier waits for: no other begins before it has had them.
     pub applier_awaits: Vec<Ino>,
     pub handles: HashMap<Handle, OpenFile>,

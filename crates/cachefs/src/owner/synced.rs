@@ -32,6 +32,17 @@ impl State {
             || log.any(|(_, pending)| !pending.cancelled && pending.operation.inodes().contains(&ino))
     }
 
+    /// Whether something that an inode had at this generation is still to be brought.
+    fn is_dirty_since(&self, ino: Ino, generation: u64) -> bool {
+        self.dirty_by_age.get(&ino).is_some_and(|dirty| dirty.generation <= generation)
+    }
+
+    /// Whether a pass is under way that has something which an inode had at this generation. Which pass that is does not matter: the
+    /// one that was seen first may have failed, and another begun, before anybody looked.
+    fn is_brought_since(&self, ino: Ino, generation: u64) -> bool {
+        self.passes.get(&ino).is_some_and(|pass| pass.dirty_since.is_some_and(|since| since <= generation))
+    }
+
     /// Whether all that there was of an inode when this was first asked is on the disk of the backing directory.
     pub fn synced(&mut self, ino: Ino, target: &mut Option<Target>) -> Result<(), Stop> {
         let inode = self.inode(ino)?;
@@ -44,22 +55,18 @@ impl State {
         }
         let target = target.get_or_insert_with(|| {
             let operation = if pending > 0 { self.first_pending + self.log.len() as u64 - 1 } else { 0 };
-            Target { generation: self.generation, operation, pass: None, change: None }
+            Target { generation: self.generation, operation, change: None }
         });
         if pending > 0 && self.first_pending <= target.operation && self.is_pending(ino, target.operation) {
             self.wanted = self.wanted.max(target.operation);
             return Err(Stop::Wait(Need::Synced(ino)));
         }
         // A directory's own times are no data.
-        if !is_dir && self.dirty_by_age.get(&ino).is_some_and(|dirty| dirty.generation <= target.generation) {
+        if !is_dir && self.is_dirty_since(ino, target.generation) {
             self.urgent.insert(ino);
-            // One that is under way now may fail.
-            target.pass = None;
             return Err(Stop::Wait(Need::Synced(ino)));
         }
-        // It may have what was asked for. Others begin after it as long as somebody writes.
-        let under_way = self.passes.get(&ino).map_or(0, |(pass, _)| *pass);
-        if !is_dir && under_way != 0 && *target.pass.get_or_insert(under_way) == under_way {
+        if !is_dir && self.is_brought_since(ino, target.generation) {
             return Err(Stop::Wait(Need::Synced(ino)));
         }
         // Those that come later are not waited for.

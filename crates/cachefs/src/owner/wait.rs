@@ -96,8 +96,6 @@ pub struct Target {
     pub generation: u64,
     /// The last operation of the log; 0: none.
     pub operation: u64,
-    /// The pass that was under way when all that had been dirty was begun; not known before that.
-    pub pass: Option<u64>,
     /// The last change of the backing directory, once these are done there.
     pub change: Option<u64>,
 }

@@ -21,7 +21,7 @@ use crate::settings::SyncWhen;
 const SYNC_ONE_BY_ONE: usize = 3;
 
 /// Extents of a pass that makes room: so much can't be evicted until its end.
-const EXTENTS_OF_PASS: usize = 16;
+pub const EXTENTS_OF_PASS: usize = 16;
 
 /// Whether something is written back now.
 enum Turn {
@@ -121,12 +121,11 @@ impl State {
 }
 
 impl Core {
-    /// Writes one inode back, if nobody else does.
+    /// Brings what a pass has to the disk.
     ///
     /// # Errors
     /// The kernel's; it is noted, and dirty as before.
-    pub fn write_back(&self, ino: Ino) -> Result<(), Errno> {
-        let Some(mut pass) = self.lock().begin_pass(ino, EXTENTS_OF_PASS, &self.store) else { return Ok(()) };
+    pub fn bring(&self, mut pass: Pass) -> Result<(), Errno> {
         let done = self.carry(&mut pass).and_then(|()| self.sync(&mut pass));
         self.end_of(pass, done)
     }
