@@ -42,7 +42,13 @@ impl Writers {
         let wanted = format!("--nodes={nodes}");
         let mut all = vec![wanted.as_str(), "--exclusive", "--output=/dev/null"];
         all.extend(options);
+        // On a machine that is out of breath the RAM disk could be shown before they have begun.
+        cluster.lend(false);
         let job = cluster.slurm.submit(alice, &script, &all);
+        for rank in 0..nodes {
+            wait_file(&output.join(format!("{rank}/log")));
+        }
+        cluster.lend(true);
         Writers { job, output, gate, reports: (0..nodes).map(report).collect() }
     }
 
@@ -331,13 +337,18 @@ fn where_jobs_have_mounts_of_their_own_nothing_is_covered_late() {
     let alice = cluster.user("alice");
     let output = directory(alice, "private", &[("old", "old\n")]);
     let gate = Gate::of(alice, "private");
+    let begun = alice.scratch.join("private-begun");
     let script = format!(
-        "#!/bin/sh\n{}unshare --map-root-user --mount --propagation private sh -c '{}echo late > {}/late'\n",
+        "#!/bin/sh\n{}unshare --map-root-user --mount --propagation private sh -c 'touch {}; {}echo late > {}/late'\n",
         directives(&[], &[&output]),
+        begun.display(),
         gate.line().trim_end().replace('\n', "; ") + "; ",
         output.display()
     );
+    cluster.lend(false);
     let job = cluster.slurm.submit(alice, &script, &["--nodes=1", "--exclusive", "--output=/dev/null"]);
+    wait_file(&begun);
+    cluster.lend(true);
     wait_until(LONG, "its user is told", || told(&cluster, job).contains("mounts of its own"));
     assert!(lines(&cluster, job, NOT_COVERED) > 0);
     gate.open();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ondeck_testbed::{available, wait_until};
 
 use crate::cluster::{Cluster, tree};
-use crate::jobs::{Blocker, Gate, directives};
+use crate::jobs::{Blocker, Gate, directives, wait_file};
 use crate::life::directory;
 
 #[test]
@@ -91,7 +91,10 @@ fn a_job_that_runs_already_goes_on_to_see_all_that_it_wrote_when_the_ram_disk_co
         o = output.display(),
         seen = seen.display(),
     );
+    cluster.lend(false);
     let job = cluster.slurm.submit(alice, &script, &["--nodes=2", "--output=/dev/null"]);
+    wait_file(&output.join("part-1"));
+    cluster.lend(true);
     // That is tried again after 10 s, a minute and five if the machine is busy.
     wait_until(Duration::from_secs(450), "its RAM disk has come", || seen.exists());
     cluster.wait_done(job);
