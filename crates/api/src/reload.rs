@@ -109,6 +109,7 @@ impl Config {
             to.account_nodes = from.account_nodes;
             to.bandwidth = from.bandwidth;
             to.staging = from.staging;
+            to.kept_waiting = from.kept_waiting;
             to.limits = from.limits.clone();
             to.shared_nodes = from.shared_nodes;
             to.keep = from.keep;

@@ -132,6 +132,7 @@ pub fn serve(
     let schedule = Schedule::new(site, kept.jobs, nodes, kept.last_order, kept.last_epoch);
     let schedule = schedule
         .with_leftover_on_compute(kept.leftover_on_compute)
+        .with_places_lost(kept.places_lost)
         .with_former(kept.former)
         .with_former(tagged);
     let schedule = schedule.with_beginning(identity.began).after_epoch(newest);

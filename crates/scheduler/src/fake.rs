@@ -136,7 +136,7 @@ impl WorkloadManager for Fake {
     }
 
     async fn controller(&self) -> Result<Controller, WlmError> {
-        self.said(Controller { uid: 64030, hosts: vec!["localhost".into()] })
+        self.said(Controller { uid: 64030, hosts: vec!["localhost".into()], started: 1 })
     }
 
     async fn cluster(&self) -> Result<String, WlmError> {

@@ -51,6 +51,11 @@ const FIGURES: &[Figure] = &[
     gauge("queue_jobs", &[], "Jobs in the workload manager's queue"),
     gauge("queue_seconds", &[], "How long the last look at the queue took"),
     gauge("queue_up", &[], "Whether the workload manager answers"),
+    gauge(
+        "places_lost",
+        &[],
+        "Places for jobs that wait for their input which Slurm has lost since slurmctld was started, of 128",
+    ),
     gauge("compute_nodes", &["trouble"], "Compute nodes on which something is wrong, by what it is"),
     Figure {
         name: "jobs_without_prolog",
@@ -201,6 +206,7 @@ impl Metrics {
         took.set(snapshot.took.as_secs_f64());
         states.register("queue_seconds", help("queue_seconds"), took);
         number(&mut states, "queue_up", i64::from(snapshot.fault.is_none()));
+        number(&mut states, "places_lost", view.places_lost().places.into());
         let nodes = family(&mut states, "compute_nodes");
         let warnings = compute.warnings(view.leftover_on_compute());
         let kinds = [

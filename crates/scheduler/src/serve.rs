@@ -80,6 +80,7 @@ impl Api {
                 journal_name: self.context.charge.journal().journal.clone(),
                 replaced_journals: self.context.charge.journal().replaced.clone(),
                 warnings: Vec::new(),
+                places_lost: 0,
             })
             .into_response(),
             "/v1/metrics" => self.context.metrics.without_journal().into_response(),

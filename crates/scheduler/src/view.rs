@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ondeck_core::schedule::{Job, Nodes, Schedule, Time};
+use ondeck_core::schedule::{Job, Nodes, PlacesLost, Schedule, Time};
 use ondeck_core::{Incarnation, NodeName, RamDiskId};
 
 use crate::store::Entry;
@@ -16,6 +16,7 @@ pub(crate) struct View {
     jobs: BTreeMap<Incarnation, Arc<Job>>,
     nodes: Nodes,
     leftover_on_compute: BTreeMap<NodeName, BTreeSet<RamDiskId>>,
+    places_lost: PlacesLost,
     began: Time,
 }
 
@@ -26,6 +27,7 @@ impl View {
             jobs: schedule.jobs().iter().map(|(id, job)| (*id, Arc::new(job.clone()))).collect(),
             nodes: schedule.nodes().clone(),
             leftover_on_compute: schedule.leftover_on_compute().clone(),
+            places_lost: schedule.places_lost(),
             began: schedule.began(),
         }
     }
@@ -45,6 +47,11 @@ impl View {
         &self.leftover_on_compute
     }
 
+    /// The places for jobs that wait which the workload manager has lost.
+    pub fn places_lost(&self) -> PlacesLost {
+        self.places_lost
+    }
+
     /// When the journal began: of what was there before, it may not know.
     pub fn began(&self) -> Time {
         self.began
@@ -52,6 +59,7 @@ impl View {
 
     /// Shows what was kept.
     pub fn show(&mut self, entry: Entry) {
+        self.places_lost = entry.places_lost;
         for (id, job) in entry.jobs {
             match job {
                 Some(job) => self.jobs.insert(id, job),

@@ -277,7 +277,10 @@ impl WorkloadManager for Slurm {
             let address = address.trim_end_matches(')');
             [name, address].into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect::<Vec<_>>()
         });
-        Ok(Controller { uid: uid.ok_or_else(malformed)?, hosts: hosts.collect() })
+        let started = config.iter().find(|(key, _)| key == "BOOT_TIME").map_or("", |(_, time)| time);
+        let digits: String = started.chars().filter(char::is_ascii_digit).collect();
+        let started = digits.parse().unwrap_or(0);
+        Ok(Controller { uid: uid.ok_or_else(malformed)?, hosts: hosts.collect(), started })
     }
 
     /// `scontrol ping`: at once if the controller is down, after Slurm's MessageTimeout if it hangs. One controller of

@@ -636,3 +636,48 @@ fn a_path_that_slurm_would_take_for_a_capacity_is_refused_at_submission() {
     assert!(!ran.success() && ran.stderr.contains("use a path without it"), "{ran:?}");
     cluster.assert_clean_inside();
 }
+
+#[test]
+fn more_jobs_than_slurm_has_places_for_are_held_and_lost_places_are_counted() {
+    if !available() {
+        return;
+    }
+    let scheduler = "kept_waiting = 2".to_owned();
+    let cluster = inside(Setup { rsa_nodes: 1, scheduler, ..Setup::default() });
+    let alice = cluster.user("alice");
+    cluster.ondeck(&["node", "drain", "r1", "--reason", "a test"]).assert_success();
+    let content = files(1, 1000);
+    let input = folder(alice, "in", &content);
+    let jobs: Vec<u32> = (0..5)
+        .map(|number| {
+            let seen = alice.scratch.join(format!("seen-{number}"));
+            let body = format!("{}test -e {}/*", note_source(&input, &seen), input.display());
+            let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+            cluster.slurm.submit(alice, &script(alice, &lines, &body), &["--nodes=1", "--exclusive"])
+        })
+        .collect();
+    for job in &jobs[..2] {
+        cluster.wait_shown(*job, "PENDING BurstBufferStageIn");
+    }
+    for job in &jobs[2..] {
+        cluster.wait_shown(*job, "PENDING JobHeldAdmin");
+        wait_until(LONG, "its user is told", || cluster.note(*job).contains("no place for one more"));
+    }
+    // One of each is cancelled. Slurm loses a place for the one whose data_in it ends.
+    for job in [jobs[1], jobs[2]] {
+        cluster.slurm.client_as(alice, &["scancel", &job.to_string()]).assert_success();
+        cluster.wait_shown(job, "CANCELLED");
+    }
+    wait_until(LONG, "one place is lost", || cluster.status()["places_lost"] == 1);
+    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
+    assert!(doctor.stdout.contains("has lost 1 of its 128 places"), "{doctor:?}");
+    cluster.kill("scheduler");
+    cluster.start_scheduler();
+    cluster.ondeck(&["node", "resume", "r1"]).assert_success();
+    for number in [0, 3, 4] {
+        cluster.wait_shown(jobs[number], "COMPLETED");
+        assert!(was_ram(&alice.scratch.join(format!("seen-{number}"))), "job {}", jobs[number]);
+    }
+    assert_eq!(cluster.status()["places_lost"], 1);
+    cluster.assert_clean_after_cancel();
+}

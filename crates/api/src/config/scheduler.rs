@@ -78,6 +78,8 @@ pub struct SchedulerConfig {
     pub bandwidth: Option<Rate>,
     /// How many jobs may stage at the same time; each gets its part of `bandwidth`.
     pub staging: Option<u32>,
+    /// How many jobs Slurm may keep waiting for their input by itself, with burst buffers; more are held.
+    pub kept_waiting: u32,
     /// The longest that each kind of work may take.
     pub limits: LimitsConfig,
     /// A command that is given a job's number and node list and prints the nodes where its RAM disk is to be shown, one a
@@ -198,6 +200,7 @@ impl Default for SchedulerConfig {
             account_nodes: None,
             bandwidth: None,
             staging: None,
+            kept_waiting: site.kept_waiting,
             limits: LimitsConfig::default(),
             io_nodes: Vec::new(),
             shared_nodes: false,
@@ -333,6 +336,7 @@ impl SchedulerConfig {
             account_nodes: self.account_nodes,
             bandwidth: self.bandwidth,
             staging: self.staging,
+            kept_waiting: self.kept_waiting,
         })
     }
 }

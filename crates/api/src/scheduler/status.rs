@@ -47,7 +47,8 @@ use crate::schema;
     "journal": null,
     "journal_name": "3f6c1b9a-52d0-4e0e-9d0a-6a7c0c1f2b11",
     "replaced_journals": [],
-    "warnings": []
+    "warnings": [],
+    "places_lost": 0
 })))]
 pub struct Status {
     /// Jobs that have asked for something and are not done.
@@ -75,6 +76,11 @@ pub struct Status {
     #[serde(default)]
     #[schema(required = true)]
     pub warnings: Vec<Warning>,
+    /// How many of its 128 places for jobs whose burst buffers are being filled Slurm has lost since slurmctld was started, for
+    /// administrators: up to version 23.11 one for each job that was cancelled while it waited for its input.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub places_lost: u32,
 }
 
 /// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.

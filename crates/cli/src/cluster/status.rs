@@ -132,6 +132,17 @@ fn used(usage: &[Usage]) -> String {
     out
 }
 
+/// So many lost places are no matter for `ondeck doctor` alone: half of those that Slurm has.
+const MANY_PLACES: u32 = 64;
+
+/// That Slurm has lost places for jobs with burst buffers, and what to do.
+pub fn places_lost(places: u32) -> String {
+    format!(
+        "slurmctld has lost {places} of its 128 places for jobs whose burst buffers are being filled, one with each job that was \
+         cancelled meanwhile; with all of them it would start no such job any more: start it anew when that suits you"
+    )
+}
+
 /// One line a job.
 pub fn jobs(status: &Status) -> String {
     let mut out = String::new();
@@ -152,6 +163,9 @@ pub fn jobs(status: &Status) -> String {
     }
     for warning in &status.warnings {
         let _ = writeln!(out, "! {}", shown(&warning.text));
+    }
+    if status.places_lost >= MANY_PLACES {
+        let _ = writeln!(out, "! {}", places_lost(status.places_lost));
     }
     let _ = writeln!(
         out,

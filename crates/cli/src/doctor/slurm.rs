@@ -25,6 +25,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use super::{Finding, State, finding};
+use crate::cluster::status::places_lost;
 use crate::cluster::{Scheduler, explain};
 
 /// The Slurm that this version was tried with.
@@ -131,6 +132,11 @@ fn scheduler(config: &Config, status: Result<Status, Finding>) -> Vec<Finding> {
         Err(finding) => return vec![finding],
     };
     let mut findings = vec![of_the_scheduler(config, &status)];
+    if status.places_lost > 0 {
+        let remedy = "start slurmctld anew, which harms no job";
+        let detail = places_lost(status.places_lost);
+        findings.push(finding("burst buffers' places", State::Limited, detail, Some(remedy)));
+    }
     for warning in status.warnings {
         let (what, remedy) = match warning.kind {
             WarningKind::NoProlog => {

@@ -152,6 +152,8 @@ pub enum Event {
     Resume(NodeName),
     /// A job is not kept in front of the queue any longer.
     Unlocked(Incarnation),
+    /// The workload manager's daemon was started, at this time by its own clock: another number is another start.
+    ControllerStarted(u64),
     /// Time has passed.
     Tick,
 }

@@ -206,6 +206,9 @@ pub struct Job {
     /// How far the workload manager has come with its burst buffer, if it has one.
     #[serde(default)]
     pub burst_buffer: BurstBuffer,
+    /// Whether a process of the workload manager waits for what is answered about its input.
+    #[serde(default)]
+    pub is_asked_for: bool,
     /// Whether RSA nodes are not for it yet, or not any more: it has a burst buffer, so it is known before it is next.
     #[serde(default)]
     pub put_off: bool,

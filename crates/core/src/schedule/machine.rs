@@ -28,6 +28,7 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::burst_buffer::PlacesLost;
 use self::handling::Handling;
 use self::table::Settled;
 use super::effects::{Action, Effects, Refused};
@@ -69,6 +70,8 @@ pub struct Schedule {
     pub(super) settled: Option<Settled>,
     last_order: u64,
     last_epoch: Epoch,
+    /// Which start of the workload manager's daemon it was, and how many places it has lost since.
+    places_lost: PlacesLost,
     /// When the journal began.
     began: Time,
 }
@@ -114,6 +117,7 @@ impl Schedule {
             settled: None,
             last_order,
             last_epoch,
+            places_lost: PlacesLost::default(),
             began: Time(0),
         }
     }
@@ -133,6 +137,18 @@ impl Schedule {
     pub fn with_beginning(mut self, began: Time) -> Schedule {
         self.began = began;
         self
+    }
+
+    /// The same with the places for jobs that wait which the workload manager has lost.
+    #[must_use]
+    pub fn with_places_lost(mut self, lost: PlacesLost) -> Schedule {
+        self.places_lost = lost;
+        self
+    }
+
+    /// The places for jobs that wait which the workload manager has lost.
+    pub fn places_lost(&self) -> PlacesLost {
+        self.places_lost
     }
 
     /// No epoch that is given from now on is as small as this one, which somebody else may have given.
@@ -396,6 +412,24 @@ impl Handling<'_> {
             Event::Unlocked(id) => {
                 if self.schedule.jobs.get(&id).is_some_and(|job| job.place == QueuePlace::Unlocking) {
                     self.job(id).place = QueuePlace::Own;
+                }
+            }
+            Event::ControllerStarted(start) => {
+                let lost = &mut self.schedule.places_lost;
+                if lost.since != start {
+                    *lost = PlacesLost { since: start, places: 0 };
+                    self.note(None, Life::ControllerStarted);
+                    // Whoever has asked is gone with the one before.
+                    let asked: Vec<Incarnation> = self
+                        .schedule
+                        .jobs
+                        .values()
+                        .filter(|job| job.is_asked_for)
+                        .map(|job| job.id)
+                        .collect();
+                    for id in asked {
+                        self.job(id).is_asked_for = false;
+                    }
                 }
             }
             Event::Tick => {}

@@ -45,7 +45,7 @@ pub use effects::{Action, Change, Effects, Refused, Unasked, UsageRecord};
 pub use event::{BurstBufferCall, Event, Fault, FoundRamDisk, ObservedJob, Outcome};
 pub use identity::{Identities, Identity};
 pub use job::{Allocation, InventorySummary, Job, Work, WorkOrder, real_path};
-pub use machine::Schedule;
+pub use machine::{PlacesLost, Schedule};
 pub use nodes::{Node, NodeState, Nodes};
 pub use notice::Notice;
 pub use policy::{Limits, LockIn, Sharing, Site};

@@ -127,9 +127,9 @@ pub(super) struct World {
     pub(super) found: Vec<bool>,
     /// Whether the first job depends on the second one.
     pub(super) depends: bool,
-    /// Whether the workload manager holds the first one, as it was ordered; and whether it was ever ordered before the
+    /// Whether the workload manager holds each, as it was ordered; and whether that was ever ordered of the first one before the
     /// second one had ended.
-    pub(super) held: bool,
+    pub(super) held: Vec<bool>,
     pub(super) held_in_time: bool,
     /// Of jobs with burst buffers: how far each has come. Empty if the workload manager knows none.
     pub(super) buffers: Vec<Buffer>,
@@ -196,7 +196,7 @@ impl World {
             journal_lost: false,
             found: vec![false; jobs],
             depends: false,
-            held: false,
+            held: vec![false; jobs],
             held_in_time: false,
             buffers: Vec::new(),
         }
@@ -229,6 +229,7 @@ impl World {
 
     pub(super) fn seen(&self, index: usize, requests: &[Request]) -> ObservedJob {
         let standing = match self.slurm[index] {
+            Slurm::Waiting | Slurm::Next if self.held[index] => Standing::Held,
             Slurm::Waiting | Slurm::Next
                 if self.buffers.get(index).is_some_and(|it| *it < Buffer::StagingIn) =>
             {
@@ -238,7 +239,6 @@ impl World {
             Slurm::Waiting if self.buffers.get(index) == Some(&Buffer::StagingIn) => Standing::Waiting,
             Slurm::Next if self.buffers.get(index) == Some(&Buffer::StagingIn) => Standing::StagingIn,
             Slurm::Next if self.buffers.get(index) == Some(&Buffer::PreRun) => Standing::Configuring,
-            Slurm::Waiting | Slurm::Next if self.held && index == 0 => Standing::Held,
             Slurm::Waiting => Standing::Waiting,
             Slurm::Next => Standing::Next,
             Slurm::Running { .. } => Standing::Running,
@@ -258,7 +258,7 @@ impl World {
             submitted: index as u64 + 1,
             priority: 100 - index as u64,
             qos: String::new(),
-            held_for_input: self.held && index == 0,
+            held_for_input: self.held[index],
             dependent: self.is_dependent(index),
             depends_on: self.is_dependent(index).then(|| self.id(1).job).into_iter().collect(),
             component_of: None,
@@ -365,11 +365,15 @@ impl World {
     pub(super) fn carry_out(&mut self, action: &Action) {
         match action {
             Action::HoldBack(..) => {
-                self.held = matches!(self.slurm[0], Slurm::Waiting);
-                self.held_in_time |= self.held;
+                self.held[0] = matches!(self.slurm[0], Slurm::Waiting);
+                self.held_in_time |= self.held[0];
             }
-            Action::Hold(_) if self.depends => self.held = self.slurm[0] == Slurm::Next,
-            Action::LetGo(_) if self.depends => self.held = false,
+            Action::Hold(_) if self.depends => self.held[0] = self.slurm[0] == Slurm::Next,
+            Action::Hold(of) if !self.buffers.is_empty() => {
+                let index = index_of(*of);
+                self.held[index] = matches!(self.slurm[index], Slurm::Waiting | Slurm::Next);
+            }
+            Action::LetGo(of) if self.depends || !self.buffers.is_empty() => self.held[index_of(*of)] = false,
             Action::EndStageOut(of) => {
                 let buffer = &mut self.buffers[index_of(*of)];
                 assert!(matches!(buffer, Buffer::Kept { .. }), "it does not wait: {buffer:?}");

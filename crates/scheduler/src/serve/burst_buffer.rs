@@ -17,8 +17,9 @@ use super::routes::LONGEST_WAIT;
 use super::{Api, refused};
 use crate::queue;
 
-/// How long it is believed who the workload manager's daemon is; and that it can't be told.
+/// How long it is believed who the workload manager's daemon is; that it is still the one that was started; and that it can't be told.
 const BELIEVED: Duration = Duration::from_secs(60);
+const BELIEVED_TO_GO_ON: Duration = Duration::from_secs(5);
 const BELIEVED_UNKNOWN: Duration = Duration::from_secs(1);
 
 /// How many stage-outs are waited for at a time: up to 23.11 Slurm has 128 places for post_run and data_out together, and another
@@ -69,11 +70,27 @@ impl Api {
         if known.await.unwrap_or(false) { Ok(()) } else { Err(stranger(" from there")) }
     }
 
+    /// What is asked for jobs ends with the workload manager's daemon, and with it what it has lost of its places for them.
+    async fn note_start_of_the_controller(&self) {
+        let Ok(controller) = self.controller_of(BELIEVED_TO_GO_ON).await else { return };
+        if controller.started != 0 && controller.started != self.context.view().places_lost().since {
+            let started = Event::ControllerStarted(controller.started);
+            if let Err(refused) = self.context.event(started).await {
+                tracing::debug!(%refused, "the start of the workload manager's daemon is not noted");
+            }
+        }
+    }
+
     /// Who the workload manager's daemon is. Whoever asks, the workload manager is asked once a minute at most.
     async fn controller(&self) -> Result<Controller, Refusal> {
+        self.controller_of(BELIEVED).await
+    }
+
+    /// The same, as it was so long ago at most.
+    async fn controller_of(&self, believed: Duration) -> Result<Controller, Refusal> {
         let mut known = self.controller.lock().await;
         if let Some((_, controller)) = known.as_ref().filter(|(at, controller)| {
-            at.elapsed() < if controller.is_ok() { BELIEVED } else { BELIEVED_UNKNOWN }
+            at.elapsed() < if controller.is_ok() { believed } else { BELIEVED_UNKNOWN }
         }) {
             return controller.clone().map_err(|error| Refusal::new(RefusalCode::Failed, error));
         }
@@ -89,6 +106,9 @@ impl Api {
         caller: Caller,
     ) -> Result<BurstBufferAnswer, Refusal> {
         self.is_the_controller(caller).await?;
+        if matches!(call, Call::DataIn | Call::Teardown) {
+            self.note_start_of_the_controller().await;
+        }
         let until = Instant::now() + Duration::from_millis(question.patience_ms).min(LONGEST_WAIT);
         let id = match call {
             Call::Setup | Call::DataIn | Call::PreRun => {
@@ -216,7 +236,7 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
     match call {
         Call::Setup | Call::PostRun => done(""),
         Call::DataIn if job.burst_buffer < BurstBuffer::Answered => None,
-        Call::DataIn if job.rsa_state == RsaState::Ready => done(&job.message),
+        Call::DataIn if job.rsa_state == RsaState::Ready || job.hold.is_held() => done(&job.message),
         // What its script would have made is nowhere.
         Call::DataIn if job.request.stage_in.is_some() && !job.may_start_on_disk() => {
             Some(answer(Verdict::Failed, job.message.clone()))

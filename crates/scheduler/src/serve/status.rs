@@ -67,6 +67,7 @@ impl Api {
             } else {
                 Vec::new()
             },
+            places_lost: if caller.is_administrator() { view.places_lost().places } else { 0 },
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ondeck_core::schedule::{Change, Effects, Job, Node, Schedule, Time, UsageRecord};
+use ondeck_core::schedule::{Change, Effects, Job, Node, PlacesLost, Schedule, Time, UsageRecord};
 use ondeck_core::{Incarnation, NodeName, RamDiskId};
 use rusqlite::{Transaction, params};
 
@@ -23,6 +23,8 @@ pub struct Entry {
     used: Vec<(Time, UsageRecord)>,
     /// The greatest number of a work order, and the greatest epoch, that were given.
     counters: (u64, u64),
+    /// The places for jobs that wait which the workload manager has lost.
+    pub places_lost: PlacesLost,
     at: Time,
 }
 
@@ -62,7 +64,7 @@ impl Entry {
         self.gone.extend(effects.gone.iter().map(|job| (at, job.clone())));
         self.used.extend(effects.used.iter().map(|used| (at, used.clone())));
         let (number, epoch) = schedule.counters();
-        (self.counters, self.at) = ((number, epoch.0), at);
+        (self.counters, self.places_lost, self.at) = ((number, epoch.0), schedule.places_lost(), at);
     }
 
     /// Whether nothing has changed.
@@ -131,7 +133,14 @@ impl Entry {
             ])?;
         }
         let (number, epoch) = self.counters;
-        for (name, value) in [("task", number), ("epoch", epoch), ("clock last", self.at.0)] {
+        let lost = self.places_lost;
+        for (name, value) in [
+            ("task", number),
+            ("epoch", epoch),
+            ("clock last", self.at.0),
+            ("controller started", lost.since),
+            ("places lost", lost.places.into()),
+        ] {
             let statement = "INSERT OR REPLACE INTO counters (name, value) VALUES (?1, ?2)";
             transaction.prepare_cached(statement)?.execute(params![name, value as i64])?;
         }

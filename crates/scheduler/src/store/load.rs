@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ondeck_core::schedule::{Identity, Job, Node};
+use ondeck_core::schedule::{Identity, Job, Node, PlacesLost};
 use ondeck_core::{Epoch, Incarnation, NodeName, RamDiskId};
 use rusqlite::{OptionalExtension, params};
 
@@ -23,6 +23,8 @@ pub struct LoadedJournal {
     pub last_order: u64,
     /// The greatest epoch.
     pub last_epoch: Epoch,
+    /// The places for jobs that wait which the workload manager has lost.
+    pub places_lost: PlacesLost,
 }
 
 impl Reader {
@@ -98,6 +100,10 @@ impl Store {
             leftover_on_compute,
             last_order: counter("task")?,
             last_epoch: Epoch(counter("epoch")?),
+            places_lost: PlacesLost {
+                since: counter("controller started")?,
+                places: u32::try_from(counter("places lost")?).unwrap_or(u32::MAX),
+            },
         })
     }
 

@@ -7,14 +7,24 @@ use super::handling::Handling;
 use super::queue::is_next;
 use crate::schedule::effects::Action;
 use crate::schedule::event::{BurstBufferCall, ObservedJob};
-use crate::schedule::notice::{Life, Turn};
-use crate::schedule::{BurstBuffer, Job, JobState, Prolog, RsaState, Time};
+use crate::schedule::notice::{HeldBack, Life, Turn};
+use crate::schedule::{BurstBuffer, Hold, Job, JobState, Prolog, RsaState, Time};
 use crate::{Incarnation, QueuedJob, Standing};
+
+/// Places for jobs that wait for their input which the workload manager has lost: Slurm up to 23.11 counts that of a job which is
+/// cancelled then as taken until its daemon is started anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PlacesLost {
+    /// The start of its daemon since which they are counted, by its own clock.
+    pub since: u64,
+    /// How many.
+    pub places: u32,
+}
 
 impl Job {
     /// Whether the workload manager was told that its input is in RAM: it stays there until the job has started.
     pub fn is_promised(&self) -> bool {
-        self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk()
+        self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk() && !self.hold.is_held()
     }
 
     /// Whether the workload manager keeps it waiting until its input is there.
@@ -44,8 +54,13 @@ impl Handling<'_> {
                 self.reaches(id, BurstBuffer::SetUp)
             }
             Call::DataIn => {
-                if self.reaches(id, BurstBuffer::DataIn) && !self.schedule.jobs[&id].may_start_on_disk() {
+                let is_first = self.reaches(id, BurstBuffer::DataIn);
+                if self.schedule.jobs[&id].burst_buffer == BurstBuffer::DataIn {
+                    self.job(id).is_asked_for = true;
+                }
+                if is_first && !self.schedule.jobs[&id].may_start_on_disk() {
                     self.put_off(id, !self.is_near(&seen.job));
+                    self.hold_who_are_too_many();
                 }
                 true
             }
@@ -63,6 +78,34 @@ impl Handling<'_> {
             }
             Call::Teardown => self.torn_down(id),
         };
+    }
+
+    /// Has those be held, the furthest first, that are too many for the workload manager to keep waiting: it has places for so many,
+    /// and others who need theirs for a moment would not get them.
+    fn hold_who_are_too_many(&mut self) {
+        let waits = |job: &&Job| {
+            // Otherwise it is answered at once.
+            let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible) || job.hopeless;
+            job.job_state == JobState::Ondeck && job.is_kept_waiting() && job.hold == Hold::No && !is_decided
+        };
+        let mut waiting: Vec<_> = (self.schedule.jobs.values().filter(waits))
+            .map(|job| (!job.put_off, job.priority, std::cmp::Reverse(job.submitted), job.id))
+            .collect();
+        let most = self.schedule.site.kept_waiting.saturating_sub(self.schedule.places_lost.places) as usize;
+        waiting.sort_unstable();
+        for (.., id) in &waiting[..waiting.len().saturating_sub(most)] {
+            self.job(*id).hold = Hold::Ordered;
+            self.order(Action::Hold(*id), *id);
+            self.tell(*id, HeldBack::Places);
+        }
+    }
+
+    /// A job has ended, or is gone, before it has started. If the workload manager asked for its input then, it has ended who asked,
+    /// and has lost the place.
+    pub(super) fn note_place(&mut self, id: Incarnation) {
+        if std::mem::take(&mut self.job(id).is_asked_for) {
+            self.schedule.places_lost.places += 1;
+        }
     }
 
     /// A job's burst buffer comes so far; returns whether it had not yet.
@@ -85,11 +128,18 @@ impl Handling<'_> {
             job.rsa_state,
             RsaState::Booting | RsaState::Booted | RsaState::StagingIn | RsaState::Ready
         );
+        if job.job_state == JobState::Ondeck && job.hold.is_held() {
+            // It is set up anew once it is released. If it was cancelled, the queue says so.
+            self.note(Some(id), Life::BurstBuffer(BurstBuffer::TornDown));
+            self.job(id).burst_buffer = BurstBuffer::Unasked;
+            return true;
+        }
         self.reaches(id, BurstBuffer::TornDown);
         if may_come_again && is_made {
             let now = self.now;
             self.job(id).doubted = Some(now);
         } else if self.schedule.jobs[&id].job_state == JobState::Ondeck {
+            self.note_place(id);
             self.set_job_state(id, JobState::Demoted, Turn::TornDown);
         }
         true
@@ -174,7 +224,7 @@ impl Handling<'_> {
         let is_in_between =
             matches!(job.rsa_state, RsaState::Mounting | RsaState::UnmountNeeded | RsaState::Unmounting);
         let answered = match job.burst_buffer {
-            BurstBuffer::DataIn if is_decided => BurstBuffer::Answered,
+            BurstBuffer::DataIn if is_decided || job.hold == Hold::Stands => BurstBuffer::Answered,
             // The disk has not all that it may read: what it depended on has just ended.
             BurstBuffer::DataIn if job.may_start_on_disk() && !self.results_are_on_their_way(job) => {
                 BurstBuffer::Answered
@@ -182,6 +232,7 @@ impl Handling<'_> {
             BurstBuffer::PreRun if !is_in_between => BurstBuffer::Started,
             _ => return false,
         };
+        self.job(id).is_asked_for = false;
         self.reaches(id, answered)
     }
 

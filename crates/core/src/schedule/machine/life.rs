@@ -69,6 +69,7 @@ impl Handling<'_> {
             place: QueuePlace::Own,
             hold: if is_held_by_us(&seen.job) { Hold::Stands } else { Hold::No },
             burst_buffer: BurstBuffer::Unasked,
+            is_asked_for: false,
             put_off: false,
             older: false,
             unsure: false,
@@ -254,6 +255,9 @@ impl Handling<'_> {
         let has_run = job.started.is_some_and(|started| self.now.since(started) >= PROLOG_GRACE);
         if state == JobState::Finished && job.prolog.is_expected() && has_run && !job.forgotten {
             self.no_prolog_asked(id);
+        }
+        if state == JobState::Finished && known == Some(JobState::Ondeck) {
+            self.note_place(id);
         }
         let job = self.job(id);
         job.job_state = state;

@@ -37,7 +37,7 @@ pub(super) fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
 fn is_as_it_was(site: &Site, now: Time, job: &Job, seen: &QueuedJob) -> bool {
     job.job_state == JobState::Ondeck
         && job.doubted.is_none()
-        && job.hold == Hold::No
+        && is_held_as_it_was(job, seen)
         && !job.unsure
         && !job.put_off
         && job.burst_buffer != BurstBuffer::TornDown
@@ -48,6 +48,15 @@ fn is_as_it_was(site: &Site, now: Time, job: &Job, seen: &QueuedJob) -> bool {
         && job.component_of == seen.component_of
         && job.noted.contains(&seen.submitted)
         && is_next(site, now, seen)
+}
+
+/// Whether a known job is not held, or is held as it was ordered.
+fn is_held_as_it_was(job: &Job, seen: &QueuedJob) -> bool {
+    match job.hold {
+        Hold::No => true,
+        Hold::Stands => is_held_by_us(seen),
+        _ => false,
+    }
 }
 
 /// Whether a job was told to begin at a later time.

@@ -126,19 +126,22 @@ impl World {
         job.is_some_and(|job| job.under_way.is_some() || job.not_before.is_some())
     }
 
-    /// Nobody is held for the results of a job of which nothing is left.
-    pub(super) fn lets_go(&self, requests: &[Request]) {
+    /// Nobody is held for the results of a job of which nothing is left, or for a place.
+    pub(super) fn lets_go(&self, index: usize, requests: &[Request]) {
         let mut world = self.clone();
-        world.slurm[1] = Slurm::Gone;
-        while world.progress(1, requests) {
-            world.happen(&Happening::Queue, requests);
+        for other in (0..requests.len()).filter(|other| *other != index) {
+            world.slurm[other] = Slurm::Gone;
+            while world.progress(other, requests) {
+                world.tears_down(&[other], requests);
+                world.happen(&Happening::Queue, requests);
+            }
         }
         world.happen(&Happening::Queue, requests);
         // One that must have its input has to get it first.
-        while world.held && requests[0].wait == Some(WaitPolicy::Hold) && world.is_at_work(0) {
-            world.progress(0, requests);
+        while world.held[index] && requests[index].wait == Some(WaitPolicy::Hold) && world.is_at_work(index) {
+            world.progress(index, requests);
         }
-        assert!(!world.held, "held for ever: {:?}", world.schedule.jobs());
+        assert!(!world.held[index], "held for ever: {:?}", world.schedule.jobs());
     }
 
     /// What must hold in every state.
@@ -166,6 +169,14 @@ impl World {
                 assert!(!meet, "{} and {} bring results home to the same place", one.id, other.id);
             }
         }
+        let is_kept_waiting = |job: &&Job| {
+            job.job_state == JobState::Ondeck
+                && job.burst_buffer == BurstBuffer::DataIn
+                && job.hold == Hold::No
+                && !job.may_start_on_disk()
+        };
+        let kept_waiting = self.schedule.jobs().values().filter(is_kept_waiting).count();
+        assert!(kept_waiting <= self.schedule.site().kept_waiting as usize, "no place is left for others");
         for job in self.schedule.jobs().values() {
             for name in job.allocation.iter().flat_map(|found| &found.nodes) {
                 assert!(self.schedule.nodes()[name].promised.contains_key(&job.id));
@@ -237,10 +248,11 @@ impl World {
     }
 
     /// The workload manager ends a job with a burst buffer that has been told to, or that waits for nothing.
-    fn tears_down(&mut self, requests: &[Request]) {
-        for index in 0..self.buffers.len() {
+    fn tears_down(&mut self, ended: &[usize], requests: &[Request]) {
+        for &index in ended {
             let known = self.schedule.jobs().contains_key(&self.id(index));
-            match self.buffers[index] {
+            let Some(buffer) = self.buffers.get(index) else { continue };
+            match buffer {
                 Buffer::Kept { told: false } if known => continue,
                 Buffer::No | Buffer::TornDown => continue,
                 Buffer::StagingOut if known => continue,
@@ -252,9 +264,10 @@ impl World {
     /// From here everything comes to an end if nothing else goes wrong.
     pub(super) fn ends(&self, requests: &[Request]) {
         let mut world = self.clone();
+        let all: Vec<usize> = (0..self.slurm.len()).collect();
         for _ in 0..200 {
             world.slurm.fill(Slurm::Gone);
-            world.tears_down(requests);
+            world.tears_down(&all, requests);
             world.happen(&Happening::Queue, requests);
             for index in 0..self.slurm.len() {
                 if world.is_unknown(index) && !world.found[index] {

@@ -99,6 +99,8 @@ pub enum Life {
     PutOff,
     /// It has a burst buffer, and RSA nodes are for it.
     Wanted,
+    /// The workload manager's daemon was started anew: of no job.
+    ControllerStarted,
     /// Somebody else has released it.
     Released,
     /// Somebody has ordered another attempt.
@@ -118,7 +120,9 @@ impl Life {
         words: &dyn Fn() -> Option<String>,
     ) -> Option<String> {
         match self {
-            Life::OnDeck | Life::BurstBuffer(_) | Life::PutOff | Life::Wanted => None,
+            Life::OnDeck | Life::BurstBuffer(_) | Life::PutOff | Life::Wanted | Life::ControllerStarted => {
+                None
+            }
             Life::Becomes(
                 _,
                 Turn::Runs | Turn::Ended | Turn::EndedOnItsNodes | Turn::LeftQueue | Turn::BackInQueue,
@@ -172,6 +176,7 @@ impl fmt::Display for Life {
             }),
             Life::PutOff => f.write_str("is not next any more: its RSA nodes are for others"),
             Life::Wanted => f.write_str("is next"),
+            Life::ControllerStarted => f.write_str("the workload manager's daemon was started"),
             Life::Released => f.write_str("was released by hand"),
             Life::Retried => f.write_str("tried again by hand"),
             Life::StagedAgain { other, path } => {

@@ -127,6 +127,8 @@ impl fmt::Display for Waiting {
 pub enum HeldBack {
     /// It must not start without its input.
     Input,
+    /// The same, and the workload manager keeps as many waiting as it has places for.
+    Places,
     /// It depends on another job, whose results are not on disk.
     Results {
         other: JobId,
@@ -139,6 +141,9 @@ impl fmt::Display for HeldBack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             HeldBack::Input => f.write_str("held until its input is in RAM"),
+            HeldBack::Places => f.write_str(
+                "held until its input is in RAM: so many jobs wait for theirs that Slurm has no place for one more",
+            ),
             HeldBack::Results { other, path } => {
                 write!(f, "held until the results of job {other} for {} are on disk", path.display())
             }

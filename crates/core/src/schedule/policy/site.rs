@@ -76,6 +76,9 @@ pub struct Site {
     pub bandwidth: Option<Rate>,
     /// How many jobs may stage at the same time.
     pub staging: Option<u32>,
+    /// How many jobs with burst buffers the workload manager may keep waiting for their input; more are held. The places of those that
+    /// are cancelled while they wait there count until it is started anew.
+    pub kept_waiting: u32,
 }
 
 /// The longest that each kind of work may take.
@@ -147,6 +150,7 @@ impl Default for Site {
             account_nodes: None,
             bandwidth: None,
             staging: None,
+            kept_waiting: 64,
         }
     }
 }

@@ -30,6 +30,8 @@ pub(in crate::schedule) enum Happening {
     Asks(usize, BurstBufferCall),
     /// It goes on with what it was answered.
     Answered(usize),
+    /// Somebody releases a job with a burst buffer that is held.
+    Released(usize),
     /// A job has been held for as long as it may be.
     HeldTooLong(usize),
     /// What keeps a job in front of the queue is undone.
@@ -84,6 +86,8 @@ impl World {
         match buffer {
             Buffer::No | Buffer::TornDown if is_gone => {}
             _ if is_gone && *buffer < Buffer::Running => all.push(asks(Call::Teardown)),
+            // Slurm sets up nothing for jobs that are held.
+            Buffer::No if self.held[index] => {}
             Buffer::No => all.push(asks(Call::Setup)),
             Buffer::SetUp => all.push(asks(Call::DataIn)),
             Buffer::StagingIn => {
@@ -92,7 +96,9 @@ impl World {
                     all.push(Happening::Answered(index));
                 }
             }
-            Buffer::StagedIn if self.slurm[index] == Slurm::Next => all.push(asks(Call::PreRun)),
+            Buffer::StagedIn if self.slurm[index] == Slurm::Next && !self.held[index] => {
+                all.push(asks(Call::PreRun))
+            }
             Buffer::StagedIn => {}
             Buffer::PreRun => {
                 all.push(asks(Call::PreRun));
@@ -124,6 +130,9 @@ impl World {
                 }
             }
             Buffer::StagingOut | Buffer::TornDown => {}
+        }
+        if is_pending && self.held[index] && self.swaps < 2 {
+            all.push(Happening::Released(index));
         }
         if is_pending && *buffer > Buffer::No && *buffer < Buffer::PreRun && self.swaps < 2 {
             // The workload manager was started anew.
@@ -176,7 +185,7 @@ impl World {
         for index in 0..self.slurm.len() {
             match self.slurm[index] {
                 Slurm::Waiting => {
-                    if self.swaps < 2 && !self.is_dependent(index) && !(self.held && index == 0) {
+                    if self.swaps < 2 && !self.is_dependent(index) && !self.held[index] {
                         all.push(Happening::Becomes(index, Slurm::Next));
                     }
                     all.push(Happening::Becomes(index, Slurm::Gone));
@@ -186,7 +195,7 @@ impl World {
                         all.push(Happening::Becomes(index, Slurm::Waiting));
                     }
                     let running = Slurm::Running { prolog_ran: false, nodes: self.compute_nodes };
-                    if !(self.held && index == 0) && self.buffers.is_empty() {
+                    if !self.held[index] && self.buffers.is_empty() {
                         all.push(Happening::Becomes(index, running));
                     }
                     all.push(Happening::Becomes(index, Slurm::Gone));
@@ -337,6 +346,11 @@ impl World {
                     self.swaps += 1;
                 }
                 self.slurm[*index] = *to;
+                return None;
+            }
+            Happening::Released(index) => {
+                self.swaps += 1;
+                self.held[*index] = false;
                 return None;
             }
             Happening::JournalLost => {
