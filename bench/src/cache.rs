@@ -26,7 +26,7 @@ use crate::page::{Table, heading, paragraph};
 use crate::ramdisk::samples::{Samples, number};
 use crate::slow_disk::{RATE, SlowDisk};
 use crate::tools::Programs;
-use crate::{command_line, interrupt, machine};
+use crate::{command_line, interrupt, machine, warm};
 use disk::{Moved, Stream};
 use subjects::{Mounted, Site, Subject};
 use work::{Amount, Work};
@@ -155,6 +155,7 @@ fn resident(site: &Site, there: &[Subject], rounds: usize, amount: &Amount) -> R
             mounted.flush()?;
             for work in Work::ALL.into_iter().filter(|work| makes_sense(*work, subject)) {
                 interrupt::check()?;
+                warm::warm(work.takes(amount))?;
                 let rate = work.run(&mounted.dir, amount);
                 let rate = rate.with_context(|| format!("{}: {}", subject.name(), work.title()))?;
                 if round == 0 {
@@ -184,6 +185,7 @@ fn first_reads(site: &Site, there: &[Subject], rounds: usize, bytes: u64) -> Res
             work::prepare(&backing, bytes)?;
             crate::scratch::sync_filesystem(&backing)?;
             let mounted = Mounted::new(site, *subject)?;
+            warm::warm(2 * bytes)?;
             let rate = disk::first_read(&mounted, bytes)?;
             if round > 0 {
                 samples.add(rate);
@@ -222,6 +224,7 @@ fn streams(site: &Site, rounds: usize) -> Result<Vec<(Subject, Samples, Samples)
             interrupt::check()?;
             eprintln!("more than fits, round {round} of {rounds}: {}", subject.name());
             let mounted = Mounted::new(site, *subject)?;
+            warm::warm(4 * site.capacity)?;
             let Stream { seconds: took, slowest_window } =
                 disk::stream(&mounted, 3 * site.capacity, site.capacity)?;
             if round > 0 {
@@ -314,6 +317,13 @@ fn render(
             slow.label()
         ),
     );
+    if warm::is_reported() {
+        paragraph(
+            &mut page,
+            "This virtual machine reports to its host what memory is free, and gets it again slowly. So before each work as much memory \
+             as it takes was used and freed.",
+        );
+    }
     if options.quick {
         paragraph(
             &mut page,

@@ -31,7 +31,7 @@ pub fn is_reported() -> bool {
 /// Has so many bytes of free memory be there, if they might not be: by a process of its own, as
 /// [`measure_in_child`](crate::memcpy::measure_in_child) does.
 pub fn warm(bytes: u64) -> Result<()> {
-    if !is_reported() {
+    if bytes == 0 || !is_reported() {
         return Ok(());
     }
     interrupt::check()?;

@@ -89,6 +89,15 @@ impl Work {
         matches!(self, Work::Files)
     }
 
+    /// The memory that it takes, where what it writes is kept twice: as a cache's data, and by the kernel for its disk.
+    pub fn takes(self, amount: &Amount) -> u64 {
+        match self {
+            Work::Write { .. } => 2 * amount.bytes,
+            Work::Files => 2 * amount.files as u64 * MIB,
+            Work::Read | Work::RandomRead | Work::Create | Work::Stat | Work::Walk | Work::Unlink => 0,
+        }
+    }
+
     /// Does it in a directory that [`prepare`] has prepared; gives how much a second, in [`unit`](Work::unit).
     ///
     /// # Errors
