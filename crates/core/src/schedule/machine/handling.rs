@@ -1,10 +1,25 @@
 //! One event being handled, and what all of its handling needs: jobs to be changed, the log, words for users.
 
+use std::fmt;
+
 use super::Schedule;
 use crate::schedule::effects::{Action, Change, Effects, Refused};
 use crate::schedule::notice::{NotNow, Notice, Waiting};
 use crate::schedule::{Job, RsaState, Time};
 use crate::{Incarnation, RamDiskId};
+
+/// Whether these are the words of something. They are not written down for that: nearly all who wait have been told why.
+fn says(said: &impl fmt::Display, text: &str) -> bool {
+    struct Rest<'a>(&'a str);
+    impl fmt::Write for Rest<'_> {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0 = self.0.strip_prefix(part).ok_or(fmt::Error)?;
+            Ok(())
+        }
+    }
+    let mut rest = Rest(text);
+    fmt::write(&mut rest, format_args!("{said}")).is_ok() && rest.0.is_empty()
+}
 
 /// One event being handled.
 pub(super) struct Handling<'a> {
@@ -58,9 +73,8 @@ impl Handling<'_> {
     }
 
     pub(super) fn waits(&mut self, id: Incarnation, why: Waiting) -> bool {
-        let text = why.to_string();
-        if self.schedule.jobs[&id].waits_for != text {
-            self.job(id).waits_for = text;
+        if !says(&why, &self.schedule.jobs[&id].waits_for) {
+            self.job(id).waits_for = why.to_string();
             self.note(Some(id), why);
         }
         false
@@ -77,5 +91,20 @@ impl Handling<'_> {
     pub(super) fn with_ramdisk(&self, ramdisk: &RamDiskId) -> impl Iterator<Item = Incarnation> {
         let of = |job: &&Job| job.ramdisk().as_ref() == Some(ramdisk);
         self.schedule.jobs.values().filter(of).map(|job| job.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::says;
+
+    #[test]
+    fn words_are_those_that_are_said_and_no_part_of_them() {
+        let said = format_args!("{} of {}", 3, "four").to_string();
+        assert!(says(&said, "3 of four") && says(&"", ""));
+        for other in ["", "3 of", "3 of four ", "3 of five", "4 of four"] {
+            assert!(!says(&said, other), "{other}");
+        }
+        assert!(!says(&"", "words"));
     }
 }
