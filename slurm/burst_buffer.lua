@@ -41,11 +41,12 @@ end
 
 -- Asks the scheduler. Answers what came of it in a word, and what the user should know. A call that was cut off, as by Slurm's
 -- time limit, has no last line: that is never taken for done.
-local function ask(call, job, script)
+local function ask(call, job, script, option)
     local found = settings()
     local line = quoted(found.ONDECK) .. " burst-buffer " .. call .. " " .. quoted(job)
     line = line .. " --limit " .. (LIMIT[call] or USUAL_LIMIT)
     if script then line = line .. " --script " .. quoted(script) end
+    if option then line = line .. " " .. option end
     if found.ONDECK_CONFIG then line = line .. " --config " .. quoted(found.ONDECK_CONFIG) end
     local pipe = io.popen(line .. " 2>&1 < /dev/null")
     if not pipe then return "unheard", "no process for `ondeck burst-buffer`" end
@@ -107,7 +108,7 @@ function slurm_bb_job_process(job_script)
     return slurm.SUCCESS, ""
 end
 
--- Slurm counts no space yet; without any pool it would complain every 30 s.
+-- Slurm counts no space: the first job that did not fit would keep all others waiting. Without any pool it would complain every 30 s.
 function slurm_bb_pools()
     return slurm.SUCCESS, '{"pools":[{"id":"ondeck","quantity":0,"granularity":1048576}]}'
 end
@@ -152,7 +153,8 @@ function slurm_bb_test_data_out(job_id, job_script)
 end
 
 function slurm_bb_job_teardown(job_id, job_script, hurry)
-    local word, message = ask("teardown", job_id, job_script)
+    local in_a_hurry = hurry == true or hurry == "true"
+    local word, message = ask("teardown", job_id, job_script, in_a_hurry and "--hurry" or nil)
     log("teardown", job_id, word, message)
     -- Kept results are safe without a burst buffer: RSA nodes keep them until they are home or abandoned.
     if word == "done" or word == "on disk" or word == "kept" then return slurm.SUCCESS, message end

@@ -2,7 +2,7 @@
 
 mod scheduler;
 
-pub use scheduler::{LimitsConfig, PoolConfig, SchedulerConfig, SlurmConfig};
+pub use scheduler::{Hurry, LimitsConfig, PoolConfig, SchedulerConfig, SlurmConfig};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -110,6 +110,7 @@ impl Config {
             to.bandwidth = from.bandwidth;
             to.staging = from.staging;
             to.kept_waiting = from.kept_waiting;
+            to.hurry = from.hurry;
             to.limits = from.limits.clone();
             to.shared_nodes = from.shared_nodes;
             to.keep = from.keep;

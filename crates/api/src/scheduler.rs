@@ -61,7 +61,8 @@ pub struct HookAnswer {
 #[schema(examples(json!({
     "job": 42,
     "patience_ms": 30000,
-    "last": false
+    "last": false,
+    "hurry": false
 })))]
 pub struct BurstBufferQuestion {
     /// The job's number.
@@ -73,6 +74,10 @@ pub struct BurstBufferQuestion {
     #[serde(default)]
     #[schema(required = true)]
     pub last: bool,
+    /// Whether a teardown is one that does not wait for results: somebody has said `scancel --hurry`, or the job has not started.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub hurry: bool,
 }
 
 /// What Slurm's burst-buffer plugin is told.

@@ -173,6 +173,7 @@ async fn see_all(context: &Arc<Context>, jobs: &[&QueuedJob]) -> Vec<ObservedJob
                     let matters = schedule.is_candidate(at, job)
                         || job.id.restarts > 0 && job.standing.waits()
                         || is_dependant(job)
+                        || job.waits_for_results
                         || awaited.contains(&job.id.job);
                     matters.then_some((place, job, false))
                 }
@@ -316,6 +317,7 @@ pub(crate) fn known(job: &Job) -> ObservedJob {
         component_of: job.component_of,
         several: false,
         has_burst_buffer: true,
+        waits_for_results: false,
     };
     let (request, work_dir) = (Some(job.request.clone()), job.work_dir.clone());
     ObservedJob { job: queued, request, work_dir, io_nodes: job.io_nodes.clone() }

@@ -22,5 +22,6 @@ pub(crate) fn queued(id: Incarnation) -> QueuedJob {
         component_of: None,
         several: false,
         has_burst_buffer: false,
+        waits_for_results: false,
     }
 }

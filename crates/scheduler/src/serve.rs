@@ -40,6 +40,8 @@ struct Api {
     context: Arc<Context>,
     /// Who the workload manager's daemon is, or why that can't be told, and since when.
     controller: tokio::sync::Mutex<Option<(Instant, Result<Controller, String>)>>,
+    /// When the start of the workload manager's daemon was last asked for.
+    start_asked: tokio::sync::Mutex<Option<Instant>>,
     /// How many stage-outs Slurm waits for.
     stage_outs: AtomicUsize,
     /// The description of the API, for programs.
@@ -51,8 +53,9 @@ struct Api {
 /// Answers for the daemon whose parts share this.
 pub(crate) fn router(context: Arc<Context>) -> Router {
     let document = openapi::value();
-    let (stage_outs, controller) = Default::default();
-    let api = Arc::new(Api { context, controller, stage_outs, page: page::page(&document), document });
+    let (stage_outs, controller, start_asked) = Default::default();
+    let api =
+        Arc::new(Api { context, controller, start_asked, stage_outs, page: page::page(&document), document });
     // Around all routes, and around what there is no route for.
     let without_journal = from_fn_with_state(Arc::clone(&api), unless_there_is_no_journal);
     let (router, _) = routes::routes().split_for_parts();

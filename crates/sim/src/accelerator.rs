@@ -243,6 +243,7 @@ impl Accelerator {
             component_of: None,
             several: false,
             has_burst_buffer: false,
+            waits_for_results: false,
         };
         // What is known of it is not read again.
         let request = (!is_known).then(|| self.request(job, subject));

@@ -84,7 +84,8 @@ pub struct Controller {
     pub uid: u32,
     /// The hosts that it may run on, as their administrator has named them.
     pub hosts: Vec<String>,
-    /// When it was started, by its own clock, as a number that is another after the next start: its digits. 0: it does not say.
+    /// When it was started, by its own clock, as a number that is another after the next start: its digits. 0: it does not say, or
+    /// that is of no matter, because it loses no places for jobs that wait.
     pub started: u64,
 }
 

@@ -277,9 +277,8 @@ impl WorkloadManager for Slurm {
             let address = address.trim_end_matches(')');
             [name, address].into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect::<Vec<_>>()
         });
-        let started = config.iter().find(|(key, _)| key == "BOOT_TIME").map_or("", |(_, time)| time);
-        let digits: String = started.chars().filter(char::is_ascii_digit).collect();
-        let started = digits.parse().unwrap_or(0);
+        let value = |of: &str| config.iter().find(|(key, _)| key == of).map_or("", |(_, value)| value);
+        let started = if loses_places(value("SLURM_VERSION")) { digits(value("BOOT_TIME")) } else { 0 };
         Ok(Controller { uid: uid.ok_or_else(malformed)?, hosts: hosts.collect(), started })
     }
 
@@ -294,6 +293,19 @@ impl WorkloadManager for Slurm {
         let message = text.lines().find(|line| line.starts_with("Slurmctld")).unwrap_or_default();
         Err(WlmError::Unavailable { message: format!("{message}{}", output.stderr.trim()) })
     }
+}
+
+/// Whether this version of Slurm has places for jobs that wait for their burst buffers, and may lose them.
+fn loses_places(version: &str) -> bool {
+    const HAS_NONE: (u32, u32) = (24, 5);
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < HAS_NONE
+}
+
+/// The digits of a text as a number: 2026-11-25T22:47:12 is 20261125224712. 0 if it has none.
+fn digits(text: &str) -> u64 {
+    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
 }
 
 /// The nodes in the lines of sinfo that are there. A name that no host can have is passed over: no agent answers to it.
@@ -315,7 +327,18 @@ fn path(bytes: &[u8]) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::there;
+    use super::{digits, loses_places, there};
+
+    #[test]
+    fn the_start_of_slurmctld_is_told_from_another_where_that_matters() {
+        assert_eq!(digits("2026-11-25T22:47:12"), 20_261_125_224_712);
+        assert_eq!(digits(""), 0);
+        for (version, loses) in
+            [("22.05.8", true), ("23.11.1", true), ("24.05.0", false), ("25.11.0-0rc1", false)]
+        {
+            assert_eq!(loses_places(version), loses, "{version}");
+        }
+    }
 
     #[test]
     fn nodes_that_slurm_takes_for_gone_are_not_there() {

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
 
-use ondeck_testbed::{available, wait_until};
+use ondeck_testbed::{Process, Signal, available, wait_until};
+use rustix::process::kill_process;
 
 use crate::aids::{LONG, SLOW, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, Setup, tree};
@@ -207,22 +209,65 @@ fn a_job_that_is_cancelled_in_any_phase_leaves_nothing_and_loses_nothing() {
     cluster.assert_no_hook_failed();
 }
 
-#[test]
-fn ended_in_a_hurry_results_are_still_brought_home() {
-    if !available() {
-        return;
-    }
-    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+/// A job whose results are on their way to disk, which takes a while: what they are, and where they go.
+fn one_that_is_staged_out(scheduler: &str) -> (Cluster, u32, BTreeMap<String, Vec<u8>>, PathBuf) {
+    let cluster = inside(Setup { scheduler: format!("{SLOW}\n{scheduler}"), ..Setup::default() });
     let alice = cluster.user("alice");
     let (content, output) = (files(4, 2 << 20), folder(alice, "out", &BTreeMap::new()));
     let source = folder(alice, "source", &content);
     let body = format!("cp {}/* {}", source.display(), output.display());
     let job = cluster.start_staged(&script(alice, &[format!("DATA_OUT={}", output.display())], &body), 2);
     cluster.wait_rsa(job, "STAGING_OUT");
+    (cluster, job, content, output)
+}
+
+#[test]
+fn ended_in_a_hurry_results_are_still_brought_home() {
+    if !available() {
+        return;
+    }
+    let (cluster, job, content, output) = one_that_is_staged_out("");
     cluster.wait_shown(job, "STAGE_OUT");
-    cluster.slurm.client_as(alice, &["scancel", "--hurry", &job.to_string()]).assert_success();
+    cluster.slurm.client_as(cluster.user("alice"), &["scancel", "--hurry", &job.to_string()]).assert_success();
     cluster.wait_done(job);
     assert_eq!(tree(&output), content);
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_whose_question_for_its_results_is_killed_leaves_slurm_when_they_are_home() {
+    if !available() {
+        return;
+    }
+    let (cluster, job, content, output) = one_that_is_staged_out("");
+    let asks = |process: &Process| {
+        let line = &process.command_line;
+        line.iter().any(|word| word == "burst-buffer") && line.iter().any(|word| word == "data_out")
+    };
+    let controller = cluster.host("ctl");
+    wait_until(LONG, "Slurm asks for its results", || controller.processes().iter().any(asks));
+    for process in controller.processes().iter().filter(|process| asks(process)) {
+        // It may have ended by itself.
+        let _ = kill_process(process.pid, Signal::KILL);
+    }
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn where_the_site_says_so_results_of_a_job_that_is_ended_in_a_hurry_are_given_up() {
+    if !available() {
+        return;
+    }
+    let (cluster, job, content, output) = one_that_is_staged_out("hurry = \"abandon\"");
+    cluster.wait_shown(job, "STAGE_OUT");
+    cluster.slurm.client_as(cluster.user("alice"), &["scancel", "--hurry", &job.to_string()]).assert_success();
+    wait_until(LONG, "nothing is left of it", || cluster.job(job).is_none());
+    cluster.ondeck(&["wait", &job.to_string()]).assert_code(1).assert_says("abandoned");
+    assert!(cluster.note(job).contains("scancel --hurry"), "{}", cluster.note(job));
+    assert_ne!(tree(&output), content);
     cluster.assert_clean_inside();
 }
 
@@ -680,4 +725,77 @@ fn more_jobs_than_slurm_has_places_for_are_held_and_lost_places_are_counted() {
     }
     assert_eq!(cluster.status()["places_lost"], 1);
     cluster.assert_clean_after_cancel();
+}
+
+/// `ONDECK_WAITING=300` asks for so many jobs that wait, with as many places as sites have.
+#[test]
+fn whoever_comes_first_has_a_place_though_more_jobs_wait_than_there_are() {
+    if !available() {
+        return;
+    }
+    let asked: Option<u32> = std::env::var("ONDECK_WAITING").ok().map(|number| number.parse().unwrap());
+    let (others, places, scheduler) = match asked {
+        Some(others) => (others, 64, String::new()),
+        None => (8, 3, "kept_waiting = 3".to_owned()),
+    };
+    let cluster = inside(Setup { scheduler, ..Setup::default() });
+    let alice = cluster.user("alice");
+    cluster.lend(false);
+    let input = folder(alice, "in", &files(1, 1000));
+    let submit = |name: &str, nice: u32| {
+        let body = note_source(&input, &alice.scratch.join(format!("seen-{name}")));
+        let text = script(alice, &["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())], &body);
+        let nice = format!("--nice={nice}");
+        let options = ["--nodes=1", "--exclusive", "--no-requeue", "--time=5", "--output=/dev/null", &nice];
+        cluster.slurm.submit(alice, &text, &options)
+    };
+    let jobs: Vec<u32> = (0..others).map(|number| submit(&number.to_string(), 1000)).collect();
+    let shown = |reason: &str| {
+        let lines = cluster.slurm.client(&["squeue", "--noheader", "--format=%r"]).stdout;
+        lines.lines().filter(|line| line.trim() == reason).count() as u32
+    };
+    wait_until(LONG, "there is no place for more", || shown("JobHeldAdmin") == others - places);
+    let first = submit("first", 0);
+    cluster.wait_shown(first, "PENDING BurstBufferStageIn");
+    wait_until(LONG, "one more of the others is held", || shown("JobHeldAdmin") == others - places + 1);
+    cluster.lend(true);
+    cluster.wait_shown(first, "COMPLETED");
+    assert!(was_ram(&alice.scratch.join("seen-first")));
+    for (number, job) in jobs.iter().enumerate() {
+        cluster.wait_shown(*job, "COMPLETED");
+        assert!(was_ram(&alice.scratch.join(format!("seen-{number}"))), "job {job}: {}", cluster.note(*job));
+    }
+    assert_eq!(cluster.status()["places_lost"], 0);
+    cluster.assert_clean_inside();
+}
+
+/// Slurm tears down what it has of jobs that wait when it is started anew; of those that are held it sets nothing up before they are
+/// released.
+#[test]
+fn jobs_that_are_held_for_a_place_outlive_a_restart_of_the_controller() {
+    if !available() {
+        return;
+    }
+    let scheduler = "kept_waiting = 0".to_owned();
+    let cluster = inside(Setup { rsa_nodes: 1, scheduler, ..Setup::default() });
+    let alice = cluster.user("alice");
+    cluster.lend(false);
+    let input = folder(alice, "in", &files(1, 1000));
+    let seen = alice.scratch.join("seen");
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let job = cluster.submit(&script(alice, &lines, &note_source(&input, &seen)), 1);
+    cluster.wait_shown(job, "PENDING JobHeldAdmin");
+    wait_until(LONG, "Slurm may start it, once it is released", || {
+        cluster.log_of(job).contains("the workload manager may start it")
+    });
+    cluster.slurm.kill_controller();
+    cluster.slurm.start_controller();
+    wait_until(LONG, "Slurm has torn down what it had of it", || {
+        cluster.log_of(job).contains("its burst buffer is torn down")
+    });
+    cluster.lend(true);
+    cluster.wait_shown(job, "COMPLETED");
+    assert!(was_ram(&seen), "{}", cluster.note(job));
+    assert_eq!(cluster.status()["places_lost"], 0);
+    cluster.assert_clean_inside();
 }

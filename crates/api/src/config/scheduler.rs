@@ -80,6 +80,8 @@ pub struct SchedulerConfig {
     pub staging: Option<u32>,
     /// How many jobs Slurm may keep waiting for their input by itself, with burst buffers; more are held.
     pub kept_waiting: u32,
+    /// What `scancel --hurry` means for results that are not home, of jobs with burst buffers.
+    pub hurry: Hurry,
     /// The longest that each kind of work may take.
     pub limits: LimitsConfig,
     /// A command that is given a job's number and node list and prints the nodes where its RAM disk is to be shown, one a
@@ -169,6 +171,17 @@ pub struct SlurmConfig {
     pub timeout: Duration,
 }
 
+/// What becomes of results for whose job somebody says `scancel --hurry`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hurry {
+    /// They are brought home all the same, or wait for a decision; Slurm does not wait for it any more.
+    #[default]
+    Keep,
+    /// They are given up, as by `ondeck job abandon`.
+    Abandon,
+}
+
 impl Default for SchedulerConfig {
     fn default() -> Self {
         let site = Site::default();
@@ -201,6 +214,7 @@ impl Default for SchedulerConfig {
             bandwidth: None,
             staging: None,
             kept_waiting: site.kept_waiting,
+            hurry: Hurry::Keep,
             limits: LimitsConfig::default(),
             io_nodes: Vec::new(),
             shared_nodes: false,

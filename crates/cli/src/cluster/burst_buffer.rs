@@ -45,6 +45,10 @@ pub struct BurstBufferArgs {
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
 
+    /// Slurm does not wait for results any more
+    #[arg(long)]
+    hurry: bool,
+
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -151,6 +155,7 @@ fn ask_once(config: &Config, args: &BurstBufferArgs, left: Duration) -> Result<B
     let last = left <= PATIENCE + MARGIN + MARGIN;
     let question = BurstBufferQuestion {
         last,
+        hurry: args.hurry,
         job: JobId(args.job),
         patience_ms: patience.as_millis().try_into().unwrap_or(0),
     };

@@ -115,6 +115,7 @@ mod tests {
             component_of: None,
             several: false,
             has_burst_buffer: false,
+            waits_for_results: false,
         }
     }
 

@@ -64,6 +64,8 @@ pub struct Schedule {
     ordered: BTreeMap<Incarnation, Time>,
     /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
     held_back: BTreeMap<Incarnation, Time>,
+    /// Jobs of which nothing is left here, and for whose results the workload manager waits: since when, or when it was told last.
+    forsaken: BTreeMap<Incarnation, Time>,
     /// When users were last given nodes; what ended before a restart is not known any more.
     pub(super) served: Served,
     /// Nothing if everybody is to be looked at.
@@ -114,6 +116,7 @@ impl Schedule {
             leftover_on_compute: BTreeMap::new(),
             ordered: BTreeMap::new(),
             held_back: BTreeMap::new(),
+            forsaken: BTreeMap::new(),
             settled: None,
             last_order,
             last_epoch,

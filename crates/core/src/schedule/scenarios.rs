@@ -451,3 +451,50 @@ fn a_job_with_a_burst_buffer_waits_for_results_that_are_on_their_way_where_it_re
     world.happen(&done, &requests);
     assert_eq!(stage(&world), BurstBuffer::Answered);
 }
+
+/// The call in which Slurm waited for its results was killed, and so was never answered.
+#[test]
+fn a_job_of_which_nothing_is_left_is_not_kept_in_the_queue() {
+    let requests = [request(None, Some("/a"), false)];
+    let mut world = World::new(1, 0, 1, site(), 0).with_burst_buffers();
+    (world.slurm[0], world.buffers[0]) = (Slurm::Gone, Buffer::StagingOut);
+    let mut ordered = |seconds: u64| {
+        let taken = NOW.plus(Duration::from_secs(seconds));
+        let look = Event::Queue { taken, jobs: vec![world.seen(0, &requests)] };
+        let effects = world.schedule.handle(taken, look).unwrap();
+        effects.actions.contains(&Action::EndStageOut(id(0)))
+    };
+    // It is told after a while, and again.
+    assert_eq!([0, 19, 20, 30, 40].map(&mut ordered), [false, false, true, false, true]);
+}
+
+/// Slurm has so many places for jobs that wait, and loses that of one which is cancelled then.
+#[test]
+fn of_jobs_that_wait_for_their_input_the_furthest_are_held_when_no_place_is_left() {
+    let hold = |path: &str| Request { wait: Some(WaitPolicy::Hold), ..request(Some(path), None, false) };
+    let requests = [hold("/a"), hold("/b"), hold("/c")];
+    let mut world = World::new(3, 0, 3, Site { kept_waiting: 1, ..site() }, 0).with_burst_buffers();
+    world.slurm.fill(Slurm::Next);
+    world.schedule.handle(NOW, Event::ControllerStarted(1)).unwrap();
+    // The one that is asked for last comes first.
+    for index in [2, 1, 0] {
+        world.happen(&Happening::Asks(index, BurstBufferCall::Setup), &requests);
+        world.happen(&Happening::Asks(index, BurstBufferCall::DataIn), &requests);
+    }
+    let holds = |world: &World| world.schedule.jobs().values().map(|job| job.hold).collect::<Vec<_>>();
+    assert_eq!(holds(&world), [Hold::No, Hold::Ordered, Hold::Ordered]);
+    world.happen(&Happening::Queue, &requests);
+    assert_eq!(holds(&world), [Hold::No, Hold::Stands, Hold::Stands]);
+    for index in [1, 2] {
+        let job = &world.schedule.jobs()[&id(index)];
+        assert!(job.burst_buffer == BurstBuffer::Answered && !job.is_promised(), "{job:?}");
+    }
+    // That of one which is held is not lost: nobody waits for an answer about it.
+    for (index, lost) in [(1, 0), (0, 1)] {
+        world.happen(&Happening::Becomes(index, Slurm::Gone), &requests);
+        world.happen(&Happening::Queue, &requests);
+        assert_eq!(world.schedule.places_lost().places, lost);
+    }
+    world.schedule.handle(NOW, Event::ControllerStarted(2)).unwrap();
+    assert_eq!(world.schedule.places_lost(), PlacesLost { since: 2, places: 0 });
+}

@@ -13,7 +13,7 @@ pub enum Told {
     InWordsAlone,
     /// Nothing yet, or what was told does not hold any more.
     Nothing,
-    /// That its RAM disk is ready.
+    /// That its RAM disk is ready, or that it waits for it.
     Ready,
     /// That its results are not on disk: they wait in RAM, or may be lost.
     NotOnDisk,

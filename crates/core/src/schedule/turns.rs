@@ -79,6 +79,7 @@ impl Line {
             component_of: None,
             several: false,
             has_burst_buffer: false,
+            waits_for_results: false,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let nodes = Some(nodes).filter(|nodes| *nodes > 0);

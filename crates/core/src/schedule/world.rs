@@ -264,6 +264,7 @@ impl World {
             component_of: None,
             several: false,
             has_burst_buffer: !self.buffers.is_empty(),
+            waits_for_results: self.slurm[index] == Slurm::Gone,
         };
         let request = Some(requests[index].clone());
         ObservedJob { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
+use ondeck_api::config::Hurry;
 use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferVerdict as Verdict};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{BurstBuffer, BurstBufferCall as Call, Event, Job, JobState, RsaState};
@@ -17,10 +18,12 @@ use super::routes::LONGEST_WAIT;
 use super::{Api, refused};
 use crate::queue;
 
-/// How long it is believed who the workload manager's daemon is; that it is still the one that was started; and that it can't be told.
+/// How long it is believed who the workload manager's daemon is; and that it can't be told.
 const BELIEVED: Duration = Duration::from_secs(60);
-const BELIEVED_TO_GO_ON: Duration = Duration::from_secs(5);
 const BELIEVED_UNKNOWN: Duration = Duration::from_secs(1);
+
+/// How long it is believed that the workload manager's daemon is the one that it was.
+const START_BELIEVED: Duration = Duration::from_secs(5);
 
 /// How many stage-outs are waited for at a time: up to 23.11 Slurm has 128 places for post_run and data_out together, and another
 /// job's end would wait for one.
@@ -70,27 +73,28 @@ impl Api {
         if known.await.unwrap_or(false) { Ok(()) } else { Err(stranger(" from there")) }
     }
 
-    /// What is asked for jobs ends with the workload manager's daemon, and with it what it has lost of its places for them.
+    /// What is asked for jobs ends with the workload manager's daemon, and with it what it has lost of its places for them. It is asked
+    /// every now and then, by one at a time; if it does not answer, the next one asks.
     async fn note_start_of_the_controller(&self) {
-        let Ok(controller) = self.controller_of(BELIEVED_TO_GO_ON).await else { return };
-        if controller.started != 0 && controller.started != self.context.view().places_lost().since {
-            let started = Event::ControllerStarted(controller.started);
-            if let Err(refused) = self.context.event(started).await {
-                tracing::debug!(%refused, "the start of the workload manager's daemon is not noted");
-            }
+        let Ok(mut asked) = self.start_asked.try_lock() else { return };
+        if asked.is_some_and(|at| at.elapsed() < START_BELIEVED) {
+            return;
+        }
+        let found = self.context.workload_manager.controller().await;
+        *asked = Some(Instant::now());
+        let Ok(Controller { started, .. }) = found else { return };
+        if started != self.context.view().places_lost().since
+            && let Err(refused) = self.context.event(Event::ControllerStarted(started)).await
+        {
+            tracing::debug!(%refused, "the start of the workload manager's daemon is not noted");
         }
     }
 
     /// Who the workload manager's daemon is. Whoever asks, the workload manager is asked once a minute at most.
     async fn controller(&self) -> Result<Controller, Refusal> {
-        self.controller_of(BELIEVED).await
-    }
-
-    /// The same, as it was so long ago at most.
-    async fn controller_of(&self, believed: Duration) -> Result<Controller, Refusal> {
         let mut known = self.controller.lock().await;
         if let Some((_, controller)) = known.as_ref().filter(|(at, controller)| {
-            at.elapsed() < if controller.is_ok() { believed } else { BELIEVED_UNKNOWN }
+            at.elapsed() < if controller.is_ok() { BELIEVED } else { BELIEVED_UNKNOWN }
         }) {
             return controller.clone().map_err(|error| Refusal::new(RefusalCode::Failed, error));
         }
@@ -125,6 +129,9 @@ impl Api {
                     return Ok(elsewhere
                         .map_or_else(|| answer(Verdict::Done, ""), |why| answer(Verdict::Later, why)));
                 };
+                if call == Call::Teardown && question.hurry {
+                    self.is_in_a_hurry(&job).await;
+                }
                 if call != Call::DataOut {
                     self.tell(call, &job).await?;
                 }
@@ -218,6 +225,18 @@ impl Api {
     async fn has_told(&self, job: JobId, until: Instant) {
         if tokio::time::timeout_at(until.into(), self.context.told(job)).await.is_err() {
             tracing::debug!(%job, "Slurm is answered, though it was not told yet what its user should know");
+        }
+    }
+
+    /// Slurm does not wait for a job's results any more. It says the same for jobs that have not started.
+    async fn is_in_a_hurry(self: &Arc<Self>, job: &Job) {
+        let waits_for_results = matches!(job.burst_buffer, BurstBuffer::PostRun | BurstBuffer::Kept);
+        if self.context.config().scheduler.hurry == Hurry::Keep || !job.results || !waits_for_results {
+            return;
+        }
+        let abandon = Event::Abandon { job: job.id, by: "scancel --hurry".to_owned() };
+        if let Err(refused) = self.context.event(abandon).await {
+            tracing::warn!(job = job.id.key(), %refused, "its results are not given up, though it was ended by `scancel --hurry`");
         }
     }
 

@@ -393,6 +393,7 @@ impl Fields<'_> {
             several: false,
             // The lines that Slurm's plugin has found, as the site's burst_buffer.conf has it look for.
             has_burst_buffer: self.burst_buffer.starts_with(b"#RSA"),
+            waits_for_results: state == "STAGE_OUT",
         })
     }
 

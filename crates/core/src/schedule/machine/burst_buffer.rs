@@ -15,7 +15,7 @@ use crate::{Incarnation, QueuedJob, Standing};
 /// cancelled then as taken until its daemon is started anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlacesLost {
-    /// The start of its daemon since which they are counted, by its own clock.
+    /// The start of its daemon since which they are counted, by its own clock. 0: it loses none, or does not say when it was started.
     pub since: u64,
     /// How many.
     pub places: u32,
@@ -103,7 +103,8 @@ impl Handling<'_> {
     /// A job has ended, or is gone, before it has started. If the workload manager asked for its input then, it has ended who asked,
     /// and has lost the place.
     pub(super) fn note_place(&mut self, id: Incarnation) {
-        if std::mem::take(&mut self.job(id).is_asked_for) {
+        let loses = self.schedule.places_lost.since != 0;
+        if std::mem::take(&mut self.job(id).is_asked_for) && loses {
             self.schedule.places_lost.places += 1;
         }
     }

@@ -49,6 +49,7 @@ impl Handling<'_> {
                 component_of: None,
                 several: false,
                 has_burst_buffer: false,
+                waits_for_results: false,
             };
             let seen =
                 ObservedJob { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };

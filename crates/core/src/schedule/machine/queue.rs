@@ -69,7 +69,7 @@ impl Handling<'_> {
         let mut missing: BTreeSet<Incarnation> = self.schedule.jobs.keys().copied().collect();
         let mut candidates = BTreeMap::new();
         let mut bystanders = BTreeMap::new();
-        let mut held_back = BTreeMap::new();
+        let (mut held_back, mut forsaken) = (BTreeMap::new(), BTreeMap::new());
         let outputs = self.awaited_outputs(&jobs);
         for mut seen in jobs {
             let id = self.schedule.identify(&seen.job);
@@ -91,6 +91,8 @@ impl Handling<'_> {
                     #[cfg(test)]
                     self.stays_as_it_is(taken, &seen);
                 }
+            } else if seen.job.waits_for_results {
+                forsaken.insert(id, self.forsaken(&seen.job));
             } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
                     // With the mark, but not held, it was released by hand.
@@ -137,7 +139,7 @@ impl Handling<'_> {
             }
         }
         (self.schedule.candidates, self.schedule.bystanders) = (candidates, bystanders);
-        self.schedule.held_back = held_back;
+        (self.schedule.held_back, self.schedule.forsaken) = (held_back, forsaken);
         let known = &self.schedule.jobs;
         self.schedule.ordered.retain(|id, _| known.contains_key(id));
         for id in missing {
@@ -155,6 +157,24 @@ impl Handling<'_> {
             // Slurm shows a job that has ended for minutes: slurmctld was started clean.
             self.forgotten(id, Turn::LeftQueue);
         }
+    }
+
+    /// A job that has ended, of which nothing is left here, and that the workload manager keeps until its results are on disk: what it
+    /// has asked, or was answered, was lost. Returns since when that is known, or when it was told last.
+    fn forsaken(&mut self, job: &QueuedJob) -> Time {
+        /// It may be about to ask, or to hear the answer.
+        const PAUSE: Duration = Duration::from_secs(20);
+        let since = *self.schedule.forsaken.get(&job.id).unwrap_or(&self.now);
+        // After a lost journal, its results may be on nodes that have not answered.
+        let began = self.schedule.began;
+        let is_older = job.start.is_none_or(|start| Time(start.saturating_mul(1000)) < began);
+        let may_be_found = is_older && self.schedule.nodes.values().any(|node| !node.heard);
+        if may_be_found || self.now.since(since) < PAUSE {
+            return since;
+        }
+        self.note(None, Life::Forsaken(job.id));
+        self.effects.actions.push(Action::EndStageOut(job.id));
+        self.now
     }
 
     /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.

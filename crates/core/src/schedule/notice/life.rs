@@ -101,6 +101,8 @@ pub enum Life {
     Wanted,
     /// The workload manager's daemon was started anew: of no job.
     ControllerStarted,
+    /// The workload manager waits for results of a job of which nothing is left.
+    Forsaken(Incarnation),
     /// Somebody else has released it.
     Released,
     /// Somebody has ordered another attempt.
@@ -177,6 +179,12 @@ impl fmt::Display for Life {
             Life::PutOff => f.write_str("is not next any more: its RSA nodes are for others"),
             Life::Wanted => f.write_str("is next"),
             Life::ControllerStarted => f.write_str("the workload manager's daemon was started"),
+            Life::Forsaken(job) => {
+                write!(
+                    f,
+                    "nothing is left of job {job}, whose results the workload manager waits for: it is told"
+                )
+            }
             Life::Released => f.write_str("was released by hand"),
             Life::Retried => f.write_str("tried again by hand"),
             Life::StagedAgain { other, path } => {
