@@ -460,8 +460,11 @@ fn agents_that_lost_what_they_kept_are_claimed_again_and_their_scheduler_goes_on
     let job = |name: &str| {
         let output = directory(alice, name, &[]);
         let lines = [format!("DATA_OUT={}", output.display()), "WAIT=hold".into()];
-        let body = format!("echo {name} > {}/result\n", output.display());
-        (cluster.start_staged(&script(alice, &lines, &body), 1), output)
+        // It runs until it was seen to run: where nothing is to be unmounted it is over in a moment.
+        let body = format!("await {name}-end\necho {name} > {}/result\n", output.display());
+        let job = cluster.start_staged(&script(alice, &lines, &body), 1);
+        give(alice, &format!("{name}-end"));
+        (job, output)
     };
     for name in ["first", "second"] {
         let (job, output) = job(name);

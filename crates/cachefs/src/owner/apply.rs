@@ -23,8 +23,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Home, Homes, Kind, Operation, Seen};
-use super::pass::UnderWay;
+use super::inode::{Home, Homes, Kind, Operation, Seen, UnderWay};
 use super::state::{Pending, State};
 use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};

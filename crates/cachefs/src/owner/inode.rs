@@ -312,6 +312,14 @@ pub struct DirtySince {
     pub generation: u64,
 }
 
+/// A pass of write-back as others see it while it lasts.
+#[derive(Clone, Copy, Debug)]
+pub struct UnderWay {
+    pub began: Instant,
+    /// The generation since which its inode was dirty; `None`: it brings nothing, but keeps others from beginning.
+    pub dirty_since: Option<u64>,
+}
+
 /// Write-back that takes a file in parts, from its beginning to its end: whoever writes to the beginning all the while does not keep it
 /// from the end.
 #[derive(Clone, Copy, Debug)]

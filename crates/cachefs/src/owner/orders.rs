@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::inode::dirty;
-use super::pass::UnderWay;
+use super::inode::{UnderWay, dirty};
 use super::state::State;
 use super::{NOBODY, Owner, RETRY};
 use crate::message::{Ino, ROOT, Reply, Request, Service};

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::RETRY;
 use super::blocks::{BLOCK, Blocks};
-use super::inode::{DirtySince, Extent, Inode, Seen, Sweep, dirty};
+use super::inode::{DirtySince, Extent, Inode, Seen, Sweep, UnderWay, dirty};
 use super::state::State;
 use super::wait::Need;
 use crate::message::{Ino, Time, Xattrs};
@@ -50,14 +50,6 @@ pub struct Pass {
     pub since: Option<DirtySince>,
     /// Attributes that the backing directory does not take now, and why.
     pub refused: Option<(u8, Errno)>,
-}
-
-/// A pass as others see it while it lasts.
-#[derive(Clone, Copy, Debug)]
-pub struct UnderWay {
-    pub began: Instant,
-    /// The generation since which its inode was dirty; `None`: it brings nothing, but keeps others from beginning.
-    pub dirty_since: Option<u64>,
 }
 
 impl Pass {

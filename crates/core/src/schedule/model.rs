@@ -22,7 +22,7 @@ impl World {
             salt.hash(&mut hasher);
             (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
             (self.older_states, &self.runs, &self.left).hash(&mut hasher);
-            (self.depends, &self.held, self.held_in_time, &self.buffers).hash(&mut hasher);
+            (self.depends, &self.held, &self.released, self.held_in_time, &self.buffers).hash(&mut hasher);
             (self.journals, self.queue_seen, &self.found, &self.schedule.identities).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();

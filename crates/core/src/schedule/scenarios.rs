@@ -489,6 +489,12 @@ fn of_jobs_that_wait_for_their_input_the_furthest_are_held_when_no_place_is_left
         let job = &world.schedule.jobs()[&id(index)];
         assert!(job.burst_buffer == BurstBuffer::Answered && !job.is_promised(), "{job:?}");
     }
+    // It is held again if Slurm has forgotten the hold, and not if somebody has released it, which leaves the mark.
+    world.held[1] = false;
+    world.happen(&Happening::Released(2), &requests);
+    world.happen(&Happening::Queue, &requests);
+    assert_eq!(holds(&world), [Hold::No, Hold::Ordered, Hold::ReleasedByHand]);
+    assert!(world.held[1] && !world.held[2]);
     // That of one which is held is not lost: nobody waits for an answer about it.
     for (index, lost) in [(1, 0), (0, 1)] {
         world.happen(&Happening::Becomes(index, Slurm::Gone), &requests);

@@ -130,6 +130,8 @@ pub(super) struct World {
     /// Whether the workload manager holds each, as it was ordered; and whether that was ever ordered of the first one before the
     /// second one had ended.
     pub(super) held: Vec<bool>,
+    /// Whether somebody has released it, which leaves the mark of the hold.
+    pub(super) released: Vec<bool>,
     pub(super) held_in_time: bool,
     /// Of jobs with burst buffers: how far each has come. Empty if the workload manager knows none.
     pub(super) buffers: Vec<Buffer>,
@@ -197,6 +199,7 @@ impl World {
             found: vec![false; jobs],
             depends: false,
             held: vec![false; jobs],
+            released: vec![false; jobs],
             held_in_time: false,
             buffers: Vec::new(),
         }
@@ -258,7 +261,7 @@ impl World {
             submitted: index as u64 + 1,
             priority: 100 - index as u64,
             qos: String::new(),
-            held_for_input: self.held[index],
+            held_for_input: self.held[index] || self.released[index],
             dependent: self.is_dependent(index),
             depends_on: self.is_dependent(index).then(|| self.id(1).job).into_iter().collect(),
             component_of: None,
@@ -373,7 +376,9 @@ impl World {
             Action::Hold(of) if !self.buffers.is_empty() => {
                 let index = index_of(*of);
                 self.held[index] = matches!(self.slurm[index], Slurm::Waiting | Slurm::Next);
+                self.released[index] = false;
             }
+            Action::Unmark(of) => self.released[index_of(*of)] = false,
             Action::LetGo(of) if self.depends || !self.buffers.is_empty() => self.held[index_of(*of)] = false,
             Action::EndStageOut(of) => {
                 let buffer = &mut self.buffers[index_of(*of)];

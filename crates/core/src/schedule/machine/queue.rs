@@ -391,6 +391,11 @@ impl Handling<'_> {
                 self.job(id).hold = Hold::Stands;
                 return;
             }
+            // Whoever releases it leaves the mark: the workload manager has come back with a state from before the hold.
+            standing if standing.waits() && known.hold == Hold::Stands && !seen.held_for_input => {
+                self.job(id).hold = Hold::Ordered;
+                return self.order(Action::Hold(id), id);
+            }
             standing if standing.waits() && known.hold == Hold::Stands => {
                 // Somebody does not want to wait for its input.
                 self.job(id).hold = Hold::ReleasedByHand;

@@ -350,7 +350,7 @@ impl World {
             }
             Happening::Released(index) => {
                 self.swaps += 1;
-                self.held[*index] = false;
+                (self.held[*index], self.released[*index]) = (false, true);
                 return None;
             }
             Happening::JournalLost => {
