@@ -82,7 +82,7 @@ pub struct QueuedJob {
     /// Whether the workload manager takes it for a job with a burst buffer, and asks for its input and its results itself.
     #[serde(default)]
     pub has_burst_buffer: bool,
-    /// Whether it has ended, and the workload manager keeps it until its results are on disk.
+    /// Whether it has such a burst buffer, has ended, and the workload manager keeps it until its results are on disk.
     #[serde(default)]
     pub waits_for_results: bool,
 }

@@ -133,7 +133,7 @@ fn scheduler(config: &Config, status: Result<Status, Finding>) -> Vec<Finding> {
     };
     let mut findings = vec![of_the_scheduler(config, &status)];
     if status.places_lost > 0 {
-        let remedy = "start slurmctld anew, which harms no job";
+        let remedy = "start slurmctld anew: jobs that wait begin a minute later for it, and none is lost";
         let detail = places_lost(status.places_lost);
         findings.push(finding("burst buffers' places", State::Limited, detail, Some(remedy)));
     }

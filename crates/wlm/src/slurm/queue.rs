@@ -355,6 +355,11 @@ impl Fields<'_> {
         text(self.admin_comment).split_whitespace().any(|word| word == mark)
     }
 
+    /// Whether Slurm's plugin has found lines of ours, as the site's burst_buffer.conf has it look for.
+    fn has_burst_buffer(&self) -> bool {
+        self.burst_buffer.starts_with(b"#RSA")
+    }
+
     fn priority(&self) -> Result<u64, WlmError> {
         self.number("priority", self.priority)
     }
@@ -391,9 +396,9 @@ impl Fields<'_> {
             depends_on: Vec::new(),
             component_of: self.component_of()?,
             several: false,
-            // The lines that Slurm's plugin has found, as the site's burst_buffer.conf has it look for.
-            has_burst_buffer: self.burst_buffer.starts_with(b"#RSA"),
-            waits_for_results: state == "STAGE_OUT",
+            has_burst_buffer: self.has_burst_buffer(),
+            // Those of another plugin are none of ours.
+            waits_for_results: state == "STAGE_OUT" && self.has_burst_buffer(),
         })
     }
 
