@@ -56,14 +56,19 @@ fn all_fields_of_a_job_are_read() {
 
 #[test]
 fn a_job_has_a_burst_buffer_of_ours_if_slurm_has_found_our_lines() {
-    let has = |directives: &str| {
+    // Whether it has one, and whether Slurm waits for its results.
+    let has = |state: &str, directives: &str| {
         let line = format!(
-            "7|N/A|0|5|60|PENDING|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|a|j|\n"
+            "7|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|a|j|\n"
         );
-        parse(line.as_bytes(), "|").unwrap().jobs[0].has_burst_buffer
+        let job = parse(line.as_bytes(), "|").unwrap().jobs.remove(0);
+        (job.has_burst_buffer, job.waits_for_results)
     };
-    assert!(has("#RSA_DATA_IN=/a\n#RSA_DATA_OUT=/b"));
-    assert!(!has("(null)") && !has("#DW jobdw capacity=1GiB # #RSA_DATA_IN"));
+    let ours = "#RSA_DATA_IN=/a\n#RSA_DATA_OUT=/b";
+    assert_eq!([has("PENDING", ours), has("STAGE_OUT", ours)], [(true, false), (true, true)]);
+    for others in ["(null)", "#DW jobdw capacity=1GiB # #RSA_DATA_IN"] {
+        assert_eq!(has("STAGE_OUT", others), (false, false), "{others}");
+    }
 }
 
 #[test]
