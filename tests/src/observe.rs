@@ -16,7 +16,7 @@ pub struct Process {
     pub pid: Pid,
     /// Its id for the processes in the hosts.
     pub pid_inside: Pid,
-    /// The program and its arguments.
+    /// The program and its arguments. Empty while it ends, and for the moment in which it becomes another program.
     pub command_line: Vec<String>,
 }
 

@@ -1070,8 +1070,8 @@ fn a_prolog_believes_no_process_of_another_user_and_is_held_up_by_none() {
     let mut fake = stranger.command("bash");
     fake.args(["-c", "exec -a 'slurmstepd: [4243.0]' sleep 300"]);
     let mut fake = stranger.spawn_daemon(fake, &site.bed.dir().join("fake.log")).unwrap();
-    let is_fake =
-        || site.host("n3").processes().iter().any(|found| found.command_line[0].starts_with("slurmstepd"));
+    let called = |line: &[String]| line.first().is_some_and(|name| name.starts_with("slurmstepd"));
+    let is_fake = || site.host("n3").processes().iter().any(|found| called(&found.command_line));
     wait_until(DEADLINE, "it is called so", is_fake);
     let said = prolog();
     assert!(said.contains("took dead@") && !shown(), "{said}");

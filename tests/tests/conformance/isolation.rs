@@ -254,11 +254,8 @@ fn the_secret_is_nowhere_to_be_read(case: &Case) {
     let said = site.ramdisk(&["list", "--json"]).stdout + &site.ramdisk(&["nodes", "--json"]).stdout;
     assert!(!tells(said.as_bytes()), "in what ondeck prints");
     for process in site.bed.processes() {
-        assert!(
-            !tells(process.command_line.join(" ").as_bytes()),
-            "in the command line of {}",
-            process.command_line[0]
-        );
+        let line = process.command_line.join(" ");
+        assert!(!tells(line.as_bytes()), "in a command line: {line}");
         assert!(!tells(&fs::read(process.proc("environ")).unwrap_or_default()), "in the environment");
     }
     for view in &views {
