@@ -95,10 +95,13 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "POLICY", default_value = "disk", value_parser = ["disk", "hold"])]
     wait: String,
 
-    /// So many jobs of the queue are next, and have their input staged in
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "4",
-        value_parser = clap::value_parser!(u32).range(1..))]
+    /// So many jobs of the queue are next, and have their input staged in [default: 4, or 1 with a horizon]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     depth: Vec<u32>,
+
+    /// So are those that the workload manager expects to start within this [default: of --config, or 0s: none]
+    #[arg(long, value_name = "DURATION", value_parser = horizon)]
+    horizon: Option<Duration>,
 
     /// So many compute nodes get one RSA node [default: of --config, or 4]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
@@ -159,6 +162,7 @@ const EXAMPLES: &str = "Examples:
       --format=JobIDRaw,Submit,Start,End,NNodes,Timelimit,UID | ondeck simulate --from sacct -
   ondeck simulate trace.swf.gz --rescale 0.9 --seeds 10     a busier machine, with intervals
   ondeck simulate trace.swf --rsa-nodes 8 --depth 1,2,4,8   how far ahead input should be staged
+  ondeck simulate trace.swf --rsa-nodes 8 --horizon 30m     with the expected starts that Slurm's backfill tells
   ondeck simulate trace.swf --rsa-nodes 16 --gantt day.svg --gantt-time 48h,24h
   ondeck simulate --from journal /var/lib/ondeck --nodes 128 --rsa-nodes 8,16   what was, with other sizes
 
@@ -199,6 +203,10 @@ fn share(text: &str) -> Result<f64, String> {
         Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
         _ => Err("a share is a number from 0 to less than 1, such as 0.1".to_owned()),
     }
+}
+
+fn horizon(text: &str) -> Result<Duration, String> {
+    duration::parse(text, 1).map_err(|error| error.to_string())
 }
 
 fn load(text: &str) -> Result<f64, String> {
@@ -285,7 +293,9 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
         disk: args.disk_bandwidth.unwrap_or(Rate(usual_disk)),
         background: args.background,
     };
-    let (site, interval) = site(args)?;
+    let (mut site, interval) = site(args)?;
+    site.horizon = args.horizon.unwrap_or(site.horizon);
+    let depth = if site.horizon.is_zero() { 4 } else { 1 };
     let study = Study {
         trace: &trace,
         estimates: match args.estimates {
@@ -304,7 +314,10 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
             site: site.clone(),
         },
         sizes: sorted(&args.rsa_nodes),
-        depths: sorted(&args.depth).into_iter().map(|depth| depth as usize).collect(),
+        depths: match &args.depth[..] {
+            [] => vec![depth],
+            depths => sorted(depths).into_iter().map(|depth| depth as usize).collect(),
+        },
         proportions: if args.proportion.is_empty() {
             vec![site.proportion]
         } else {

@@ -137,6 +137,7 @@ fn what_is_wrong_is_named() {
     refused(&["jobs.swf", "--gantt-time", "noon"], 2, &["write from when, and how long"]);
     refused(&["jobs.swf", "--background", "1"], 2, &["a share is a number from 0 to less than 1"]);
     refused(&["jobs.swf", "--depth", "0"], 2, &["0 is not in 1.."]);
+    refused(&["jobs.swf", "--horizon", "soon"], 2, &["`soon` is not a duration", "90s, 5m or 1h30m"]);
     refused(
         &["jobs.swf", "--rescale", "0.9"],
         1,

@@ -41,6 +41,23 @@ pub enum Todo {
     Changed(u32),
 }
 
+/// Of so many jobs the workload manager says when it expects them to start, as Slurm does (`bf_max_job_test`).
+const PLANNED: usize = 100;
+/// So often, if anything has changed (Slurm's `bf_interval`).
+const PLANS_MS: u64 = 30_000;
+
+/// What the workload manager has said of expected starts.
+#[derive(Debug, Default)]
+struct Expected {
+    starts: BTreeMap<u32, Time>,
+    /// When it planned, and what it knew then.
+    at: Option<(Time, u64)>,
+    /// When it plans anew.
+    again: Option<Time>,
+    /// When the next of them begins within the horizon.
+    nearer: Option<Time>,
+}
+
 /// A job, as far as the accelerator is concerned.
 #[derive(Clone, Debug)]
 pub struct Subject {
@@ -67,6 +84,7 @@ pub struct Accelerator {
     places: Vec<u32>,
     /// The jobs that were next when the queue changed last.
     was_next: Vec<u32>,
+    expected: Expected,
     /// When the queue is looked at next, and how often after that without any change.
     look: Option<Time>,
     again: u32,
@@ -100,6 +118,7 @@ impl Accelerator {
             next_tick: None,
             places,
             was_next: Vec::new(),
+            expected: Expected::default(),
             look: None,
             again: 0,
             due: None,
@@ -131,7 +150,8 @@ impl Accelerator {
 
     /// When it has to be called, if nothing happens before.
     pub fn next(&self) -> Option<Time> {
-        [self.next_tick, self.look, self.due].into_iter().flatten().min()
+        let Expected { again, nearer, .. } = self.expected;
+        [self.next_tick, self.look, self.due, again, nearer].into_iter().flatten().min()
     }
 
     /// The queue has changed.
@@ -163,7 +183,9 @@ impl Accelerator {
     ) -> Vec<Todo> {
         let mut todo = Vec::new();
         // Starts and ends are told by hooks. A look finds who is next, and who is held.
-        let next = queue.first(self.config.depth);
+        let mut next = queue.first(self.config.depth);
+        let near = self.expect(now, queue);
+        next.extend(near.into_iter().filter(|job| !next.contains(job)).collect::<Vec<u32>>());
         if next != self.was_next {
             self.was_next = next;
             self.queue_has_changed(now);
@@ -181,6 +203,32 @@ impl Accelerator {
             todo.extend(self.handle(now, Event::Tick));
         }
         todo
+    }
+
+    /// The jobs that the workload manager expects to start within the horizon, in the order of their numbers.
+    fn expect(&mut self, now: Time, queue: &WorkloadManager) -> Vec<u32> {
+        let horizon = self.config.site.horizon;
+        if horizon.is_zero() {
+            return Vec::new();
+        }
+        let expected = &mut self.expected;
+        let changes = queue.changes();
+        if expected.at.is_none_or(|(_, knew)| knew != changes) {
+            let may = expected.at.map_or(now, |(at, _)| Time(at.0 + PLANS_MS));
+            if may <= now {
+                expected.starts = queue.expected(now, PLANNED).into_iter().collect();
+                (expected.at, expected.again) = (Some((now, changes)), None);
+            } else {
+                expected.again = Some(may);
+            }
+        }
+        let until = now.plus(horizon);
+        let waits = |(job, _): &(&u32, &Time)| queue.is_waiting(**job);
+        let later = expected.starts.iter().filter(waits).filter(|(_, start)| **start > until);
+        let nearer = later.map(|(_, start)| *start).min();
+        expected.nearer = nearer.map(|start| Time(start.0 - (until.0 - now.0)));
+        let near = expected.starts.iter().filter(waits).filter(|(_, start)| **start <= until);
+        near.map(|(job, _)| *job).collect()
     }
 
     /// What the workload manager shows: what is known here, and what is next.
@@ -203,24 +251,28 @@ impl Accelerator {
             if queue.is_held(job) {
                 seen.push((job, Standing::Held, None));
             } else if queue.is_waiting(job) {
-                seen.push((job, Standing::Waiting, None));
+                seen.push((job, Standing::Waiting, self.expected.starts.get(&job).copied()));
             } else if since.is_some() {
                 seen.push((job, Standing::Running, since));
             }
         }
-        seen.extend(next.iter().map(|job| (*job, Standing::Next, None)));
+        // The first of them wait for nodes; of those after them it is known when they are expected to start.
+        seen.extend(next.iter().take(self.config.depth).map(|job| (*job, Standing::Next, None)));
+        let start = |job: &u32| self.expected.starts.get(job).copied();
+        seen.extend(next.iter().skip(self.config.depth).map(|job| (*job, Standing::Waiting, start(job))));
         seen.extend(self.held.iter().map(|job| (*job, Standing::Held, None)));
         let asks = |(job, ..): &(u32, Standing, Option<Time>)| self.serves(&subjects[*job as usize]);
         seen.into_iter()
             .filter(asks)
-            .map(|(job, standing, since)| {
+            .map(|(job, standing, start)| {
                 let subject = &subjects[job as usize];
-                self.observed(job, subject, standing, since)
+                self.observed(job, subject, standing, start)
             })
             .collect()
     }
 
-    fn observed(&self, job: u32, subject: &Subject, standing: Standing, since: Option<Time>) -> ObservedJob {
+    /// A job as the workload manager shows it; `start`: when it started, or is expected to.
+    fn observed(&self, job: u32, subject: &Subject, standing: Standing, start: Option<Time>) -> ObservedJob {
         let id = id_of(job, subject);
         let runs = standing == Standing::Running;
         let nodes = if runs { vec![self.node.clone()] } else { Vec::new() };
@@ -233,7 +285,7 @@ impl Accelerator {
             reason: String::new(),
             node_count: subject.nodes,
             nodes: nodes.clone(),
-            start: since.map(|since| since.0 / 1000),
+            start: start.map(|start| start.0 / 1000),
             submitted: id.submitted,
             priority: u64::from(u32::MAX - self.places[job as usize]),
             qos: String::new(),

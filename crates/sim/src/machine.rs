@@ -45,8 +45,8 @@ pub struct Accelerated {
     pub site: Site,
     /// What happens to a job that could start before its input is in RAM.
     pub wait: WaitPolicy,
-    /// So many jobs of the queue are next: the workload manager says of the first that it waits for nodes, and of those
-    /// after it when it expects them to start.
+    /// Of so many jobs of the queue the workload manager says that they wait for nodes: they are next. Where the site's `horizon`
+    /// is not zero, so are those that it expects to start within that.
     pub depth: usize,
     /// How often the queue is looked at.
     pub interval: Duration,

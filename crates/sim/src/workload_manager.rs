@@ -75,6 +75,8 @@ pub struct WorkloadManager {
     /// When each of those that run will have ended, if its requested time is right.
     running: BTreeSet<(Time, u32)>,
     ends: BTreeMap<u32, Time>,
+    /// How often anything has changed.
+    changes: u64,
 }
 
 impl WorkloadManager {
@@ -99,7 +101,13 @@ impl WorkloadManager {
             in_front: BTreeMap::new(),
             running: BTreeSet::new(),
             ends: BTreeMap::new(),
+            changes: 0,
         }
+    }
+
+    /// Grows whenever the queue or what runs has changed.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The nodes that no job has.
@@ -109,6 +117,7 @@ impl WorkloadManager {
 
     /// A job is submitted; a held one waits until it is released.
     pub fn submit(&mut self, job: u32, held: bool) {
+        self.changes += 1;
         let known = &mut self.jobs[job as usize];
         known.held = held;
         if !held {
@@ -140,6 +149,7 @@ impl WorkloadManager {
 
     /// A job is put before all that were not, or has its own place again.
     pub fn set_in_front(&mut self, job: u32, in_front: bool) {
+        self.changes += 1;
         let place = self.jobs[job as usize].place;
         if in_front {
             self.in_front.insert(place, job)
@@ -150,6 +160,7 @@ impl WorkloadManager {
 
     /// A job has left its nodes.
     pub fn ended(&mut self, job: u32) {
+        self.changes += 1;
         if let Some(end) = self.ends.remove(&job) {
             self.running.remove(&(end, job));
             self.free += self.jobs[job as usize].asked.nodes;
@@ -171,6 +182,18 @@ impl WorkloadManager {
             from = place + 1;
         }
         found
+    }
+
+    /// When the first `count` jobs that wait are expected to start, as Slurm's backfill plans it: each at the first moment from
+    /// which on its nodes are free for all of its requested time, and those after it go around it.
+    pub fn expected(&self, now: Time, count: usize) -> Vec<(u32, Time)> {
+        let mut plan = Plan::new(now, self.free);
+        for (end, job) in &self.running {
+            // Whoever has run for longer than it asked for may end at any moment.
+            plan.gains((*end).max(now), self.jobs[*job as usize].asked.nodes);
+        }
+        let first = self.first(count).into_iter();
+        first.filter_map(|job| Some((job, plan.take(self.jobs[job as usize].asked)?))).collect()
     }
 
     /// Whether a job waits and is not held.
@@ -248,6 +271,7 @@ impl WorkloadManager {
     }
 
     fn start(&mut self, job: u32, now: Time) {
+        self.changes += 1;
         let known = self.jobs[job as usize];
         let end = Time(now.0.saturating_add(known.asked.ms));
         self.waiting.remove(known.place as usize);
@@ -258,9 +282,98 @@ impl WorkloadManager {
     }
 }
 
+/// How many nodes are free from when on.
+struct Plan {
+    /// From the first moment on, in the order of time; the last one is for ever.
+    free: Vec<(Time, u32)>,
+}
+
+impl Plan {
+    fn new(now: Time, free: u32) -> Plan {
+        Plan { free: vec![(now, free)] }
+    }
+
+    /// Nodes come back, not before any that came before.
+    fn gains(&mut self, at: Time, nodes: u32) {
+        let Some((last, free)) = self.free.last_mut() else { return };
+        if *last == at {
+            *free += nodes;
+        } else {
+            let free = *free + nodes;
+            self.free.push((at, free));
+        }
+    }
+
+    /// The first moment at which somebody gets what it asks for; it is taken. Nothing for more than there is.
+    fn take(&mut self, asked: Asked) -> Option<Time> {
+        let mut from = 0;
+        let (start, end, to) = loop {
+            let start = self.free[from..].iter().position(|(_, free)| *free >= asked.nodes)? + from;
+            let end = Time(self.free[start].0.0.saturating_add(asked.ms.max(1)));
+            // The first step that begins when it is over.
+            let to = self.free[start..].iter().position(|(at, _)| *at >= end);
+            let to = to.map_or(self.free.len(), |to| to + start);
+            match self.free[start..to].iter().position(|(_, free)| *free < asked.nodes) {
+                Some(too_few) => from = start + too_few,
+                None => break (start, end, to),
+            }
+        };
+        if self.free.get(to).is_none_or(|(at, _)| *at != end) {
+            let free = self.free[to - 1].1;
+            self.free.insert(to, (end, free));
+        }
+        self.free[start..to].iter_mut().for_each(|(_, free)| *free -= asked.nodes);
+        Some(self.free[start].0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    proptest::proptest! {
+        /// Every moment is tried, second by second.
+        #[test]
+        fn a_plan_gives_everybody_the_first_moment_that_suits(
+            ends in proptest::collection::vec((0u64..12, 1u32..4), 0..5),
+            asked in proptest::collection::vec((1u32..9, 1u64..8), 0..12),
+        ) {
+            let mut ends = ends;
+            ends.sort_unstable();
+            let mut plan = Plan::new(Time(0), 2);
+            ends.iter().for_each(|(at, nodes)| plan.gains(Time(*at), *nodes));
+            let mut free: Vec<u32> = (0..200)
+                .map(|at| 2 + ends.iter().filter(|(end, _)| *end <= at).map(|(_, nodes)| nodes).sum::<u32>())
+                .collect();
+            for (nodes, ms) in asked {
+                let suits = |start: &usize| free[*start..start + ms as usize].iter().all(|free| *free >= nodes);
+                let wanted = (0..190).find(suits);
+                let found = plan.take(Asked { nodes, ms });
+                proptest::prop_assert_eq!(found, wanted.map(|start| Time(start as u64)));
+                if let Some(start) = wanted {
+                    free[start..start + ms as usize].iter_mut().for_each(|free| *free -= nodes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_first_is_expected_when_its_room_is_there_and_those_after_it_go_around_it() {
+        // 0 runs on 6 of 10 for 100 s; 1 needs 8; 2 fits beside both, 3 beside neither; 4 fits before.
+        let mut manager = manager(10, Order::Fcfs, &[(6, 100), (8, 10), (2, 500), (9, 10), (4, 90)]);
+        manager.set_held(2, true);
+        manager.set_held(4, true);
+        assert_eq!(manager.pass(Time(0)), [0]);
+        manager.set_held(2, false);
+        manager.set_held(4, false);
+        let at = |second: u64| Time(second * 1000);
+        let now = at(1);
+        let all = [(1, at(100)), (2, now), (3, at(501)), (4, at(110))];
+        assert_eq!(manager.expected(now, 9), all);
+        assert_eq!(manager.expected(now, 2), all[..2]);
+        let room = manager.room_before(1, now);
+        assert_eq!(now.0 + room.ms, 100_000);
+    }
 
     /// Jobs that are all submitted at once, by their nodes and seconds.
     fn manager(nodes: u32, order: Order, jobs: &[(u32, u64)]) -> WorkloadManager {

@@ -116,6 +116,28 @@ fn all_that_jobs_write_to_ram_comes_home_or_is_overwritten_and_all_that_is_stage
     }
 }
 
+/// The workload manager tells of jobs that are not first when it expects them to start.
+#[test]
+fn expected_starts_bring_more_data_to_ram_before_jobs_start_than_those_who_are_first_do() {
+    let mut trace = workload(9, 300);
+    // As they ran: with the round times that people request, starts are expected far too late.
+    trace.jobs.iter_mut().for_each(|job| job.requested = Some(job.run));
+    let io = IoModel::bursts();
+    let in_ram = |depth: usize, horizon: u64| {
+        let mut accelerator = accelerator(16, WaitPolicy::Disk);
+        accelerator.depth = depth;
+        accelerator.site.horizon = Duration::from_secs(horizon);
+        let record = of(&trace, machine(), Some(accelerator), &io);
+        let totals = record.totals;
+        assert_eq!(totals.written_to_ram.0, totals.overwritten.0 + totals.staged_out.0);
+        assert_eq!(totals.staged_in.0, totals.read_from_ram.0 + totals.wasted.0);
+        totals.read_from_ram.0
+    };
+    // Staging for hours ahead would keep RSA nodes from those who come before.
+    let (first, near) = (in_ram(1, 0), in_ram(1, 600));
+    assert!(first > 0 && near > first, "{first}, {near} bytes");
+}
+
 #[test]
 fn no_node_is_used_by_two_jobs_at_a_time() {
     let trace = workload(6, 200);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use ondeck_core::{Bytes, WaitPolicy};
+use ondeck_core::{Bytes, WaitPolicy, duration};
 use ondeck_sim::io::{IoModel, Overrun};
 use ondeck_sim::picture::page::{Part, Table, page};
 use ondeck_sim::picture::{gantt, sizing_curve, time as time_of_picture};
@@ -191,8 +191,15 @@ impl<'a> Report<'a> {
             WaitPolicy::Hold => "jobs are held until their input is in RAM (RSA_WAIT=hold)",
             _ => "jobs that could start do (RSA_WAIT=disk)",
         };
+        let horizon = study.accelerator.site.horizon;
+        let expected = match horizon.is_zero() {
+            true => String::new(),
+            false => {
+                format!("; jobs are next that are expected to start within {}", duration::limit(horizon))
+            }
+        };
         facts.push(format!(
-            "order {}, EASY backfill; {wait}; seeds {} to {}",
+            "order {}, EASY backfill; {wait}{expected}; seeds {} to {}",
             study.order.word(),
             study.seed,
             study.seed.wrapping_add(study.seeds - 1)
