@@ -102,6 +102,11 @@ enum Command {
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes six minutes.
     Hooks(scheduler::Options),
+    /// Scheduler benchmark: what burst buffers add, beside functions that do nothing and the integration from outside; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes.
+    BurstBuffers(scheduler::Options),
     /// Scheduler benchmark: the thesis's tables 5.1 to 5.4, on a disk of 50 MB/s beside a real Slurm; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
@@ -190,6 +195,7 @@ fn main() -> ExitCode {
         Command::Cache(options) => cache::run(&options),
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),
+        Command::BurstBuffers(options) => scheduler::burst_buffers::run(&options),
         Command::Thesis(options) => scheduler::thesis::run(&options),
         Command::Simulator(options) => scheduler::simulator::run(&options),
         Command::Writer(writer) => writer.run(),

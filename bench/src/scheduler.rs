@@ -1,4 +1,4 @@
-//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in four parts
+//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in five parts
 //! that are made by a command each.
 //!
 //! # Layout
@@ -7,11 +7,13 @@
 //! |---|---|
 //! | [`schedule`] | one part: a pass of the pure core ([`pass`]), and the daemon beside a large queue ([`daemon`]) |
 //! | [`hooks`] | one part: what Prolog and Epilog add to a job, and from on deck to READY |
+//! | [`burst_buffers`] | one part: Slurm's burst buffers beside functions that do nothing, and beside the integration from outside |
 //! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
+pub mod burst_buffers;
 mod cluster;
 mod daemon;
 pub mod hooks;
@@ -31,7 +33,7 @@ use crate::goals::Judged;
 use crate::page::{Table, heading, paragraph};
 use crate::{command_line, machine};
 
-/// What all four commands take.
+/// What all five commands take.
 #[derive(clap::Args)]
 pub struct Options {
     /// Rounds that count, after one that does not [default: each measurement's own]
@@ -56,7 +58,7 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 4] = ["schedule", "hooks", "thesis", "simulator"];
+const PARTS: [&str; 5] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator"];
 
 /// What one command found out.
 struct Part {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ondeck_testbed::{Daemon, Host, Slurm, SlurmSetup, Testbed, User};
+use ondeck_testbed::{Daemon, Host, Signal, Slurm, SlurmSetup, Testbed, User};
 use serde_json::Value;
 
 use crate::interrupt;
@@ -22,6 +22,32 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(20);
 const AGENT_PORT: u16 = 7272;
 
+/// How a cluster's Slurm knows of RAM disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integration {
+    /// By Prolog and Epilog, and holds.
+    Outside,
+    /// By its burst buffers.
+    Inside,
+    /// Its burst buffers do nothing, and there is neither scheduler nor agent.
+    None,
+}
+
+/// Functions that Slurm asks for, of which none does anything.
+const NO_FUNCTIONS: &str = "\
+for _, name in ipairs({ 'job_process', 'setup', 'data_in', 'test_data_in', 'real_size', 'paths', 'pre_run', 'post_run', \
+'data_out', 'test_data_out', 'job_teardown', 'get_status' }) do
+    _G['slurm_bb_' .. name] = function() return slurm.SUCCESS, '' end
+end
+function slurm_bb_pools()
+    return slurm.SUCCESS, '{\"pools\":[{\"id\":\"none\",\"quantity\":0,\"granularity\":1048576}]}'
+end
+";
+/// As docs/admin.md has it; the log tells how long each function took.
+const BURST_BUFFER_CONF: &str =
+    "Directive=RSA\nStageInTimeout=172800\nStageOutTimeout=172800\nOtherTimeout=300\n";
+const BURST_BUFFERS: &str = "BurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\n";
+
 /// What differs between the clusters of the benchmarks.
 pub struct Setup<'a> {
     /// What each RSA node lends.
@@ -30,6 +56,7 @@ pub struct Setup<'a> {
     pub disk: Option<&'a Path>,
     /// Lines for the part `[scheduler]`.
     pub scheduler: &'a str,
+    pub integration: Integration,
 }
 
 pub struct Cluster {
@@ -84,12 +111,19 @@ impl Cluster {
         };
         let (prolog, epilog) = (hook("prolog")?, hook("epilog")?);
         let names = |prefix: &str| (1..=NODES).map(|n| format!("{prefix}{n}")).collect::<Vec<_>>();
+        let (conf, files) = burst_buffers(&dir, setup.integration)?;
+        let hooks = setup.integration != Integration::None;
         let slurm = bed.slurm(SlurmSetup {
-            prolog: Some(prolog),
-            epilog: Some(epilog),
+            prolog: hooks.then_some(prolog),
+            epilog: hooks.then_some(epilog),
+            conf,
+            files,
             ..SlurmSetup::new("ctl", names("c"))
         })?;
         let mut cluster = Cluster { daemons: Vec::new(), slurm, bed, ondeck, own };
+        if !hooks {
+            return Ok(cluster);
+        }
         for name in names("r").iter().chain(&names("c")) {
             cluster.start(name, "agent", name)?;
         }
@@ -194,6 +228,14 @@ impl Cluster {
         Ok(ran.stdout.trim().to_owned())
     }
 
+    /// Has the scheduler stop where it is, or go on.
+    pub fn stop_scheduler(&self, stops: bool) {
+        let signal = if stops { Signal::STOP } else { Signal::CONT };
+        if let Some(scheduler) = self.daemons.last() {
+            scheduler.kill(signal);
+        }
+    }
+
     /// Waits until Slurm has ended a job, and it must have ended well.
     pub fn wait_completed(&self, job: u32) -> Result<()> {
         wait(&format!("job {job} ends"), || {
@@ -219,6 +261,18 @@ impl Cluster {
             ensure!(!state("INELIGIBLE"), "job {job} gets no RAM disk: {status}");
             Ok(state("READY").then_some(()))
         })
+    }
+
+    /// What each call of one of the functions of burst_buffer.lua took, in milliseconds, in the order of the log, of which only
+    /// what comes after so many bytes counts.
+    pub fn function_ms(&self, function: &str, after: usize) -> Vec<f64> {
+        let log = self.slurm.controller_log();
+        let of_line = |line: &str| -> Option<f64> {
+            let (called, took) = line.split_once(" ran for ")?;
+            let us: f64 = took.strip_prefix("usec=")?.trim_end().parse().ok()?;
+            called.split(' ').any(|word| word == function).then_some(us / 1e3)
+        };
+        log.get(after..).unwrap_or_default().lines().filter_map(of_line).collect()
     }
 
     /// Waits until nothing of any job is left.
@@ -290,6 +344,30 @@ pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Resul
         ensure!(began.elapsed() < PATIENCE, "not reached within {} s: {what}", PATIENCE.as_secs());
         std::thread::sleep(LOOK);
     }
+}
+
+/// The lines of slurm.conf, and the files beside it.
+fn burst_buffers(dir: &Path, integration: Integration) -> Result<(String, Vec<PathBuf>)> {
+    let functions = match integration {
+        Integration::Outside => return Ok((String::new(), Vec::new())),
+        Integration::Inside => include_str!("../../../slurm/burst_buffer.lua"),
+        Integration::None => NO_FUNCTIONS,
+    };
+    let settings = format!("ONDECK={0}/ondeck\nONDECK_CONFIG={0}/ondeck.toml\n", dir.display());
+    let beside = dir.join("beside");
+    fs::create_dir(&beside)?;
+    let files = [
+        ("burst_buffer.lua", functions),
+        ("burst_buffer.conf", BURST_BUFFER_CONF),
+        ("ondeck.env", &settings),
+        ("ondeck_job_submit.lua", include_str!("../../../slurm/job_submit.lua")),
+    ];
+    let mut written = Vec::new();
+    for (name, text) in files {
+        fs::write(beside.join(name), text)?;
+        written.push(beside.join(name));
+    }
+    Ok((BURST_BUFFERS.to_owned(), written))
 }
 
 /// One file for the scheduler and the hooks, and one for each agent.

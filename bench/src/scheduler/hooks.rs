@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
-use crate::scheduler::cluster::{Cluster, Setup, wait};
+use crate::scheduler::cluster::{Cluster, Integration, Setup, wait};
 use crate::scheduler::{Options, Part};
 use crate::{interrupt, machine};
 
@@ -33,7 +33,12 @@ pub fn run(options: &Options) -> Result<()> {
                          look at the queue every second, a job is on deck when it was next for one). All nodes are \
                          namespaces of one machine. The first round of each is dropped."
         .into();
-    let cluster = Cluster::new(&Setup { lends: "256MiB", disk: None, scheduler: "" })?;
+    let cluster = Cluster::new(&Setup {
+        lends: "256MiB",
+        disk: None,
+        scheduler: "",
+        integration: Integration::Outside,
+    })?;
     hooks(options, &cluster, &mut part)?;
     ready(options, &cluster, &mut part)?;
     drop(cluster);
@@ -41,7 +46,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// A directory of the user's.
-fn directory(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+pub fn directory(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let user = cluster.user();
     let path = user.scratch.join(name);
     fs::create_dir_all(&path)?;

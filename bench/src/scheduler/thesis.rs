@@ -11,7 +11,7 @@ use ondeck_bench::size::{GIB, KIB, MIB, show};
 
 use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
-use crate::scheduler::cluster::{Cluster, NODES, Setup, wait};
+use crate::scheduler::cluster::{Cluster, Integration, NODES, Setup, wait};
 use crate::scheduler::writer::Took;
 use crate::scheduler::{Options, Part, word};
 use crate::slow_disk::{RATE, SlowDisk};
@@ -148,6 +148,7 @@ pub fn run(options: &Options) -> Result<()> {
         lends: "6GiB",
         disk: Some(&disk.path),
         scheduler: "debounce = \"200ms\"\n[scheduler.limits]\nprolog = \"30s\"\nepilog = \"30s\"",
+        integration: Integration::Outside,
     })?;
     let home = disk.path.join("alice");
     fs::create_dir(&home)?;

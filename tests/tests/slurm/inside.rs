@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ondeck_testbed::{Process, Signal, available, wait_until};
 use rustix::process::kill_process;
@@ -13,20 +14,21 @@ use crate::aids::{LONG, SLOW, await_file, files, folder, give, program, script};
 use crate::cluster::{Cluster, Setup, tree};
 use crate::jobs::{Blocker, Gate, assert_passed, directives, note_source, says, wait_file, was_ram};
 use crate::life::directory;
+use crate::{scripts, shapes};
 
-fn inside(setup: Setup) -> Cluster {
+pub fn inside(setup: Setup) -> Cluster {
     Cluster::with(Setup { burst_buffers: true, ..setup })
 }
 
 impl Cluster {
     /// What squeue shows of a job: its state and the reason. Nothing once it has forgotten it.
-    fn shown(&self, job: u32) -> String {
+    pub fn shown(&self, job: u32) -> String {
         let line = ["squeue", "--noheader", "--states=all", "--format=%T %r", "-j", &job.to_string()];
         self.slurm.client(&line).stdout.trim().to_owned()
     }
 
     #[track_caller]
-    fn wait_shown(&self, job: u32, wanted: &str) {
+    pub fn wait_shown(&self, job: u32, wanted: &str) {
         wait_until(LONG, &format!("squeue shows job {job} as {wanted}"), || {
             self.shown(job).starts_with(wanted)
         });
@@ -34,7 +36,7 @@ impl Cluster {
 
     /// Slurm has no burst buffer any more.
     #[track_caller]
-    fn assert_no_burst_buffer(&self) {
+    pub fn assert_no_burst_buffer(&self) {
         wait_until(LONG, "Slurm has no burst buffer", || {
             !self.slurm.scontrol(&["show", "burstbuffer"]).stdout.contains("JobID=")
         });
@@ -42,7 +44,7 @@ impl Cluster {
 
     /// Neither Slurm nor the scheduler has anything left.
     #[track_caller]
-    fn assert_clean_inside(&self) {
+    pub fn assert_clean_inside(&self) {
         self.assert_clean();
         self.assert_no_burst_buffer();
         self.assert_no_hook_failed();
@@ -51,7 +53,7 @@ impl Cluster {
     /// The same after a job was cancelled before it started. Of such a job Slurm 22.05 now and then ends its own teardown, which it
     /// logs, and keeps the burst buffer's entry until slurmctld is started anew (docs/admin.md); it has no other one.
     #[track_caller]
-    fn assert_clean_after_cancel(&self) {
+    pub fn assert_clean_after_cancel(&self) {
         self.assert_clean();
         wait_until(LONG, "Slurm has no burst buffer but of teardowns that it has ended itself", || {
             let shown = self.slurm.scontrol(&["show", "burstbuffer"]);
@@ -504,6 +506,96 @@ fn what_is_staged_outlives_a_restart_of_the_controller() {
 }
 
 #[test]
+fn agents_that_are_killed_in_any_phase_lose_no_job_and_no_result() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: SLOW.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let content = files(4, 2 << 20);
+    let (input, output) = (folder(alice, "in", &content), folder(alice, "out", &BTreeMap::new()));
+    let lines = [
+        "WAIT=hold".to_owned(),
+        "OUT_SIZE=16MiB".to_owned(),
+        format!("DATA_IN={}", input.display()),
+        format!("DATA_OUT={}", output.display()),
+    ];
+    let body = format!("cp {}/* {}; tell copied; await end", input.display(), output.display());
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, &body), 2);
+    let kill_agents = || {
+        let compute = cluster.slurm.compute().iter().map(|node| node.name().to_owned());
+        for node in cluster.rsa_nodes(job).into_iter().chain(compute) {
+            cluster.kill(&node);
+            cluster.start_agent(&node);
+        }
+    };
+    cluster.wait_rsa(job, "STAGING_IN");
+    kill_agents();
+    cluster.wait_rsa(job, "READY");
+    kill_agents();
+    blocker.release();
+    await_file(alice, "copied");
+    kill_agents();
+    give(alice, "end");
+    cluster.wait_rsa(job, "STAGING_OUT");
+    kill_agents();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_that_makes_room_for_another_and_one_whose_time_is_over_bring_their_results_home() {
+    if !available() {
+        return;
+    }
+    let slurm = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n\
+                 PartitionName=urgent Nodes=c[1-4] PriorityTier=10 MaxTime=INFINITE State=UP\n";
+    let cluster = inside(Setup { slurm: slurm.into(), ..Setup::default() });
+    let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "life=${{SLURM_RESTART_COUNT:-0}}; echo life > {o}/life-$life; tell wrote-$life; await never",
+        o = output.display()
+    );
+    let text = script(alice, &["WAIT=hold".to_owned(), format!("DATA_OUT={}", output.display())], &body);
+    let options = ["--nodes=1", "--exclusive", "--requeue", "--output=/dev/null"];
+    let job = cluster.slurm.submit(alice, &text, &options);
+    await_file(alice, "wrote-0");
+    assert!(!output.join("life-0").exists(), "it is in RAM");
+    let gate = Gate::of(bob, "urgent");
+    let urgent = format!("#!/bin/sh\n{}", gate.line());
+    let options = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"];
+    let urgent = cluster.slurm.submit(bob, &urgent, &options);
+    cluster.wait_shown(urgent, "RUNNING");
+    wait_until(LONG, "the first life's results are home", || output.join("life-0").exists());
+    gate.open();
+    cluster.wait_shown(job, "PENDING");
+    // Slurm lets it wait for two minutes.
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
+    await_file(alice, "wrote-1");
+    assert!(!output.join("life-1").exists(), "it is in RAM");
+    // Limits are whole minutes; slurmctld looks at them every half a minute.
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "TimeLimit=0:01"]).assert_success();
+    wait_until(Duration::from_secs(150), "its time is over", || cluster.shown(job).starts_with("TIMEOUT"));
+    assert_eq!(says(&output.join("life-1")), "life");
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn scripts_unpack_and_results_are_packed_as_from_outside() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    scripts::unpack_and_pack(&cluster);
+    shapes::as_one_archive(&cluster);
+    cluster.assert_clean_inside();
+}
+
+#[test]
 fn each_element_of_an_array_is_staged_by_itself() {
     if !available() {
         return;
@@ -622,38 +714,6 @@ fn a_job_is_not_kept_waiting_for_its_input_for_longer_than_the_limit() {
 }
 
 #[test]
-fn ten_jobs_share_three_rsa_nodes_and_leave_nothing() {
-    if !available() {
-        return;
-    }
-    let cluster = inside(Setup { rsa_nodes: 3, ..Setup::default() });
-    let alice = cluster.user("alice");
-    let content = files(2, 100_000);
-    let input = folder(alice, "in", &content);
-    let jobs: Vec<u32> = (0..10)
-        .map(|number| {
-            let output = folder(alice, &format!("out-{number}"), &BTreeMap::new());
-            let wait = if number % 3 == 0 { "disk" } else { "hold" };
-            let lines = [
-                format!("WAIT={wait}"),
-                "CAPACITY=64MiB".to_owned(),
-                "OUT_SIZE=1MiB".to_owned(),
-                format!("DATA_IN={}", input.display()),
-                format!("DATA_OUT={}", output.display()),
-            ];
-            let body = format!("cp {}/* {}", input.display(), output.display());
-            let options = ["--nodes=1", "--exclusive", "--no-requeue", "--output=/dev/null"];
-            cluster.slurm.submit(alice, &script(alice, &lines, &body), &options)
-        })
-        .collect();
-    for (number, job) in jobs.iter().enumerate() {
-        cluster.wait_shown(*job, "COMPLETED");
-        assert_eq!(tree(&alice.scratch.join(format!("out-{number}"))), content, "job {job}");
-    }
-    cluster.assert_clean_inside();
-}
-
-#[test]
 fn doctor_has_no_complaint_of_burst_buffers_that_are_set_up_and_one_of_each_that_is_not() {
     if !available() {
         return;
@@ -685,122 +745,5 @@ fn a_path_that_slurm_would_take_for_a_capacity_is_refused_at_submission() {
     let text = script(alice, &[format!("DATA_IN={}", input.display())], "true");
     let ran = cluster.slurm.try_submit(alice, &text, &["--nodes=1"]);
     assert!(!ran.success() && ran.stderr.contains("use a path without it"), "{ran:?}");
-    cluster.assert_clean_inside();
-}
-
-#[test]
-fn more_jobs_than_slurm_has_places_for_are_held_and_lost_places_are_counted() {
-    if !available() {
-        return;
-    }
-    let scheduler = "kept_waiting = 2".to_owned();
-    let cluster = inside(Setup { rsa_nodes: 1, scheduler, ..Setup::default() });
-    let alice = cluster.user("alice");
-    cluster.ondeck(&["node", "drain", "r1", "--reason", "a test"]).assert_success();
-    let content = files(1, 1000);
-    let input = folder(alice, "in", &content);
-    let jobs: Vec<u32> = (0..5)
-        .map(|number| {
-            let seen = alice.scratch.join(format!("seen-{number}"));
-            let body = format!("{}test -e {}/*", note_source(&input, &seen), input.display());
-            let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
-            cluster.slurm.submit(alice, &script(alice, &lines, &body), &["--nodes=1", "--exclusive"])
-        })
-        .collect();
-    for job in &jobs[..2] {
-        cluster.wait_shown(*job, "PENDING BurstBufferStageIn");
-    }
-    for job in &jobs[2..] {
-        cluster.wait_shown(*job, "PENDING JobHeldAdmin");
-        wait_until(LONG, "its user is told", || cluster.note(*job).contains("no place for one more"));
-    }
-    // One of each is cancelled. Slurm loses a place for the one whose data_in it ends.
-    for job in [jobs[1], jobs[2]] {
-        cluster.slurm.client_as(alice, &["scancel", &job.to_string()]).assert_success();
-        cluster.wait_shown(job, "CANCELLED");
-    }
-    wait_until(LONG, "one place is lost", || cluster.status()["places_lost"] == 1);
-    let doctor = cluster.ondeck(&["doctor", "--slurm"]);
-    assert!(doctor.stdout.contains("has lost 1 of its 128 places"), "{doctor:?}");
-    cluster.kill("scheduler");
-    cluster.start_scheduler();
-    cluster.ondeck(&["node", "resume", "r1"]).assert_success();
-    for number in [0, 3, 4] {
-        cluster.wait_shown(jobs[number], "COMPLETED");
-        assert!(was_ram(&alice.scratch.join(format!("seen-{number}"))), "job {}", jobs[number]);
-    }
-    assert_eq!(cluster.status()["places_lost"], 1);
-    cluster.assert_clean_after_cancel();
-}
-
-/// `ONDECK_WAITING=300` asks for so many jobs that wait, with as many places as sites have.
-#[test]
-fn whoever_comes_first_has_a_place_though_more_jobs_wait_than_there_are() {
-    if !available() {
-        return;
-    }
-    let asked: Option<u32> = std::env::var("ONDECK_WAITING").ok().map(|number| number.parse().unwrap());
-    let (others, places, scheduler) = match asked {
-        Some(others) => (others, 64, String::new()),
-        None => (8, 3, "kept_waiting = 3".to_owned()),
-    };
-    let cluster = inside(Setup { scheduler, ..Setup::default() });
-    let alice = cluster.user("alice");
-    cluster.lend(false);
-    let input = folder(alice, "in", &files(1, 1000));
-    let submit = |name: &str, nice: u32| {
-        let body = note_source(&input, &alice.scratch.join(format!("seen-{name}")));
-        let text = script(alice, &["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())], &body);
-        let nice = format!("--nice={nice}");
-        let options = ["--nodes=1", "--exclusive", "--no-requeue", "--time=5", "--output=/dev/null", &nice];
-        cluster.slurm.submit(alice, &text, &options)
-    };
-    let jobs: Vec<u32> = (0..others).map(|number| submit(&number.to_string(), 1000)).collect();
-    let shown = |reason: &str| {
-        let lines = cluster.slurm.client(&["squeue", "--noheader", "--format=%r"]).stdout;
-        lines.lines().filter(|line| line.trim() == reason).count() as u32
-    };
-    wait_until(LONG, "there is no place for more", || shown("JobHeldAdmin") == others - places);
-    let first = submit("first", 0);
-    cluster.wait_shown(first, "PENDING BurstBufferStageIn");
-    wait_until(LONG, "one more of the others is held", || shown("JobHeldAdmin") == others - places + 1);
-    cluster.lend(true);
-    cluster.wait_shown(first, "COMPLETED");
-    assert!(was_ram(&alice.scratch.join("seen-first")));
-    for (number, job) in jobs.iter().enumerate() {
-        cluster.wait_shown(*job, "COMPLETED");
-        assert!(was_ram(&alice.scratch.join(format!("seen-{number}"))), "job {job}: {}", cluster.note(*job));
-    }
-    assert_eq!(cluster.status()["places_lost"], 0);
-    cluster.assert_clean_inside();
-}
-
-/// Slurm tears down what it has of jobs that wait when it is started anew, and sets nothing up of those that are held before they are
-/// released.
-#[test]
-fn jobs_that_are_held_for_a_place_outlive_a_restart_of_the_controller() {
-    if !available() {
-        return;
-    }
-    let scheduler = "kept_waiting = 0".to_owned();
-    let cluster = inside(Setup { rsa_nodes: 1, scheduler, ..Setup::default() });
-    let alice = cluster.user("alice");
-    cluster.lend(false);
-    let input = folder(alice, "in", &files(1, 1000));
-    let seen = alice.scratch.join("seen");
-    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
-    let job = cluster.submit(&script(alice, &lines, &note_source(&input, &seen)), 1);
-    cluster.wait_shown(job, "PENDING JobHeldAdmin");
-    wait_until(LONG, "Slurm may start it, once it is released", || {
-        cluster.log_of(job).contains("the workload manager may start it")
-    });
-    // As it had saved its state a while ago, it may come back without the hold.
-    cluster.slurm.kill_controller();
-    cluster.slurm.start_controller();
-    cluster.wait_shown(job, "PENDING JobHeldAdmin");
-    cluster.lend(true);
-    cluster.wait_shown(job, "COMPLETED");
-    assert!(was_ram(&seen), "{}", cluster.note(job));
-    assert_eq!(cluster.status()["places_lost"], 0);
     cluster.assert_clean_inside();
 }

@@ -8,6 +8,7 @@ mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
 mod cluster;
+mod crowd;
 mod doctor;
 mod documents;
 mod endings;

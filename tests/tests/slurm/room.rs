@@ -11,16 +11,16 @@ use crate::aids::{LONG, await_file, files, folder, give, make, noise, own_file, 
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 
 /// A small disk of its own that all hosts have mounted at the same path.
-struct SmallDisk {
-    at: PathBuf,
+pub struct SmallDisk {
+    pub at: PathBuf,
     ballast: PathBuf,
 }
 
 impl SmallDisk {
-    /// 24 MiB, of which most is taken.
-    fn new(cluster: &Cluster, user: &User) -> SmallDisk {
+    /// Of so many MiB, of which most are taken.
+    pub fn new(cluster: &Cluster, user: &User, mib: u32, taken: u32) -> SmallDisk {
         let image = cluster.bed.dir().join("small-disk");
-        fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+        fs::File::create(&image).unwrap().set_len(u64::from(mib) << 20).unwrap();
         let run = |program: &str, arguments: &[&str]| {
             let output = std::process::Command::new(program).args(arguments).output().unwrap();
             assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
@@ -37,16 +37,16 @@ impl SmallDisk {
         let host = cluster.host("ctl");
         let small = SmallDisk { ballast: at.join("ballast"), at };
         host.ok(&["chown", &format!("{0}:{0}", user.uid), small.at.to_str().unwrap()]);
-        host.ok(&["fallocate", "--length", "19MiB", small.ballast.to_str().unwrap()]);
+        host.ok(&["fallocate", "--length", &format!("{taken}MiB"), small.ballast.to_str().unwrap()]);
         small
     }
 
-    fn free(&self, cluster: &Cluster) {
+    pub fn free(&self, cluster: &Cluster) {
         cluster.host("ctl").ok(&["rm", "-f", self.ballast.to_str().unwrap()]);
     }
 
     /// Seen from a host: the test has not mounted it.
-    fn tree(&self, cluster: &Cluster, below: &str) -> BTreeMap<String, Vec<u8>> {
+    pub fn tree(&self, cluster: &Cluster, below: &str) -> BTreeMap<String, Vec<u8>> {
         tree(&cluster.host("ctl").path_from_outside(self.at.join(below)))
     }
 }
@@ -66,7 +66,7 @@ fn results_that_find_no_room_on_disk_are_kept_in_ram_until_their_owner_has_made_
     }
     let cluster = Cluster::with(Setup { scheduler: "stage_out_attempts = 2".into(), ..Setup::default() });
     let alice = cluster.user("alice");
-    let small = SmallDisk::new(&cluster, alice);
+    let small = SmallDisk::new(&cluster, alice, 24, 19);
     let (output, content) = (small.at.join("out"), files(6, 2 << 20));
     let job = results_on(&cluster, &output, &content);
     let number = job.to_string();
@@ -94,7 +94,7 @@ fn results_that_found_no_room_on_disk_come_home_by_themselves_once_there_is_some
     }
     let cluster = Cluster::new();
     let alice = cluster.user("alice");
-    let small = SmallDisk::new(&cluster, alice);
+    let small = SmallDisk::new(&cluster, alice, 24, 19);
     let (output, content) = (small.at.join("out"), files(6, 2 << 20));
     let job = results_on(&cluster, &output, &content);
     cluster.wait_note(job, "tried again in");

@@ -21,6 +21,12 @@ fn scripts_unpack_the_input_and_pack_the_results_as_in_the_thesis() {
         return;
     }
     let cluster = Cluster::new();
+    unpack_and_pack(&cluster);
+    cluster.assert_clean();
+}
+
+/// A job whose scripts unpack its input and pack its results.
+pub fn unpack_and_pack(cluster: &Cluster) {
     let alice = cluster.user("alice");
     let content = files(5, 50_000);
     let loose = folder(alice, "loose", &content);
@@ -68,7 +74,6 @@ fn scripts_unpack_the_input_and_pack_the_results_as_in_the_thesis() {
         assert_eq!(fs::read(unpacked.join(name)).unwrap(), turned, "{name}");
         assert_eq!(turned.len(), bytes.len());
     }
-    cluster.assert_clean();
 }
 
 #[test]

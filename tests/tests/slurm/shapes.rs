@@ -103,7 +103,8 @@ fn under_a_job_that_started_at_once(cluster: &Cluster) {
     assert_passed(&states, &["BOOTING", "STAGING_IN", "READY", "MOUNTING", "INUSE_OUT", "STAGING_OUT"]);
 }
 
-fn as_one_archive(cluster: &Cluster) {
+/// Many results, which come home as one archive.
+pub fn as_one_archive(cluster: &Cluster) {
     let alice = cluster.user("alice");
     let output = directory(alice, "packed", &[]);
     let gate = Gate::of(alice, "packed");
