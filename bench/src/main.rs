@@ -116,6 +116,11 @@ enum Command {
     ///
     /// `ondeck` is the newest release build of the workspace, or what the environment variable ONDECK names. Takes half a minute.
     Simulator(scheduler::Options),
+    /// Scheduler benchmark: jobs on a real Slurm, beside what `ondeck simulate` makes of their journal; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes, and 6 GB of the temporary directory.
+    Replay(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]
     Writer(scheduler::writer::Writer),
@@ -198,6 +203,7 @@ fn main() -> ExitCode {
         Command::BurstBuffers(options) => scheduler::burst_buffers::run(&options),
         Command::Thesis(options) => scheduler::thesis::run(&options),
         Command::Simulator(options) => scheduler::simulator::run(&options),
+        Command::Replay(options) => scheduler::replay::run(&options),
         Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),

@@ -1,4 +1,4 @@
-//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in five parts
+//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in six parts
 //! that are made by a command each.
 //!
 //! # Layout
@@ -10,6 +10,7 @@
 //! | [`burst_buffers`] | one part: Slurm's burst buffers beside functions that do nothing, and beside the integration from outside |
 //! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
+//! | [`replay`] | one part: jobs on a real Slurm, and what `ondeck simulate` makes of their journal |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -18,6 +19,7 @@ mod cluster;
 mod daemon;
 pub mod hooks;
 mod pass;
+pub mod replay;
 pub mod schedule;
 pub mod simulator;
 pub mod thesis;
@@ -33,7 +35,7 @@ use crate::goals::Judged;
 use crate::page::{Table, heading, paragraph};
 use crate::{command_line, machine};
 
-/// What all five commands take.
+/// What all six commands take.
 #[derive(clap::Args)]
 pub struct Options {
     /// Rounds that count, after one that does not [default: each measurement's own]
@@ -58,7 +60,7 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 5] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator"];
+const PARTS: [&str; 6] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay"];
 
 /// What one command found out.
 struct Part {

@@ -22,6 +22,7 @@ use ondeck_core::{Bytes, EngineKind, Rate, WaitPolicy, duration, exit};
 use ondeck_scheduler::store::Workload;
 use ondeck_sim::io::{IoModel, Measured};
 use ondeck_sim::machine::{Accelerated, Machine, Steps};
+use ondeck_sim::picture;
 use ondeck_sim::remedy::{self, Estimates};
 use ondeck_sim::study::{Progress, Study};
 use ondeck_sim::trace::{Trace, plain_or_gzip, sacct, swf};
@@ -147,7 +148,8 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Also draw who had which nodes, as SVG, with the size that pays most, or the smallest
+    /// Also draw who had which nodes, as SVG, with the size that pays most, or the smallest; a name that ends with `.json` gets
+    /// all of it as JSON, as `ondeck status --timeline` gives what really happened
     #[arg(long, value_name = "FILE")]
     gantt: Option<PathBuf>,
 
@@ -341,13 +343,23 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     let report = Report::new(&study, lacks, before, is_whole, results);
     // What can't be drawn or written costs nobody the table.
     let mut failed = None;
-    let drawn = match (&args.gantt, &args.html) {
+    let timeline = match (&args.gantt, &args.html) {
         (None, None) => None,
         _ if !is_whole => None,
-        _ => report.gantt(args.gantt_time).unwrap_or_else(|error| {
-            failed = Some(error.context("--gantt-time"));
-            None
-        }),
+        _ => report.timeline()?,
+    };
+    let is_json = |file: &Path| file.extension().is_some_and(|end| end == "json");
+    let wants_picture = args.html.is_some() || args.gantt.as_deref().is_some_and(|file| !is_json(file));
+    let drawn = timeline.as_ref().filter(|_| wants_picture).and_then(|(title, timeline)| {
+        let (from_ms, to_ms) = args.gantt_time;
+        let drawn = picture::gantt(title, timeline, from_ms, to_ms);
+        drawn.map_err(|error| failed = Some(anyhow::Error::from(error).context("--gantt-time"))).ok()
+    });
+    let chart = match (&args.gantt, &timeline) {
+        (Some(file), Some((_, timeline))) if is_json(file) => {
+            Some(serde_json::to_string_pretty(timeline)? + "\n")
+        }
+        _ => drawn.clone(),
     };
     if args.json {
         println!("{}", report.json()?);
@@ -357,7 +369,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     for (file, text) in [
         (&args.csv, args.csv.as_ref().map(|_| report.csv())),
         (&args.html, args.html.as_ref().map(|_| report.html(drawn.as_deref()))),
-        (&args.gantt, drawn.clone()),
+        (&args.gantt, chart.clone()),
     ] {
         if let (Some(file), Some(text)) = (file, text)
             && let Err(error) =
@@ -369,7 +381,7 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     if let Some(error) = failed {
         return Err(error);
     }
-    if args.gantt.is_some() && drawn.is_none() && is_whole {
+    if args.gantt.is_some() && timeline.is_none() && is_whole {
         eprintln!("ondeck simulate: --gantt draws RSA nodes, and --rsa-nodes names none");
     }
     if is_whole {

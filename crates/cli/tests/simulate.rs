@@ -57,6 +57,12 @@ fn every_form_of_the_answer_has_the_same_numbers() {
     }
     let svg = scene.read("out.svg");
     assert!(svg.starts_with("<svg") && svg.contains("job 3: staging in"), "{svg}");
+    // All of it as JSON, whatever is drawn.
+    scene.run(&[&options[..], &["--gantt", "out.json", "--gantt-time", "0s,1m"]].concat()).assert_code(0);
+    let chart: serde_json::Value = serde_json::from_str(&scene.read("out.json")).unwrap();
+    assert_eq!((&chart["compute_nodes"], &chart["rsa_nodes"]), (&8.into(), &4.into()));
+    let staged = chart["rsa"].as_array().unwrap().iter().filter(|span| span["phase"] == "staging_in");
+    assert_eq!(staged.map(|span| span["job"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
 
 #[test]

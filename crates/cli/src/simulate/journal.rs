@@ -36,7 +36,8 @@ fn job(past: &PastJob) -> Option<TraceJob> {
     Some(TraceJob {
         number: past.id.job.0.into(),
         submitted: past.id.submitted,
-        run: ended.since(began).as_secs().max(1),
+        // To the nearest second: logs have no parts of them.
+        run: ((ended.since(began).as_millis() as u64 + 500) / 1000).max(1),
         nodes: past.nodes.max(1),
         requested: None,
         user: Some(past.uid),

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use ondeck_core::timeline::Timeline;
 use ondeck_core::{Bytes, WaitPolicy, duration};
 use ondeck_sim::io::{IoModel, Overrun};
 use ondeck_sim::picture::page::{Part, Table, page};
-use ondeck_sim::picture::{gantt, sizing_curve, time as time_of_picture};
+use ondeck_sim::picture::{sizing_curve, time as time_of_picture};
 use ondeck_sim::record::Served;
 use ondeck_sim::remedy::Estimates;
 use ondeck_sim::simulation::simulate_with_timeline;
@@ -411,14 +412,14 @@ impl<'a> Report<'a> {
         }))?)
     }
 
-    /// The picture of a time, if there are RSA nodes to be drawn.
-    pub fn gantt(&self, (from_ms, to_ms): (u64, u64)) -> Result<Option<String>> {
+    /// Who had which nodes, with the size that pays most, and the picture's title; nothing without RSA nodes.
+    pub fn timeline(&self) -> Result<Option<(String, Timeline)>> {
         let Some(point) = self.advised().map(|result| result.point) else { return Ok(None) };
         let mut trace = self.study.trace.clone();
         self.study.estimates.fill_in(&mut trace, self.study.seed);
         let (_, timeline) = simulate_with_timeline(&self.study.scenario(point, &trace, self.study.seed))?;
         let title = format!("{} compute nodes and {}", self.study.machine.nodes, self.machine_name(point));
-        Ok(Some(gantt(&title, &timeline, from_ms, to_ms)?))
+        Ok(Some((title, timeline)))
     }
 
     /// One page with everything.
