@@ -7,6 +7,8 @@ mod client;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::Cache;
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
@@ -102,4 +104,48 @@ fn the_next_process_finds_where_to_write_it_or_shows_it() {
         assert_there(&cache, "AFTERe");
         assert_eq!(cache.read(OTHER, 0, 10).unwrap(), b"AFTERe");
     }
+}
+
+/// As programs switch from one version to the next: a new link takes the place of the one before, whose file is removed then.
+#[test]
+fn a_link_that_is_switched_to_another_file_never_dangles_on_the_backing_directory() {
+    const VERSIONS: usize = 20;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache = Cache::over(Settings { idle: true, ..Settings::new(LEAST_CAPACITY) }, backing);
+    for version in 0..VERSIONS {
+        let name = format!("version-{version}");
+        cache.create(&name, 0o644).unwrap();
+        cache.symlink("new", &name).unwrap();
+        cache.rename("new", "current", 0).unwrap();
+        if let Some(before) = version.checked_sub(1) {
+            cache.unlink(&format!("version-{before}")).unwrap();
+        }
+        // What takes its time.
+        for number in 0..200 {
+            cache.create(format!("{version}-{number}"), 0o644).unwrap();
+        }
+    }
+    let current = cache.backing().join("current");
+    let dangling = || {
+        let to = fs::read_link(&current).ok()?;
+        let is_there = fs::symlink_metadata(cache.backing().join(&to)).is_ok();
+        // It may have been switched between both looks.
+        (!is_there && fs::read_link(&current).ok()? == to).then_some(to)
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut seen = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                seen.extend(dangling());
+            }
+            seen.dedup();
+            seen
+        });
+        cache.flush();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(watcher.join().unwrap(), [PathBuf::new(); 0]);
+    });
+    assert_eq!(fs::read_link(&current).unwrap(), Path::new("version-19"));
+    assert!(!cache.backing().join("version-18").exists());
 }

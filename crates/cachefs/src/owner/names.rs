@@ -248,7 +248,8 @@ impl State {
         let made_by = inode.made_by;
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
-        let is_only_made = made_by > self.batch_end.max(self.last_move)
+        let is_only_made = made_by > self.batch_end
+            && made_by >= self.last_move
             && inode.pending == 1
             && last_name
             && inode.homes.is_empty();
@@ -407,7 +408,7 @@ impl State {
         let inode = self.inode_mut(ino)?;
         inode.ctime = at;
         // The only operation about it so far is the one that makes it.
-        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by > last_move;
+        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by >= last_move;
         if inode.is_dir() {
             inode.nlink = 0;
             let above = self.inode_mut(dir)?;

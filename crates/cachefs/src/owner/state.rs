@@ -156,7 +156,8 @@ pub struct State {
     pub doubtful: u64,
     /// Those there that may not be on the disk.
     pub changes: Changes,
-    /// The last operation that gives a directory another name. What was made in it before has to be there then.
+    /// The last operation that gives a directory another name, or a symlink one. What was made in that directory, or is what the
+    /// symlink leads to, and was made before, has to be there then.
     pub last_move: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
     pub moving: Option<std::thread::ThreadId>,
@@ -371,12 +372,15 @@ impl State {
         self.last_pending()
     }
 
-    /// Notes whether the last operation of the log gives a directory another name.
+    /// Notes whether the last operation of the log gives a directory another name, or a symlink one.
     pub fn note_move(&mut self) {
         let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
+        let is_symlink = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_symlink);
+        let leads = |ino: &Ino| is_dir(ino) || is_symlink(ino);
         let moves = match self.log.back().map(|pending| &pending.operation) {
-            Some(Operation::Rename { ino, .. }) => is_dir(ino),
-            Some(Operation::Exchange { ino, other, .. }) => is_dir(ino) || is_dir(other),
+            Some(Operation::Make { ino, .. } | Operation::Link { ino, .. }) => is_symlink(ino),
+            Some(Operation::Rename { ino, .. }) => leads(ino),
+            Some(Operation::Exchange { ino, other, .. }) => leads(ino) || leads(other),
             _ => false,
         };
         if moves {
