@@ -3,10 +3,12 @@
 # (20,000) random operations on a file of three times its capacity, and as many of fsx in each of several configurations;
 # ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES (100,000) files, and as many that are made; its machine lost at
 # ONDECK_LOST_MACHINES (200) moments; ONDECK_USERS_SEEDS (20) orders of what several users do; eight writers for
-# ONDECK_WRITERS_SECONDS (600). Then all scenarios beside a real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in
-# the one of many jobs. It stops at nothing: per round it says how many passed and failed, which failed, and the seconds; at the
-# end all of it together. What the failed ones said stays in target/soak, with where the logs of their daemons are. It needs root.
-# 1 if anything failed. ONDECK_CLUSTERS (3) scenarios run at a time; many more than there are cores make it rough.
+# ONDECK_WRITERS_SECONDS (600). Jobs inside a real Slurm: ONDECK_AT_ONCE (200) at once, ONDECK_WAITING (300) that wait,
+# ONDECK_CANCELLED (140) that are cancelled then, and ONDECK_HELD (130) results that find no room. Then all scenarios beside a
+# real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round it
+# says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said stays
+# in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3) scenarios
+# run at a time; many more than there are cores make it rough.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CARGO=${CARGO:-cargo}
@@ -20,6 +22,10 @@ ONDECK_NAMES=${ONDECK_NAMES:-100000}
 ONDECK_LOST_MACHINES=${ONDECK_LOST_MACHINES:-200}
 ONDECK_USERS_SEEDS=${ONDECK_USERS_SEEDS:-20}
 ONDECK_WRITERS_SECONDS=${ONDECK_WRITERS_SECONDS:-600}
+ONDECK_AT_ONCE=${ONDECK_AT_ONCE:-200}
+ONDECK_WAITING=${ONDECK_WAITING:-300}
+ONDECK_CANCELLED=${ONDECK_CANCELLED:-140}
+ONDECK_HELD=${ONDECK_HELD:-130}
 export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES \
     ONDECK_USERS_SEEDS ONDECK_WRITERS_SECONDS
 logs=target/soak
@@ -33,7 +39,7 @@ at_least ONDECK_LOST_MACHINES "$ONDECK_LOST_MACHINES" 4
 at_least ONDECK_NAMES "$ONDECK_NAMES" 40000
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
-rm -f "$logs"/round-* "$logs"/cache-*
+rm -f "$logs"/round-* "$logs"/once-*
 "$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run &&
     "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --test cache_lost --test cache_users --test cache_load \
         --no-run &&
@@ -43,35 +49,39 @@ of_result() {
     sed -n "s/^test result: .* \([0-9]*\) $2;.*/\1/p" "$1" | tail -n 1
 }
 
-# Of a cache: what it is, the log, and the command.
-of_cache() {
-    what=$1 log=$logs/cache-$2
+# What it is, the log, and the command.
+once() {
+    what=$1 log=$logs/once-$2
     shift 2
     start=$(date +%s)
     if timeout -s KILL 1h "$@" > "$log" 2>&1; then
-        echo "a cache, $what: nothing lost, $(($(date +%s) - start)) s"
+        echo "$what: nothing lost, $(($(date +%s) - start)) s"
         passed=$((passed + 1))
         rm "$log"
     else
-        echo "a cache, $what: failed; see $log"
+        echo "$what: failed; see $log"
         failed=$((failed + 1))
     fi
 }
 
 # A test of a crate.
 test_cache() {
-    of_cache "$1" "$2" "$CARGO" test --locked -p "$3" --test "$4"
+    once "a cache, $1" "$2" "$CARGO" test --locked -p "$3" --test "$4"
 }
 
 began=$(date +%s)
 round=1 passed=0 failed=0
 test_cache "killed in $ONDECK_CRASHES rounds" crashes ondeck-cachefs crash
 test_cache "$ONDECK_OPERATIONS operations and $ONDECK_FILES files" data ondeck cache_data
-of_cache "$ONDECK_OPERATIONS operations of fsx" fsx tests/fsx.sh
+once "a cache, $ONDECK_OPERATIONS operations of fsx" fsx tests/fsx.sh
 test_cache "$ONDECK_NAMES names" names ondeck cache_names
 test_cache "its machine lost at $ONDECK_LOST_MACHINES moments" lost ondeck cache_lost
 test_cache "users in $ONDECK_USERS_SEEDS orders" users ondeck cache_users
 test_cache "eight writers for $ONDECK_WRITERS_SECONDS s" load ondeck cache_load
+# One cluster at a time: a hundred RAM disks are a hundred servers.
+once "hundreds of jobs inside Slurm" crowd env ONDECK_AT_ONCE="$ONDECK_AT_ONCE" ONDECK_WAITING="$ONDECK_WAITING" \
+    ONDECK_CANCELLED="$ONDECK_CANCELLED" ONDECK_HELD="$ONDECK_HELD" \
+    "$CARGO" test --locked -p ondeck-testbed --test slurm -- --test-threads=1 crowd::
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)
