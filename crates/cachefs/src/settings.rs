@@ -51,6 +51,11 @@ fn most_names() -> Bytes {
     Bytes(96 << 20)
 }
 
+/// A journal below this is not made shorter.
+fn short_journal() -> Bytes {
+    Bytes(8 << 20)
+}
+
 /// How a cache works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -78,6 +83,10 @@ pub struct Settings {
     pub writes: Writes,
     /// Threads that read from and write to the backing directory.
     pub threads: usize,
+    /// The journal is made anew, with what still counts, when it is longer than this and than four times what it was then; for tests:
+    /// zero, after each record.
+    #[serde(default = "short_journal")]
+    pub journal: Bytes,
     /// Whether changes of the backing directory are left to [`flush`](crate::Owner::flush) and a full cache, and names are forgotten
     /// by [`forget_names`](crate::Owner::forget_names) alone: for tests.
     pub idle: bool,
@@ -98,6 +107,7 @@ impl Settings {
             passthrough: true,
             writes: Writes::Server,
             threads: 4,
+            journal: short_journal(),
             idle: false,
         }
     }

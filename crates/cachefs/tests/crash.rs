@@ -186,8 +186,13 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
 fn settings() -> Settings {
     // Writing back all the time, so that it is in the middle of it when it is killed.
     // No name may stay known that need not.
-    Settings { age: Duration::from_millis(3), names: Bytes(0), ..Settings::new(LEAST_CAPACITY) }
+    let settings =
+        Settings { age: Duration::from_millis(3), names: Bytes(0), ..Settings::new(LEAST_CAPACITY) };
+    if std::env::var_os(SHORTENS).is_some() { Settings { journal: Bytes(0), ..settings } } else { settings }
 }
+
+/// Set for a process that makes its journal anew after each record.
+const SHORTENS: &str = "ONDECK_CRASH_SHORTENS";
 
 /// The process that is killed.
 #[test]
@@ -207,11 +212,15 @@ fn the_process_that_is_killed() {
 }
 
 /// Starts one of the processes that are killed; what it writes to its pipe can be read.
-fn start(which: &str, backing: &Path, store: &Path, seed: u64) -> (Child, PipeReader) {
+fn start(which: &str, backing: &Path, store: &Path, seed: u64, shortens: bool) -> (Child, PipeReader) {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
     let command = format!("exec \"$0\" --exact {which} --nocapture 9>&{} >/dev/null", writer.as_raw_fd());
-    let child = Command::new("bash")
+    let mut child = Command::new("bash");
+    if shortens {
+        child.env(SHORTENS, "");
+    }
+    let child = child
         .args(["-c", &command])
         .arg(std::env::current_exe().unwrap())
         .env(CHILD, format!("{} {} {seed}", backing.display(), store.display()))
@@ -257,7 +266,7 @@ fn a_file_that_was_changed_while_it_was_written_back_is_known_after_a_kill() {
     let mut numbers = Numbers(1);
     for life in 0..40 {
         let (mut child, mut reader) =
-            start("the_process_that_changes_modes", backing.path(), store.path(), 0);
+            start("the_process_that_changes_modes", backing.path(), store.path(), 0, false);
         reader.read_exact(&mut [0; 2]).unwrap();
         std::thread::sleep(Duration::from_micros(numbers.below(5000)));
         child.kill().unwrap();
@@ -322,6 +331,46 @@ fn a_journal_that_ends_anywhere_is_recovered() {
 }
 
 #[test]
+fn a_journal_that_is_made_anew_says_how_it_is_after_the_change_that_made_it_too_long() {
+    let settings = Settings { idle: true, journal: Bytes(0), ..settings() };
+    let mut cache = Cache::new(settings);
+    let data: Vec<u8> = (0..40_000u32).map(|at| (at % 251) as u8 + 1).collect();
+    for name in ["cut", "longer", "punched"] {
+        cache.create(name, 0o644).unwrap();
+        cache.write(name, 0, &data).unwrap();
+    }
+    cache.truncate("cut", 10).unwrap();
+    cache.replace();
+    cache.truncate("longer", 50_000).unwrap();
+    cache.replace();
+    cache.punch("punched", 4096, 8192).unwrap();
+    cache.replace();
+    let mut punched = data.clone();
+    punched[4096..4096 + 8192].fill(0);
+    let expected =
+        [("cut", &data[..10]), ("longer", &[&data[..], &[0; 10_000]].concat()), ("punched", &punched)];
+    for (name, content) in &expected {
+        assert_eq!(cache.attributes(name).unwrap().size, content.len() as u64, "{name}");
+        assert!(cache.read(name, 0, 60_000).unwrap() == *content, "{name}");
+    }
+    cache.flush();
+    for (name, content) in &expected {
+        assert!(fs::read(cache.backing().join(name)).unwrap() == *content, "{name}");
+    }
+    // What is done and was announced so is not done once more.
+    cache.rename("cut", "moved", 0).unwrap();
+    cache.unlink("longer").unwrap();
+    cache.flush();
+    fs::write(cache.backing().join("cut"), "of others").unwrap();
+    fs::write(cache.backing().join("longer"), "of others").unwrap();
+    cache.replace();
+    cache.flush();
+    assert_eq!(cache.owner().status().conflicts, []);
+    let names: Vec<PathBuf> = tree(cache.backing()).into_keys().collect();
+    assert_eq!(names, ["cut", "longer", "moved", "punched"].map(PathBuf::from));
+}
+
+#[test]
 fn what_was_half_made_and_is_not_needed_any_more_is_removed() {
     let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
     let settings = Settings { idle: true, ..settings() };
@@ -361,7 +410,7 @@ fn is_between(
         })
 }
 
-fn round(seed: u64) {
+fn round(seed: u64, shortens: bool) {
     let (backing, store) =
         (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let plain = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -370,7 +419,7 @@ fn round(seed: u64) {
     // It is killed more than once, over the same directories.
     for _ in 0..3 {
         let (mut child, mut reader) =
-            start("the_process_that_is_killed", backing.path(), store.path(), numbers.0);
+            start("the_process_that_is_killed", backing.path(), store.path(), numbers.0, shortens);
         let mut byte = [0];
         reader.read_exact(&mut byte).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         // A moment by a count of steps and some microseconds, so that it comes in the middle of one.
@@ -456,7 +505,8 @@ fn what_was_answered_is_there_after_a_kill_at_any_moment() {
         std::env::var("ONDECK_CRASHES").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
     let first: u64 = std::env::var("ONDECK_CRASH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + rounds {
-        round(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        // In every second one the journal is made anew all the time.
+        round(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, seed % 2 == 0);
     }
 }
 

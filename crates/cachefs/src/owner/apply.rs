@@ -374,11 +374,12 @@ impl Core {
         if let Some(kind) = done.kept.or(done.beside.is_some().then_some(ConflictKind::Both)) {
             state.note_conflict((dir, name), done.beside.as_deref(), kind);
         }
-        state.journal_applied(number, done.beside.clone());
+        state.announce_applied(number, done.beside.clone());
         if state.stuck.contains_key(&number) {
             state.failing.remove(&operation.inodes()[0]);
         }
         state.applied(&self.store, number, done.beside.as_deref());
+        state.shorten_journal();
         drop(state);
         if let Operation::Unlink { ino, .. } = operation {
             self.backing.close(*ino);

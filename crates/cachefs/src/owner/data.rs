@@ -478,12 +478,13 @@ impl State {
             bits |= dirty::MODE;
         }
         // First: what is cut off can't be brought back.
-        self.journal_size(ino, size, mode, at, bits);
+        self.announce_size(ino, size, mode, at, bits);
         self.set_size(store, ino, size)?;
         let inode = self.inode_mut(ino)?;
         (inode.mode, inode.mtime, inode.ctime) = (mode, at, at);
         self.tell_time(store, ino);
         self.mark_dirty(ino, bits);
+        self.shorten_journal();
         Ok(())
     }
 

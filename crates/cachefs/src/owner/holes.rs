@@ -191,13 +191,14 @@ impl Core {
         let at = Time::now();
         state.inode_mut(ino)?.data_or_new();
         // Also if no block is freed: it has a new time.
-        state.journal_zero(ino, first, last.max(first), at);
+        state.announce_zero(ino, first, last.max(first), at);
         if first < last {
             state.punch(&self.store, ino, first, last)?;
         }
         let inode = state.inode_mut(ino)?;
         (inode.mtime, inode.ctime) = (at, at);
         state.mark_dirty(ino, dirty::TIMES);
+        state.shorten_journal();
         Ok(())
     }
 

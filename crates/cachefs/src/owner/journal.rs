@@ -28,9 +28,6 @@ const NEW_NAME: &str = "journal.new";
 /// What a journal begins with: its kind and version.
 pub(super) const HEADER: &[u8; 24] = b"ondeck cache journal 1\n\0";
 
-/// A journal is replaced when it is longer than this, and four times as long as after the last time.
-pub(super) const SHORT: u64 = 8 << 20;
-
 /// So much room is set aside for what is to come, where programs can fill the store by themselves.
 pub(super) const RUNWAY: u64 = 16 << 20;
 

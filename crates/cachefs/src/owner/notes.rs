@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use super::blocks::Blocks;
 use super::inode::{Home, Name, Operation, Seen};
-use super::journal::{HEADER, Image, Record, SHORT, new_file};
+use super::journal::{HEADER, Image, Record, new_file};
 use super::state::State;
 use crate::message::{Ino, Time};
 
@@ -47,9 +47,22 @@ impl State {
         }
     }
 
+    /// Ends a record of what is so already.
     fn end_record(&mut self) {
         self.journal.write();
-        if self.journal.length > SHORT.max(4 * self.journal.length_at_first) {
+        self.shorten_journal();
+    }
+
+    /// Ends a record of what is about to be done. It is done next, and then [`shorten_journal`](State::shorten_journal) is called:
+    /// a journal that is made anew in between would say how it was before, and nothing of the record.
+    fn announce(&mut self) {
+        self.journal.write();
+    }
+
+    /// Makes the journal anew if it is long. All that its records have announced must have been done.
+    pub fn shorten_journal(&mut self) {
+        let short = self.settings.journal.0;
+        if short == 0 || self.journal.length > short.max(4 * self.journal.length_at_first) {
             self.checkpoint();
         }
     }
@@ -103,10 +116,10 @@ impl State {
         }
     }
 
-    /// Notes that an operation of the log is done.
-    pub fn journal_applied(&mut self, number: u64, beside: Option<OsString>) {
+    /// Announces that an operation of the log is done.
+    pub fn announce_applied(&mut self, number: u64, beside: Option<OsString>) {
         self.journal.add(&Record::Applied { number, beside });
-        self.end_record();
+        self.announce();
     }
 
     /// Notes that something was made that is not complete yet.
@@ -137,18 +150,18 @@ impl State {
         }
     }
 
-    /// Notes that the size is about to be changed.
-    pub fn journal_size(&mut self, ino: Ino, size: u64, mode: u32, mtime: Time, bits: u8) {
+    /// Announces that the size is changed.
+    pub fn announce_size(&mut self, ino: Ino, size: u64, mode: u32, mtime: Time, bits: u8) {
         self.anchor(ino);
         self.journal.add(&Record::Size { ino, size, mode, mtime, bits });
-        self.end_record();
+        self.announce();
     }
 
-    /// Notes that a part is about to become zeros.
-    pub fn journal_zero(&mut self, ino: Ino, begin: u64, end: u64, mtime: Time) {
+    /// Announces that a part becomes zeros.
+    pub fn announce_zero(&mut self, ino: Ino, begin: u64, end: u64, mtime: Time) {
         self.anchor(ino);
         self.journal.add(&Record::Zero { ino, begin, end, mtime });
-        self.end_record();
+        self.announce();
     }
 
     /// Notes that blocks are dirty.
