@@ -371,6 +371,25 @@ fn a_journal_that_is_made_anew_says_how_it_is_after_the_change_that_made_it_too_
 }
 
 #[test]
+fn what_was_being_written_behind_the_end_does_not_come_back_when_the_file_grows() {
+    let mut cache = Cache::new(Settings { idle: true, ..settings() });
+    cache.create("file", 0o644).unwrap();
+    cache.write("file", 0, &[1; 100]).unwrap();
+    // As a process leaves it that is killed before it has noted what it has written.
+    let files = tree(cache.store()).into_iter();
+    let written =
+        files.filter(|(_, (_, data))| data.starts_with(&[1; 100])).map(|(path, _)| cache.store().join(path));
+    let [written] = &written.collect::<Vec<_>>()[..] else { panic!("where is it in the store?") };
+    fs::OpenOptions::new().append(true).open(written).unwrap().write_all(&[2; 100]).unwrap();
+    cache.replace();
+    cache.truncate("file", 200).unwrap();
+    let expected = [[1; 100], [0; 100]].concat();
+    assert_eq!(cache.read("file", 0, 300).unwrap(), expected);
+    cache.flush();
+    assert_eq!(fs::read(cache.backing().join("file")).unwrap(), expected);
+}
+
+#[test]
 fn what_was_half_made_and_is_not_needed_any_more_is_removed() {
     let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
     let settings = Settings { idle: true, ..settings() };

@@ -144,7 +144,8 @@ fn a_link_that_is_switched_to_another_file_never_dangles_on_the_backing_director
         });
         cache.flush();
         is_over.store(true, Ordering::Relaxed);
-        assert_eq!(watcher.join().unwrap(), [PathBuf::new(); 0]);
+        let seen: Vec<PathBuf> = watcher.join().unwrap();
+        assert!(seen.is_empty(), "{seen:?}");
     });
     assert_eq!(fs::read_link(&current).unwrap(), Path::new("version-19"));
     assert!(!cache.backing().join("version-18").exists());

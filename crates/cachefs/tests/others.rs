@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use client::Cache;
-use ondeck_cachefs::message::OpenMode;
+use ondeck_cachefs::message::{OpenMode, ROOT, Request};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings};
 use ondeck_cachefs::status::ConflictKind;
 use ondeck_core::Bytes;
@@ -150,6 +150,44 @@ fn attributes_alone_do_not_touch_what_others_have_changed() {
 }
 
 #[test]
+fn a_file_that_others_removed_is_not_made_again_without_its_data() {
+    let data = vec![7; 3 << 20];
+    let cache = cache(|root| {
+        for name in ["mode", "part", "open"] {
+            fs::write(root.join(name), &data).unwrap();
+        }
+    });
+    cache.set_mode("mode", 0o600).unwrap();
+    // Nothing of the first one was read, and of the third one a part, so that it is open.
+    cache.write("part", 4096, b"ours").unwrap();
+    cache.evict();
+    assert_eq!(cache.read("open", 2 << 20, 10).unwrap(), [7; 10]);
+    cache.write("open", 4096, b"ours").unwrap();
+    for name in ["mode", "part", "open"] {
+        fs::remove_file(cache.backing().join(name)).unwrap();
+    }
+    cache.flush();
+    let mut kinds = conflicts(&cache);
+    kinds.sort_unstable_by_key(|(path, _)| path.clone());
+    let kind = |path: &str, kind| (path.to_owned(), kind);
+    let expected = [
+        kind("mode", ConflictKind::Attributes),
+        kind("open", ConflictKind::Removed),
+        kind("part", ConflictKind::Removed),
+    ];
+    assert_eq!(kinds, expected);
+    let names: Vec<String> = there(&cache).into_iter().map(|(name, _)| name).collect();
+    // Of a part alone that is here there may be more: it has its own name then.
+    assert!(names == ["open", "part"] || names == ["open", "part.ondeck"], "{names:?}");
+    let mut whole = data.clone();
+    whole[4096..4100].copy_from_slice(b"ours");
+    assert!(fs::read(cache.backing().join("open")).unwrap() == whole);
+    if names[1] == "part" {
+        assert!(fs::read(cache.backing().join("part")).unwrap() == whole);
+    }
+}
+
+#[test]
 fn what_is_kept_beside_replaces_nothing_that_was_kept_before() {
     let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
     for ours in [b"first!", b"second"] {
@@ -187,6 +225,100 @@ fn a_file_that_is_cut_and_then_renamed_over_another_is_the_new_one() {
     cache.flush();
     assert_there(&cache, &[("data", "new")]);
     assert_eq!(cache.read("data", 0, 100).unwrap(), b"new");
+}
+
+/// What a watcher of a name sees while a cache is flushed: how long the file is, once each time that it changes.
+fn watched(cache: &Cache, name: &str, meanwhile: impl Fn() + Sync) -> Vec<Option<u64>> {
+    let path = cache.backing().join(name);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut seen = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                seen.push(fs::metadata(&path).ok().map(|found| found.len()));
+                seen.dedup();
+            }
+            seen
+        });
+        let other = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                meanwhile();
+            }
+        });
+        cache.flush();
+        is_over.store(true, Ordering::Relaxed);
+        other.join().unwrap();
+        watcher.join().unwrap()
+    })
+}
+
+#[test]
+fn a_name_shows_no_part_of_a_file_that_is_cut_while_it_is_written_back() {
+    const LARGE: u64 = 32 << 20;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::write(backing.path().join("current"), "before").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(Bytes(128 << 20)) };
+    let cache = Cache::over(settings, backing);
+    cache.create("new", 0o644).unwrap();
+    cache.write("new", 0, &vec![7; LARGE as usize]).unwrap();
+    cache.rename("new", "current", 0).unwrap();
+    let size = std::sync::atomic::AtomicU64::new(LARGE);
+    let seen = watched(&cache, "current", || {
+        let size = size.fetch_sub(4096, Ordering::Relaxed) - 4096;
+        cache.truncate("current", size).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    });
+    let least = size.load(Ordering::Relaxed);
+    let is_right = |seen: &Option<u64>| seen.is_some_and(|seen| seen == 6 || seen >= least);
+    assert!(seen.iter().all(is_right), "{seen:?}, and never less than {least}");
+}
+
+#[test]
+fn of_files_that_take_each_others_place_one_is_always_there() {
+    const VERSIONS: usize = 20;
+    let cache = cache(|root| fs::write(root.join("state-0"), "").unwrap());
+    for version in 1..=VERSIONS {
+        cache.create(format!("state-{version}"), 0o644).unwrap();
+        cache.unlink(&format!("state-{}", version - 1)).unwrap();
+        for number in 0..100 {
+            cache.create(format!("{version}-{number}"), 0o644).unwrap();
+        }
+    }
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let missed = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let there = |version: usize| cache.backing().join(format!("state-{version}")).exists();
+            let (mut at, mut missed) = (0, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                // The one that was seen last, or one after it; looked at in the order in which they come.
+                match (at..=VERSIONS).find(|version| there(*version)) {
+                    Some(version) => at = version,
+                    None => missed += 1,
+                }
+            }
+            missed
+        });
+        cache.flush();
+        is_over.store(true, Ordering::Relaxed);
+        watcher.join().unwrap()
+    });
+    assert_eq!(missed, 0, "there was a moment without any");
+    assert!(cache.backing().join("state-20").exists() && !cache.backing().join("state-19").exists());
+}
+
+#[test]
+fn a_file_that_is_removed_while_it_is_opened_is_not_one_of_zeros() {
+    let cache = cache(|root| fs::write(root.join("old"), "data").unwrap());
+    cache.create("new", 0o644).unwrap();
+    cache.write("new", 0, b"data").unwrap();
+    for name in ["new", "old"] {
+        let found = cache.attributes(name).unwrap();
+        let name = std::ffi::OsString::from(name);
+        cache.ask(Request::Unlink { parent: ROOT, name }).unwrap();
+        cache.owner().flush(&mut |_| true).unwrap();
+        let opened = cache.ask(Request::Open { ino: found.ino, mode: OpenMode::default() });
+        assert_eq!(opened.map(drop), Err(libc::ESTALE));
+    }
 }
 
 #[test]

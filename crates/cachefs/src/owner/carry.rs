@@ -168,9 +168,15 @@ impl Core {
             Err(Errno::NOENT) => None,
             Err(error) => return Err(error),
         };
-        if only_attributes && let Some(theirs) = &theirs {
-            // Nothing of theirs is ours.
-            let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
+        if only_attributes {
+            // Nothing of theirs is ours; and what they have removed is not made again without its data.
+            let found = match &theirs {
+                Some(theirs) => {
+                    let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
+                    Some(Seen { ino: found.ino, ctime: found.ctime })
+                }
+                None => pass.seen,
+            };
             let mut state = self.lock();
             let path = state.shown(pass.ino);
             tracing::warn!(
@@ -178,18 +184,26 @@ impl Core {
                 "somebody else has changed this meanwhile; attributes that were changed here are not taken over"
             );
             if let Some(inode) = state.inodes.get_mut(&pass.ino) {
-                inode.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+                inode.seen = found;
             }
             state.conflicts.push(Conflict { path, ours: None, kind: ConflictKind::Attributes });
-            pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+            pass.seen = found;
+            // Of what is not there, nothing is to be seen.
+            pass.orphan = theirs.is_none();
             return Ok(());
         }
-        let name = match &theirs {
-            Some(_) => self.beside(&home.name, pass.ino),
-            None => home.name.to_os_string(),
+        // What is not resident: theirs, or what they have removed, if it is still open.
+        let rest = match &theirs {
+            _ if pass.backing_len == 0 => None,
+            Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
+            Some(theirs) => Some(Arc::new(backing::reopen(self.backing.uid(), theirs.as_fd(), false)?)),
+            None => self.backing.known_file(pass.ino),
         };
+        let is_whole = rest.is_some() || self.lock().is_resident_before(pass.ino, pass.backing_len);
+        let takes_its_name = theirs.is_none() && is_whole;
+        let name = if takes_its_name { home.name.to_os_string() } else { self.beside(&home.name, pass.ino) };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if theirs.is_some() {
+        if !takes_its_name {
             // Of a process that was killed before it could note that; nobody else has this name.
             match backing::within(self.backing.uid(), directory.as_fd(), || {
                 rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())
@@ -202,13 +216,9 @@ impl Core {
             rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
         })?;
         let mut ours = File::from(ours);
-        if let Some(theirs) = &theirs
-            && is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode)
-            && pass.backing_len > 0
-        {
-            let file = backing::reopen(self.backing.uid(), theirs.as_fd(), false)?;
+        if let Some(rest) = rest {
             let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            std::io::copy(&mut std::io::Read::take(&file, pass.backing_len), &mut ours).map_err(errno)?;
+            copy_beginning(&rest, pass.backing_len, &mut ours).map_err(errno)?;
         }
         let made = backing::stat(ours.as_fd(), OsStr::new(""))?;
         let mut state = self.lock();
@@ -218,6 +228,12 @@ impl Core {
             state.home_path(&Home { dir: home.dir, name: name.as_os_str().into() })?.join(OsStr::new("/"));
         let ours_path = ours_path.to_string_lossy().into_owned();
         tracing::warn!(path, ours = ours_path, "somebody else has changed this meanwhile; both are kept");
+        if theirs.is_none() && !is_whole {
+            tracing::warn!(
+                ours = ours_path,
+                "what was not in the cache is gone with theirs, and is zeros in ours"
+            );
+        }
         let kind = if theirs.is_some() { ConflictKind::Both } else { ConflictKind::Removed };
         state.conflicts.push(Conflict { path, ours: Some(ours_path), kind });
         let mut valid = Vec::new();
@@ -244,6 +260,22 @@ impl Core {
         // The next pass finds the new place, and brings all of it.
         Err(Errno::AGAIN)
     }
+}
+
+/// Copies the first bytes of a file that others may be reading, as many as there are.
+fn copy_beginning(from: &File, length: u64, to: &mut File) -> std::io::Result<()> {
+    let mut buffer = vec![0; EXTENT as usize];
+    let mut at = 0;
+    while at < length {
+        let wanted = (length - at).min(EXTENT) as usize;
+        let read = from.read_at(&mut buffer[..wanted], at)?;
+        if read == 0 {
+            break;
+        }
+        to.write_all_at(&buffer[..read], at)?;
+        at += read as u64;
+    }
+    Ok(())
 }
 
 /// Takes rights from a file there that it is to lose, before it has what only others may read: whoever reaches the backing directory

@@ -455,6 +455,12 @@ impl State {
         data.is_some_and(|data| data.cut_short >= PATIENCE) && self.passes.contains_key(&ino)
     }
 
+    /// Whether nothing of the first bytes has to be read from the backing directory.
+    pub fn is_resident_before(&self, ino: Ino, end: u64) -> bool {
+        let Some(data) = self.inodes.get(&ino).and_then(|inode| inode.data()) else { return end == 0 };
+        extents(0, end).all(|number| data.is_missing(number).within(&blocks_before(number, end)).is_empty())
+    }
+
     /// Changes the size of a file.
     pub fn truncate(&mut self, store: &Store, caller: Caller, ino: Ino, size: u64) -> Result<(), Stop> {
         self.look(store, ino);

@@ -26,6 +26,11 @@ impl State {
         if !matches!(kind, Kind::File(_)) {
             return Err(if matches!(kind, Kind::Directory(_)) { Errno::ISDIR } else { Errno::NXIO }.into());
         }
+        let inode = self.inode(ino)?;
+        if inode.is_orphan() && inode.handles == 0 && inode.pending == 0 {
+            // It was removed while its name was looked up: its data is gone. The kernel looks once more, and finds no such name.
+            return Err(Errno::STALE.into());
+        }
         if mode.write {
             self.await_releases(ino)?;
         }

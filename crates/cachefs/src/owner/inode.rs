@@ -485,11 +485,6 @@ impl Inode {
         matches!(self.kind, Kind::Directory(_))
     }
 
-    /// Whether it is a symlink.
-    pub fn is_symlink(&self) -> bool {
-        matches!(self.kind, Kind::Symlink(_))
-    }
-
     /// The number of a device.
     pub fn rdev(&self) -> u64 {
         match self.kind {

@@ -149,7 +149,10 @@ impl State {
     }
 
     /// Ends a pass that has brought everything to the disk, or all but attributes that were refused.
-    pub fn commit_pass(&mut self, pass: &Pass, store: &store::Store) {
+    ///
+    /// # Errors
+    /// `EAGAIN` if the file was cut meanwhile: it is not there as it was at any moment.
+    pub fn commit_pass(&mut self, pass: &Pass, store: &store::Store) -> Result<(), Errno> {
         let ino = pass.ino;
         if self.was_cut_during(pass) {
             // The file was cut meanwhile, and has to be cut there before anything of it counts: all of it comes again.
@@ -159,7 +162,8 @@ impl State {
             if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
                 data.cut_short += 1;
             }
-            return self.fail_pass(pass, Errno::AGAIN, store);
+            self.fail_pass(pass, Errno::AGAIN, store);
+            return Err(Errno::AGAIN);
         }
         self.passes.remove(&ino);
         let refused = pass.refused.map_or(0, |(bits, _)| bits);
@@ -223,6 +227,7 @@ impl State {
         }
         self.journal_clean(ino, clean, bits);
         self.end_pass(ino, store);
+        Ok(())
     }
 
     /// Ends a pass that failed: everything is dirty as before.
@@ -239,7 +244,7 @@ impl State {
                 seen.ctime = Seen::UNKNOWN;
             }
             if error != Errno::AGAIN
-                && let Some(data) = inode.data_mut()
+                && let Some(data) = inode.data_or_new()
             {
                 data.error = Some(error.raw_os_error());
             }

@@ -471,7 +471,13 @@ impl State {
             // What is not dirty is read from the backing directory again, and must not take memory twice.
             let Some(data) = self.inodes.get(&ino).and_then(|inode| inode.data()) else { continue };
             let file = store.file(ino)?;
-            let length = file.metadata()?.len();
+            // What was being written behind the end when the process was killed would come back when the file grows.
+            let size = self.inodes.get(&ino).map_or(u64::MAX, |inode| inode.size);
+            let mut length = file.metadata()?.len();
+            if length > size {
+                file.set_len(size)?;
+                length = size;
+            }
             for number in 0..length.div_ceil(EXTENT) {
                 let number = number as u32;
                 let valid = data.extents.get(&number).map(|extent| extent.valid.clone()).unwrap_or_default();

@@ -156,8 +156,7 @@ pub struct State {
     pub doubtful: u64,
     /// Those there that may not be on the disk.
     pub changes: Changes,
-    /// The last operation that gives a directory another name, or a symlink one. What was made in that directory, or is what the
-    /// symlink leads to, and was made before, has to be there then.
+    /// The last operation before which all has to be there that was made before it: [`note_move`](State::note_move).
     pub last_move: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
     pub moving: Option<std::thread::ThreadId>,
@@ -372,18 +371,20 @@ impl State {
         self.last_pending()
     }
 
-    /// Notes whether the last operation of the log gives a directory another name, or a symlink one.
+    /// Notes whether what was made before the last operation of the log has to be there before that, though it is removed later:
+    /// where a name is taken away or given to something else, what was made may have taken its place, or be in the directory or
+    /// behind the symlink that has a name now. What was merely made makes nothing else wrong.
     pub fn note_move(&mut self) {
+        let is_symlink =
+            |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| matches!(inode.kind, Kind::Symlink(_)));
         let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
-        let is_symlink = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_symlink);
-        let leads = |ino: &Ino| is_dir(ino) || is_symlink(ino);
-        let moves = match self.log.back().map(|pending| &pending.operation) {
+        let counts = match self.log.back().map(|pending| &pending.operation) {
             Some(Operation::Make { ino, .. } | Operation::Link { ino, .. }) => is_symlink(ino),
-            Some(Operation::Rename { ino, .. }) => leads(ino),
-            Some(Operation::Exchange { ino, other, .. }) => leads(ino) || leads(other),
-            _ => false,
+            Some(Operation::Rename { ino, over, .. }) => over.is_some() || is_dir(ino) || is_symlink(ino),
+            Some(Operation::Unlink { .. } | Operation::Exchange { .. }) => true,
+            None => false,
         };
-        if moves {
+        if counts {
             self.last_move = self.last_pending();
         }
     }

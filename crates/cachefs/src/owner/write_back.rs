@@ -124,18 +124,20 @@ impl Core {
     /// Brings what a pass has to the disk.
     ///
     /// # Errors
-    /// The kernel's; it is noted, and dirty as before.
+    /// The kernel's; it is noted, and dirty as before. `EAGAIN` if all of it has to come once more.
     pub fn bring(&self, mut pass: Pass) -> Result<(), Errno> {
         let done = self.carry(&mut pass).and_then(|()| self.sync(&mut pass));
         self.end_of(pass, done)
     }
 
     fn end_of(&self, mut pass: Pass, done: Result<(), Errno>) -> Result<(), Errno> {
-        let done = done.and_then(|()| self.seen_after(&mut pass));
-        match done {
+        let done = match done.and_then(|()| self.seen_after(&mut pass)) {
             Ok(()) => self.lock().commit_pass(&pass, &self.store),
-            Err(error) => self.lock().fail_pass(&pass, error, &self.store),
-        }
+            Err(error) => {
+                self.lock().fail_pass(&pass, error, &self.store);
+                Err(error)
+            }
+        };
         self.wake_all();
         done
     }
