@@ -113,7 +113,7 @@ async fn tell_workload_manager(context: &Arc<Context>, id: Incarnation, action: 
                 Ok(()) => say(context, id, &action).await,
                 other => other,
             },
-            Action::EndStageOut(_) => manager.end_stage_out(job).await,
+            Action::EndStageOut(_) => end_stage_out(context, id).await,
             Action::LockIn(_) => lock_in(context, id).await,
             Action::UndoLockIn(_) => undo_lock_in(context, id).await,
             Action::Begin(..) | Action::CleanUp(..) => Ok(()),
@@ -138,6 +138,21 @@ async fn tell_workload_manager(context: &Arc<Context>, id: Incarnation, action: 
     if matches!(action, Action::LetGo(_)) {
         context.queue.hurry();
     }
+}
+
+/// Has the workload manager not keep a job any more. The same would cancel a later life of it, which waits for its start.
+async fn end_stage_out(context: &Arc<Context>, id: Incarnation) -> Result<(), WlmError> {
+    let snapshot = context.queue.fresh().await;
+    let goes_on =
+        |queued: &&QueuedJob| queued.id.job == id.job && (queued.id != id || queued.standing.waits());
+    if snapshot.jobs.iter().any(|queued| goes_on(&queued)) {
+        tracing::warn!(
+            job = id.key(),
+            "it has been started anew: its former life is not ended, as that would cancel it"
+        );
+        return Ok(());
+    }
+    context.workload_manager.end_stage_out(id.job).await
 }
 
 /// In a simulation nothing is done to jobs, except that those that `job_submit.lua` holds are let go.

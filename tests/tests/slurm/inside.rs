@@ -307,6 +307,74 @@ fn a_requeued_job_has_two_lives_whose_results_both_come_home() {
     cluster.assert_clean_inside();
 }
 
+/// Slurm would never start a job again of whose former life a stage-out has failed; and what ends that would cancel the job.
+#[test]
+fn a_requeued_job_whose_former_results_must_be_decided_on_waits_for_that_and_is_not_cancelled() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: "stage_out_attempts = 1".into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let fails = program(alice, "stage-out", "#!/bin/sh\ntest -e $HOME/mended && cp \"$1\"/* \"$2\"\n");
+    let lines = [
+        "WAIT=hold".to_owned(),
+        "NODES=1".to_owned(),
+        format!("DATA_OUT={}", output.display()),
+        format!("STAGE_OUT={}", fails.display()),
+    ];
+    let body = format!(
+        "life=${{SLURM_RESTART_COUNT:-0}}; echo life > {o}/life-$life; tell wrote-$life; \
+         [ -n \"$SLURM_RESTART_COUNT\" ] || await never",
+        o = output.display()
+    );
+    let options = ["--nodes=1", "--exclusive", "--requeue", "--output=/dev/null"];
+    let job = cluster.slurm.submit(alice, &script(alice, &lines, &body), &options);
+    await_file(alice, "wrote-0");
+    cluster.slurm.requeue(job);
+    let held = || {
+        let status = cluster.status();
+        let mut jobs = status["jobs"].as_array().unwrap().iter();
+        jobs.any(|job| job["rsa_state"] == "HELD")
+    };
+    wait_until(LONG, "its former results are kept", held);
+    // A look at the queue later, it is there still.
+    cluster.wait_shown(job, "PENDING");
+    fs::write(alice.home.join("mended"), "").unwrap();
+    let retried = || cluster.ondeck(&["job", "retry", &format!("{job}.0")]).success();
+    wait_until(LONG, "they may be brought home", retried);
+    wait_until(LONG, "they are home", || output.join("life-0").exists());
+    cluster.wait_shown(job, "PENDING");
+    cluster.slurm.scontrol(&["update", &format!("JobId={job}"), "StartTime=now"]).assert_success();
+    await_file(alice, "wrote-1");
+    cluster.wait_shown(job, "COMPLETED");
+    wait_until(LONG, "the second life's results are home", || output.join("life-1").exists());
+    cluster.assert_clean_inside();
+}
+
+#[test]
+fn a_job_that_is_cancelled_before_it_starts_again_gives_up_nothing_of_its_former_life() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { scheduler: format!("{SLOW}\nhurry = \"abandon\""), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let (content, output) = (files(4, 2 << 20), folder(alice, "out", &BTreeMap::new()));
+    let source = folder(alice, "source", &content);
+    let body = format!("cp {}/* {}; tell wrote; await never", source.display(), output.display());
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_OUT={}", output.display())];
+    let options = ["--nodes=1", "--exclusive", "--requeue", "--output=/dev/null"];
+    let job = cluster.slurm.submit(alice, &script(alice, &lines, &body), &options);
+    await_file(alice, "wrote");
+    cluster.slurm.requeue(job);
+    cluster.wait_rsa(job, "STAGING_OUT");
+    cluster.wait_shown(job, "PENDING");
+    cluster.slurm.client_as(alice, &["scancel", &job.to_string()]).assert_success();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean_after_cancel();
+}
+
 #[test]
 fn a_stage_in_script_that_fails_keeps_its_job_from_starting_with_the_reason() {
     if !available() {

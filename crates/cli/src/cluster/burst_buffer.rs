@@ -20,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the scheduler has to answer beyond that.
 const MARGIN: Duration = Duration::from_secs(5);
 
+/// How long a start waits for the next scheduler, when the one is lost that was asked what the job's nodes are to show.
+const NEXT_SCHEDULER: Duration = Duration::from_secs(60);
+
 /// At least so long lies between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -123,8 +126,10 @@ fn must_have_its_input(args: &BurstBufferArgs) -> bool {
 /// Asks until there is an answer that is no matter of time.
 fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
     let config = Config::load(args.config.as_deref())?;
-    let until = Instant::now() + Duration::from_secs(args.limit);
+    let called = Instant::now();
+    let until = called + Duration::from_secs(args.limit);
     let waits_for_us = args.call == Call::DataOut || args.call == Call::DataIn && must_have_its_input(args);
+    let mut mounts = false;
     loop {
         let began = Instant::now();
         let left = until.saturating_duration_since(began);
@@ -141,7 +146,14 @@ fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
                     error.downcast_ref::<CallError>(),
                     Some(CallError::Refused { refusal, .. }) if refusal.code != RefusalCode::Failed
                 );
-                if is_over || !waits_for_us || !may_come_back {
+                // What is being mounted before the start is there, or taken away, when the next scheduler has found it.
+                let was_lost = matches!(
+                    error.downcast_ref::<CallError>(),
+                    Some(CallError::Unreachable { cut_off: true, .. } | CallError::Silent { .. })
+                );
+                mounts |= was_lost && args.call == Call::PreRun;
+                let waits = waits_for_us || mounts && called.elapsed() < NEXT_SCHEDULER;
+                if is_over || !waits || !may_come_back {
                     return Err(error);
                 }
                 std::thread::sleep(PAUSE);

@@ -27,6 +27,7 @@ mod time;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 pub use self::burst_buffer::PlacesLost;
 use self::handling::Handling;
@@ -38,7 +39,7 @@ use super::job::{Job, Work};
 use super::nodes::Nodes;
 use super::notice::{Life, NodeNotice, NotNow, Notice, Results};
 use super::policy::{self, Served, Site};
-use super::{JobState, Prolog, QueuePlace, RsaState, Time};
+use super::{BurstBuffer, JobState, Prolog, QueuePlace, RsaState, Time};
 use crate::{Epoch, Incarnation, JobSelector, NodeName, QueuedJob, RamDiskId, Standing};
 
 #[cfg(test)]
@@ -78,6 +79,9 @@ pub struct Schedule {
     began: Time,
 }
 
+/// For so long after its start, a job with a burst buffer may be shown a RAM disk whose mount a former scheduler had begun.
+const LONGEST_PRE_RUN: Duration = Duration::from_secs(300);
+
 impl Schedule {
     /// Begins with what was kept: jobs, nodes, and the greatest number of a work order and epoch that were ever given.
     pub fn new(site: Site, jobs: Vec<Job>, nodes: Nodes, last_order: u64, last_epoch: Epoch) -> Schedule {
@@ -90,6 +94,13 @@ impl Schedule {
             // It waited for an answer of the former scheduler, and asks again; what is mounted meanwhile, it may keep.
             let until = job.started.unwrap_or_default().plus(site.prolog);
             job.prolog = Prolog::Expected(Some(until));
+            if let Some(order) = job.under_way.as_mut().filter(|order| order.work == Work::Mount) {
+                order.until = order.until.max(until.plus(site.limits.mount));
+            }
+        }
+        for job in jobs.values_mut().filter(|job| job.burst_buffer == BurstBuffer::PreRun) {
+            // Before its start the workload manager was told, or told itself, that it works on disk: what is mounted, it may keep.
+            let until = job.started.unwrap_or_default().plus(LONGEST_PRE_RUN);
             if let Some(order) = job.under_way.as_mut().filter(|order| order.work == Work::Mount) {
                 order.until = order.until.max(until.plus(site.limits.mount));
             }

@@ -452,6 +452,28 @@ fn a_job_with_a_burst_buffer_waits_for_results_that_are_on_their_way_where_it_re
     assert_eq!(stage(&world), BurstBuffer::Answered);
 }
 
+/// slurmctld was started anew, tears down what it has, and asks again a minute later; its first call is lost.
+#[test]
+fn a_job_whose_setup_was_lost_waits_for_its_input_as_before() {
+    let requests = [Request { wait: Some(WaitPolicy::Hold), ..request(Some("/a"), None, false) }];
+    let mut world = World::new(1, 0, 1, site(), 0).with_burst_buffers();
+    let stage = |world: &World| world.schedule.jobs()[&id(0)].burst_buffer;
+    let done = Happening::Ends(0, Outcome::Done(String::new()));
+    world.slurm[0] = Slurm::Next;
+    for call in [BurstBufferCall::Setup, BurstBufferCall::DataIn] {
+        world.happen(&Happening::Asks(0, call), &requests);
+    }
+    world.happen(&Happening::Queue, &requests);
+    world.happen(&done, &requests);
+    world.happen(&Happening::Asks(0, BurstBufferCall::Teardown), &requests);
+    assert_eq!(stage(&world), BurstBuffer::TornDown);
+    world.happen(&Happening::Asks(0, BurstBufferCall::DataIn), &requests);
+    assert_eq!(stage(&world), BurstBuffer::DataIn, "it is not told that it may start");
+    world.happen(&done, &requests);
+    let job = &world.schedule.jobs()[&id(0)];
+    assert_eq!((job.burst_buffer, job.rsa_state), (BurstBuffer::Answered, RsaState::Ready));
+}
+
 /// The call in which Slurm waited for its results was killed, and so was never answered.
 #[test]
 fn a_job_of_which_nothing_is_left_is_not_kept_in_the_queue() {

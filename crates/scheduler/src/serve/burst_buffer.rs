@@ -67,15 +67,30 @@ impl Api {
         };
         let known = tokio::task::spawn_blocking(move || {
             use std::net::ToSocketAddrs;
-            let addresses = hosts.iter().flat_map(|host| (host.as_str(), 0).to_socket_addrs());
-            addresses.flatten().any(|found| found.ip().to_canonical() == address.to_canonical())
+            // Who can't be found now may be the one who asks: that is no refusal for good.
+            let mut unknown = None;
+            for host in &hosts {
+                match (host.as_str(), 0).to_socket_addrs() {
+                    Ok(mut found) => {
+                        if found.any(|found| found.ip().to_canonical() == address.to_canonical()) {
+                            return Ok(true);
+                        }
+                    }
+                    Err(error) => unknown = Some(format!("the address of {host} can't be found: {error}")),
+                }
+            }
+            unknown.map_or(Ok(false), Err)
         });
-        if known.await.unwrap_or(false) { Ok(()) } else { Err(stranger(" from there")) }
+        match known.await.map_err(|error| error.to_string()).flatten() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(stranger(" from there")),
+            Err(error) => Err(Refusal::new(RefusalCode::Failed, error)),
+        }
     }
 
     /// What is asked for jobs ends with the workload manager's daemon, and with it what it has lost of its places for them. It is asked
     /// every now and then, by one at a time; if it does not answer, the next one asks.
-    async fn note_start_of_the_controller(&self) {
+    pub(super) async fn note_start_of_the_controller(&self) {
         let Ok(mut asked) = self.start_asked.try_lock() else { return };
         if asked.is_some_and(|at| at.elapsed() < START_BELIEVED) {
             return;
@@ -141,7 +156,7 @@ impl Api {
         let is_one_too_many =
             call == Call::DataOut && self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS;
         let _counted = (call == Call::DataOut).then(|| Counted(&self.stage_outs));
-        let (mut changed, mut is_over) = (self.context.watch(), false);
+        let (mut changed, mut is_over, mut starts_anew) = (self.context.watch(), false, None);
         loop {
             let job = self.context.job(id);
             let goes_on = || {
@@ -149,7 +164,17 @@ impl Api {
                 is_known
                     .then(|| answer(Verdict::Kept, "staging out goes on, and Slurm is told when it is over"))
             };
-            if let Some(found) = decided(call, job.as_ref()).or_else(goes_on) {
+            let mut found = decided(call, job.as_ref()).or_else(goes_on);
+            if call == Call::DataOut && found.as_ref().is_some_and(|found| found.verdict == Verdict::Kept) {
+                // A job that is started anew has to wait for its former results, whatever becomes of them: of such a job Slurm
+                // ends no stage-out that has failed, and would never start it.
+                let starts_anew = match starts_anew {
+                    Some(known) => known,
+                    None => *starts_anew.insert(self.starts_anew(id, until).await),
+                };
+                found = found.filter(|_| !starts_anew || is_over);
+            }
+            if let Some(found) = found {
                 if found.verdict == Verdict::Kept
                     && let Some(job) = job.filter(|_| call == Call::DataOut)
                 {
@@ -220,6 +245,16 @@ impl Api {
         lives.filter(is_it).min_by_key(|job| job.id).map(|job| Job::clone(job))
     }
 
+    /// Whether a later life of a job is in the queue; yes if that can't be seen in time.
+    async fn starts_anew(&self, id: Incarnation, until: Instant) -> bool {
+        let fresh = tokio::time::timeout_at(until.into(), self.context.queue.fresh()).await;
+        let Ok(snapshot) = fresh else { return true };
+        if snapshot.fault.is_some() {
+            return true;
+        }
+        snapshot.jobs.iter().any(|queued| queued.id.is_same_job(id) && queued.id.restarts > id.restarts)
+    }
+
     /// Slurm takes the message of this answer for the reason why the job waits, and every later change of the job, also of its
     /// comment, takes that reason away. So what the job's user is told stands in the comment before.
     async fn has_told(&self, job: JobId, until: Instant) {
@@ -228,10 +263,14 @@ impl Api {
         }
     }
 
-    /// Slurm does not wait for a job's results any more. It says the same for jobs that have not started.
+    /// Slurm does not wait for a job's results any more. It says the same for jobs that have not started, and of a job that was to be
+    /// started anew, whose former life's results are still on their way, when that is cancelled.
     async fn is_in_a_hurry(self: &Arc<Self>, job: &Job) {
         let waits_for_results = matches!(job.burst_buffer, BurstBuffer::PostRun | BurstBuffer::Kept);
         if self.context.config().scheduler.hurry == Hurry::Keep || !job.results || !waits_for_results {
+            return;
+        }
+        if self.context.queue.of_number(job.id.job).is_none_or(|queued| queued.id != job.id) {
             return;
         }
         let abandon = Event::Abandon { job: job.id, by: "scancel --hurry".to_owned() };
@@ -257,7 +296,9 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
         Call::DataIn if job.burst_buffer < BurstBuffer::Answered => None,
         Call::DataIn if job.rsa_state == RsaState::Ready || job.hold.is_held() => done(&job.message),
         // What its script would have made is nowhere.
-        Call::DataIn if job.request.stage_in.is_some() && !job.may_start_on_disk() => {
+        Call::DataIn
+            if job.request.stage_in.is_some() && !job.may_start_on_disk() && job.component_of.is_none() =>
+        {
             Some(answer(Verdict::Failed, job.message.clone()))
         }
         Call::DataIn => Some(answer(Verdict::OnDisk, job.message.clone())),

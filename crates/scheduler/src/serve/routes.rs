@@ -153,6 +153,10 @@ fn told(answer: &Result<HookAnswer, Refusal>) -> &'static str {
     responses((status = 200, description = "Now", body = Status))
 )]
 async fn status(State(api): OfApi, caller: Caller) -> Json<Status> {
+    if caller.is_administrator() && api.context.view().places_lost().places > 0 {
+        // They may have come back since.
+        api.note_start_of_the_controller().await;
+    }
     Json(api.status(caller))
 }
 

@@ -47,13 +47,12 @@ impl Handling<'_> {
         }
         match call {
             Call::Setup => {
-                let job = &self.schedule.jobs[&id];
-                if job.burst_buffer == BurstBuffer::TornDown && job.job_state == JobState::Ondeck {
-                    self.job(id).burst_buffer = BurstBuffer::Unasked;
-                }
+                self.is_set_up_again(id);
                 self.reaches(id, BurstBuffer::SetUp)
             }
             Call::DataIn => {
+                // Its setup may have been lost.
+                self.is_set_up_again(id);
                 let is_first = self.reaches(id, BurstBuffer::DataIn);
                 if self.schedule.jobs[&id].burst_buffer == BurstBuffer::DataIn {
                     self.job(id).is_asked_for = true;
@@ -106,6 +105,14 @@ impl Handling<'_> {
         let loses = self.schedule.places_lost.since != 0;
         if std::mem::take(&mut self.job(id).is_asked_for) && loses {
             self.schedule.places_lost.places += 1;
+        }
+    }
+
+    /// The workload manager asks anew for a job whose burst buffer it has torn down.
+    fn is_set_up_again(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        if job.burst_buffer == BurstBuffer::TornDown && job.job_state == JobState::Ondeck {
+            self.job(id).burst_buffer = BurstBuffer::Unasked;
         }
     }
 
