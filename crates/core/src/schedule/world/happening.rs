@@ -88,7 +88,8 @@ impl World {
             _ if is_gone && *buffer < Buffer::Running => all.push(asks(Call::Teardown)),
             // Slurm sets up nothing for jobs that are held.
             Buffer::No if self.held[index] => {}
-            Buffer::No => all.push(asks(Call::Setup)),
+            // The first one may be lost.
+            Buffer::No => all.extend([asks(Call::Setup), asks(Call::DataIn)]),
             Buffer::SetUp => all.push(asks(Call::DataIn)),
             Buffer::StagingIn => {
                 all.push(asks(Call::DataIn));
