@@ -44,8 +44,11 @@ impl Books {
             agents: nodes
                 .flat_map(|node| {
                     let dir = format!("/run/ondeck/agent-{node}/ramdisks");
-                    let found = fs::read_dir(cluster.host(node).path_from_outside(&dir)).unwrap();
-                    found.map(|entry| number_of(&entry.unwrap().file_name().into_string().unwrap()))
+                    // It is made with the first one.
+                    let dir = cluster.host(node).path_from_outside(&dir);
+                    let found = if dir.exists() { fs::read_dir(dir).unwrap().collect() } else { Vec::new() };
+                    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+                    found.into_iter().map(move |entry| number_of(&name(entry).into_string().unwrap()))
                 })
                 .collect(),
         }
@@ -241,6 +244,11 @@ fn jobs_that_are_cancelled_while_they_wait_leave_places_for_the_next() {
         wait_until(LONG, "they wait, in their places or held", || {
             shown("BurstBufferStageIn") == kept && shown("JobHeldAdmin") == waiting - kept
         });
+        for job in &jobs[kept as usize..] {
+            wait_until(LONG, &format!("who asks for job {job} is answered"), || {
+                cluster.log_of(*job).contains("the workload manager may start it")
+            });
+        }
         let mut cancel = vec!["scancel".to_owned()];
         cancel.extend(jobs.iter().map(u32::to_string));
         let cancel: Vec<&str> = cancel.iter().map(String::as_str).collect();
@@ -263,15 +271,16 @@ fn results_that_find_no_room_keep_no_other_job_out() {
     }
     let count = asked("ONDECK_HELD").unwrap_or(4);
     let cluster = inside(Setup {
-        scheduler: "stage_out_attempts = 1".into(),
-        lends: "2GiB",
+        // Each has a part of a node.
+        scheduler: "stage_out_attempts = 1\nproportion = 40\nfractions = true\nsharing = \"any\"".into(),
+        lends: "8GiB",
         slurm: REMEMBERS.into(),
         ..Setup::default()
     });
     let alice = cluster.user("alice");
     let content = files(2, 1 << 20);
-    // Room for what has been told, and for no results.
-    let small = SmallDisk::new(&cluster, alice, 24 + 3 * count, 23 + 3 * count);
+    // Room for directories, and for no results.
+    let small = SmallDisk::new(&cluster, alice, 24 + 3 * count, 900);
     let source = folder(alice, "source", &content);
     let user = cluster.host("ctl").log_in(alice);
     let outputs: Vec<PathBuf> = (0..count).map(|number| small.at.join(format!("out-{number}"))).collect();
@@ -279,15 +288,15 @@ fn results_that_find_no_room_keep_no_other_job_out() {
         .iter()
         .map(|output| {
             user.ok(&["mkdir", output.to_str().unwrap()]);
-            let lines = ["WAIT=hold", "NODES=1", "CAPACITY=16MiB"].map(str::to_owned);
-            let lines = [&lines[..], &[format!("DATA_OUT={}", output.display())]].concat();
+            let lines = ["WAIT=hold".to_owned(), format!("DATA_OUT={}", output.display())];
             let body = format!("cp {}/* {}", source.display(), output.display());
             cluster.submit(&script(alice, &lines, &body), 1)
         })
         .collect();
     for job in &jobs {
         wait_until(LONG, &format!("the results of job {job} are kept, and Slurm is told so"), || {
-            cluster.log_of(*job).contains("was told that its results are kept")
+            cluster.job(*job).is_some_and(|known| known["rsa_state"] == "HELD")
+                && cluster.log_of(*job).contains("was told that its results are kept")
         });
     }
     assert_eq!(Books::of(&cluster), Books::all(&jobs));
@@ -296,10 +305,14 @@ fn results_that_find_no_room_keep_no_other_job_out() {
     let others: Vec<(u32, PathBuf)> = (0..6)
         .map(|number| {
             let output = folder(alice, &format!("other-{number}"), &BTreeMap::new());
-            let lines = ["WAIT=hold", "NODES=1", "CAPACITY=16MiB"].map(str::to_owned);
-            let data = [format!("DATA_IN={}", input.display()), format!("DATA_OUT={}", output.display())];
+            let lines = [
+                "WAIT=hold".to_owned(),
+                "OUT_SIZE=8MiB".to_owned(),
+                format!("DATA_IN={}", input.display()),
+                format!("DATA_OUT={}", output.display()),
+            ];
             let body = format!("cp {}/* {}", input.display(), output.display());
-            (cluster.submit(&script(alice, &[lines.to_vec(), data.to_vec()].concat(), &body), 1), output)
+            (cluster.submit(&script(alice, &lines, &body), 1), output)
         })
         .collect();
     for (job, output) in &others {

@@ -17,8 +17,8 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Of so many MiB, of which most are taken.
-    pub fn new(cluster: &Cluster, user: &User, mib: u32, taken: u32) -> SmallDisk {
+    /// Of so many MiB, of which so many KiB are left.
+    pub fn new(cluster: &Cluster, user: &User, mib: u32, left_kib: u64) -> SmallDisk {
         let image = cluster.bed.dir().join("small-disk");
         fs::File::create(&image).unwrap().set_len(u64::from(mib) << 20).unwrap();
         let run = |program: &str, arguments: &[&str]| {
@@ -37,7 +37,10 @@ impl SmallDisk {
         let host = cluster.host("ctl");
         let small = SmallDisk { ballast: at.join("ballast"), at };
         host.ok(&["chown", &format!("{0}:{0}", user.uid), small.at.to_str().unwrap()]);
-        host.ok(&["fallocate", "--length", &format!("{taken}MiB"), small.ballast.to_str().unwrap()]);
+        let found = host.ok(&["df", "--output=avail", small.at.to_str().unwrap()]);
+        let free: u64 = found.lines().last().unwrap().trim().parse().unwrap();
+        let ballast = format!("{}KiB", free - left_kib);
+        host.ok(&["fallocate", "--length", &ballast, small.ballast.to_str().unwrap()]);
         small
     }
 
@@ -66,7 +69,7 @@ fn results_that_find_no_room_on_disk_are_kept_in_ram_until_their_owner_has_made_
     }
     let cluster = Cluster::with(Setup { scheduler: "stage_out_attempts = 2".into(), ..Setup::default() });
     let alice = cluster.user("alice");
-    let small = SmallDisk::new(&cluster, alice, 24, 19);
+    let small = SmallDisk::new(&cluster, alice, 24, 3072);
     let (output, content) = (small.at.join("out"), files(6, 2 << 20));
     let job = results_on(&cluster, &output, &content);
     let number = job.to_string();
@@ -94,7 +97,7 @@ fn results_that_found_no_room_on_disk_come_home_by_themselves_once_there_is_some
     }
     let cluster = Cluster::new();
     let alice = cluster.user("alice");
-    let small = SmallDisk::new(&cluster, alice, 24, 19);
+    let small = SmallDisk::new(&cluster, alice, 24, 3072);
     let (output, content) = (small.at.join("out"), files(6, 2 << 20));
     let job = results_on(&cluster, &output, &content);
     cluster.wait_note(job, "tried again in");

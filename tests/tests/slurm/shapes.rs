@@ -121,7 +121,7 @@ pub fn as_one_archive(cluster: &Cluster) {
     cluster.wait_done(job);
     let names: Vec<String> = tree(&output).into_keys().collect();
     assert_eq!(names, [format!("results-{}.tar", cluster.label(job))]);
-    let unpacked = directory(alice, "unpacked", &[]);
+    let unpacked = directory(alice, "from-archive", &[]);
     let mut tar = Command::new("tar");
     let tar = tar.arg("-xf").arg(output.join(&names[0])).arg("-C").arg(&unpacked).output().unwrap();
     assert!(tar.status.success(), "{tar:?}");

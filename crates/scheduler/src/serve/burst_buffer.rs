@@ -25,6 +25,9 @@ const BELIEVED_UNKNOWN: Duration = Duration::from_secs(1);
 /// How long it is believed that the workload manager's daemon is the one that it was.
 const START_BELIEVED: Duration = Duration::from_secs(5);
 
+/// How long it is waited for a look at the queue, before results are given up.
+const WAITING_FOR_A_LOOK: Duration = Duration::from_secs(20);
+
 /// How many stage-outs are waited for at a time: up to 23.11 Slurm has 128 places for post_run and data_out together, and another
 /// job's end would wait for one.
 const WAITING_STAGE_OUTS: usize = 96;
@@ -270,7 +273,11 @@ impl Api {
         if self.context.config().scheduler.hurry == Hurry::Keep || !job.results || !waits_for_results {
             return;
         }
-        if self.context.queue.of_number(job.id.job).is_none_or(|queued| queued.id != job.id) {
+        let fresh = tokio::time::timeout(WAITING_FOR_A_LOOK, self.context.queue.fresh()).await;
+        let is_this_life = fresh.is_ok_and(|snapshot| {
+            snapshot.fault.is_none() && snapshot.jobs.iter().any(|queued| queued.id == job.id)
+        });
+        if !is_this_life {
             return;
         }
         let abandon = Event::Abandon { job: job.id, by: "scancel --hurry".to_owned() };
