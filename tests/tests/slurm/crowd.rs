@@ -274,6 +274,8 @@ fn results_that_find_no_room_keep_no_other_job_out() {
         // Each has a part of a node.
         scheduler: "stage_out_attempts = 1\nproportion = 40\nfractions = true\nsharing = \"any\"".into(),
         lends: "8GiB",
+        // Hundreds of servers that begin at once take the machine's breath away.
+        node_timeout: "60s",
         slurm: REMEMBERS.into(),
         ..Setup::default()
     });
