@@ -62,7 +62,8 @@ pub struct HookAnswer {
     "job": 42,
     "patience_ms": 30000,
     "last": false,
-    "hurry": false
+    "hurry": false,
+    "in_the_way": false
 })))]
 pub struct BurstBufferQuestion {
     /// The job's number.
@@ -78,6 +79,10 @@ pub struct BurstBufferQuestion {
     #[serde(default)]
     #[schema(required = true)]
     pub hurry: bool,
+    /// Whether other calls of Slurm's can't end before this one, as its process has inherited their pipes: it must not last.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub in_the_way: bool,
 }
 
 /// What Slurm's burst-buffer plugin is told.

@@ -143,9 +143,12 @@ async fn tell_workload_manager(context: &Arc<Context>, id: Incarnation, action: 
 /// Has the workload manager not keep a job any more. The same would cancel a later life of it, which waits for its start.
 async fn end_stage_out(context: &Arc<Context>, id: Incarnation) -> Result<(), WlmError> {
     let snapshot = context.queue.fresh().await;
+    if let Some(message) = snapshot.fault {
+        return Err(WlmError::Unavailable { message });
+    }
     let goes_on =
-        |queued: &&QueuedJob| queued.id.job == id.job && (queued.id != id || queued.standing.waits());
-    if snapshot.jobs.iter().any(|queued| goes_on(&queued)) {
+        |queued: &QueuedJob| queued.id.job == id.job && (queued.id != id || queued.standing.waits());
+    if snapshot.jobs.iter().any(goes_on) {
         tracing::warn!(
             job = id.key(),
             "it has been started anew: its former life is not ended, as that would cancel it"

@@ -185,6 +185,9 @@ impl Cluster {
         let (prolog, epilog) = (hook("prolog"), hook("epilog"));
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let lua = root.join("slurm/job_submit.lua");
+        // Users run it, who perhaps can't get to where this is built.
+        let task_prolog = dir.join("task_prolog");
+        fs::copy(root.join("slurm/task_prolog"), &task_prolog).unwrap();
         let (mut conf, mut files) = (setup.slurm, Vec::new());
         if setup.burst_buffers {
             let file = |name: &str, text: String| {
@@ -209,7 +212,7 @@ impl Cluster {
                 job_submit: Some(lua),
                 files,
                 accounting: setup.accounting,
-                conf: format!("TaskProlog={}\n{conf}", root.join("slurm/task_prolog").display()),
+                conf: format!("TaskProlog={}\n{conf}", task_prolog.display()),
                 ..SlurmSetup::new("ctl", compute.clone())
             })
             .unwrap();

@@ -13,6 +13,7 @@ use ondeck_api::{CallError, Config};
 use ondeck_core::{JobId, WaitPolicy, exit};
 
 use super::{Scheduler, explain, shown};
+use crate::inherited;
 
 /// How long one question waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -83,7 +84,11 @@ impl Call {
 }
 
 pub fn burst_buffer(args: &BurstBufferArgs) -> ExitCode {
-    let (word, message) = match ask(args) {
+    // Slurm 22.05 makes the pipe by which it hears of a call's end, and then a process, from many threads: one that another
+    // thread makes meanwhile has the pipe as well, and Slurm does not notice the end before that process has ended, too. A call
+    // may wait until the job of that other one has started. If it can't be told, it is as if it were so.
+    let in_the_way = inherited::has_pipes_of_others().unwrap_or(true);
+    let (word, message) = match ask(args, in_the_way) {
         Ok(BurstBufferAnswer { verdict, message }) => (word(verdict), message),
         Err(error) => unheard(args, &error),
     };
@@ -124,7 +129,7 @@ fn must_have_its_input(args: &BurstBufferArgs) -> bool {
 }
 
 /// Asks until there is an answer that is no matter of time.
-fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
+fn ask(args: &BurstBufferArgs, in_the_way: bool) -> Result<BurstBufferAnswer> {
     let config = Config::load(args.config.as_deref())?;
     let called = Instant::now();
     let until = called + Duration::from_secs(args.limit);
@@ -133,7 +138,7 @@ fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
     loop {
         let began = Instant::now();
         let left = until.saturating_duration_since(began);
-        let asked = ask_once(&config, args, left);
+        let asked = ask_once(&config, args, in_the_way, left);
         let is_over = left <= MARGIN;
         match asked {
             // It may have been answered at once.
@@ -162,12 +167,18 @@ fn ask(args: &BurstBufferArgs) -> Result<BurstBufferAnswer> {
     }
 }
 
-fn ask_once(config: &Config, args: &BurstBufferArgs, left: Duration) -> Result<BurstBufferAnswer> {
+fn ask_once(
+    config: &Config,
+    args: &BurstBufferArgs,
+    in_the_way: bool,
+    left: Duration,
+) -> Result<BurstBufferAnswer> {
     let patience = PATIENCE.min(left.saturating_sub(MARGIN));
     let last = left <= PATIENCE + MARGIN + MARGIN;
     let question = BurstBufferQuestion {
         last,
         hurry: args.hurry,
+        in_the_way,
         job: JobId(args.job),
         patience_ms: patience.as_millis().try_into().unwrap_or(0),
     };

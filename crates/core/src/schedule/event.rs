@@ -87,6 +87,8 @@ pub enum Event {
     PrologOver(Incarnation),
     /// The workload manager asks something for a job with a burst buffer; again, perhaps, and late.
     BurstBuffer { call: BurstBufferCall, seen: Box<ObservedJob> },
+    /// The call in which a job waits for its input keeps other calls of the workload manager from ending: it must end.
+    InTheWay(Incarnation),
     /// A job's Epilog runs on one of its nodes.
     Ending {
         /// Which life of which job.

@@ -303,6 +303,7 @@ impl Handling<'_> {
                 seen.job.id = self.schedule.identify(&seen.job);
                 self.burst_buffer(call, &seen);
             }
+            Event::InTheWay(id) => self.is_in_the_way(id),
             Event::Ending { job: id, node } => self.ending(id, node),
             Event::Ended { job, number, outcome } => self.ended(job, number, outcome),
             Event::NodeUp { node, capacity } => {

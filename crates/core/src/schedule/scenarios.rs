@@ -490,6 +490,34 @@ fn a_job_of_which_nothing_is_left_is_not_kept_in_the_queue() {
     assert_eq!([0, 19, 20, 30, 40].map(&mut ordered), [false, false, true, false, true]);
 }
 
+/// Slurm notices no end of a call whose pipe another call's process has inherited, and that one waits until others have started.
+#[test]
+fn a_job_whose_call_is_in_the_way_of_others_is_held_instead_until_its_input_is_there() {
+    let hold = Request { wait: Some(WaitPolicy::Hold), ..request(Some("/a"), None, false) };
+    let requests = [hold, request(Some("/b"), None, false)];
+    let mut world = World::new(2, 0, 3, site(), 0).with_burst_buffers();
+    world.slurm.fill(Slurm::Next);
+    for index in [0, 1] {
+        world.happen(&Happening::Asks(index, BurstBufferCall::Setup), &requests);
+        world.happen(&Happening::Asks(index, BurstBufferCall::DataIn), &requests);
+        // Twice, as Slurm asks twice.
+        world.happen(&Happening::InTheWay(index), &requests);
+        world.happen(&Happening::InTheWay(index), &requests);
+    }
+    // One that may start on disk was answered at once.
+    let job = |world: &World, index| world.schedule.jobs()[&id(index)].clone();
+    assert_eq!([job(&world, 0).hold, job(&world, 1).hold], [Hold::Ordered, Hold::No]);
+    assert_eq!(job(&world, 0).burst_buffer, BurstBuffer::DataIn, "Slurm might start it before it is held");
+    world.happen(&Happening::Queue, &requests);
+    assert_eq!((job(&world, 0).hold, job(&world, 0).burst_buffer), (Hold::Stands, BurstBuffer::Answered));
+    while job(&world, 0).hold.is_held() {
+        let order = job(&world, 0).under_way.expect("it is staged");
+        let done = Event::Ended { job: id(0), number: order.number, outcome: Outcome::Done(String::new()) };
+        world.schedule.handle(NOW, done).unwrap();
+    }
+    assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::LetGo, RsaState::Ready));
+}
+
 /// Slurm has so many places for jobs that wait, and loses that of one which is cancelled then.
 #[test]
 fn of_jobs_that_wait_for_their_input_the_furthest_are_held_when_no_place_is_left() {

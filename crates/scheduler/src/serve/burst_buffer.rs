@@ -156,14 +156,17 @@ impl Api {
                 job.id
             }
         };
-        let is_one_too_many =
-            call == Call::DataOut && self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS;
+        let must_not_last = call == Call::DataOut
+            && (self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS || question.in_the_way);
         let _counted = (call == Call::DataOut).then(|| Counted(&self.stage_outs));
+        if call == Call::DataIn && question.in_the_way {
+            self.context.event(Event::InTheWay(id)).await.map_err(refused)?;
+        }
         let (mut changed, mut is_over, mut starts_anew) = (self.context.watch(), false, None);
         loop {
             let job = self.context.job(id);
             let goes_on = || {
-                let is_known = (is_one_too_many || is_over) && job.is_some();
+                let is_known = (must_not_last || is_over) && job.is_some();
                 is_known
                     .then(|| answer(Verdict::Kept, "staging out goes on, and Slurm is told when it is over"))
             };

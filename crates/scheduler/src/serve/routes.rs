@@ -154,8 +154,9 @@ fn told(answer: &Result<HookAnswer, Refusal>) -> &'static str {
 )]
 async fn status(State(api): OfApi, caller: Caller) -> Json<Status> {
     if caller.is_administrator() && api.context.view().places_lost().places > 0 {
-        // They may have come back since.
-        api.note_start_of_the_controller().await;
+        // They may have come back since, which the next look shows: who looks does not wait for the workload manager.
+        let api = Arc::clone(&api);
+        tokio::spawn(async move { api.note_start_of_the_controller().await });
     }
     Json(api.status(caller))
 }

@@ -93,9 +93,23 @@ impl Handling<'_> {
         let most = self.schedule.site.kept_waiting.saturating_sub(self.schedule.places_lost.places) as usize;
         waiting.sort_unstable();
         for (.., id) in &waiting[..waiting.len().saturating_sub(most)] {
-            self.job(*id).hold = Hold::Ordered;
-            self.order(Action::Hold(*id), *id);
-            self.tell(*id, HeldBack::Places);
+            self.hold_instead(*id, HeldBack::Places);
+        }
+    }
+
+    /// A job is held from now on, and not kept waiting in a call.
+    fn hold_instead(&mut self, id: Incarnation, why: HeldBack) {
+        self.job(id).hold = Hold::Ordered;
+        self.order(Action::Hold(id), id);
+        self.tell(id, why);
+    }
+
+    /// The call of one that must have its input may last until others have started, which perhaps wait for its end.
+    pub(super) fn is_in_the_way(&mut self, id: Incarnation) {
+        let waits =
+            |job: &Job| job.job_state == JobState::Ondeck && job.is_kept_waiting() && job.hold == Hold::No;
+        if self.schedule.jobs.get(&id).is_some_and(waits) {
+            self.hold_instead(id, HeldBack::InTheWay);
         }
     }
 

@@ -157,6 +157,9 @@ impl Handling<'_> {
         job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
         let held = job.hold.is_held();
         job.hold = job.hold.over();
+        // What was ordered of one that waited is no reason to wait with what one is to be told that has ended.
+        self.schedule.ordered.remove(&id);
+        let job = self.job(id);
         job.not_before = job.not_before.filter(|_| job.rsa_state != RsaState::Initial);
         let too_early = !job.request.data_in.is_empty() && job.rsa_state != RsaState::Ready;
         self.set_job_state(id, JobState::Running, Turn::Runs);
