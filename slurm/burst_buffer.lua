@@ -17,8 +17,8 @@
 -- Settings may stand beside it, in ondeck.env, as for Prolog and Epilog: ONDECK (the binary), ONDECK_CONFIG (the configuration).
 local DIRECTORY = ((os.getenv("SLURM_CONF") or ""):match("^(.*)/[^/]*$")) or "/etc/slurm"
 
--- How many seconds a call may take: less than Slurm's own limits (in burst_buffer.conf), after which it would kill it, and for
--- data_in more than limits.hold of the scheduler, after which a job that waits starts on disk.
+-- How many seconds a call may take: less than Slurm's own limits (in burst_buffer.conf), after which it would kill it. A job that
+-- waits for its input for longer is held then.
 local LIMIT = { data_in = 172000, data_out = 172000 }
 local USUAL_LIMIT = 270
 

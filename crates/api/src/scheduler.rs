@@ -71,7 +71,8 @@ pub struct BurstBufferQuestion {
     pub job: JobId,
     /// How long the caller waits, in milliseconds.
     pub patience_ms: u64,
-    /// Whether nobody will ask again: then a stage-out that is not over counts as kept, and Slurm is told of its end.
+    /// Whether nobody will ask again: then a stage-out that is not over counts as kept, and Slurm is told of its end; a job that waits
+    /// for its input is held.
     #[serde(default)]
     #[schema(required = true)]
     pub last: bool,

@@ -391,6 +391,10 @@ fn a_stage_in_script_that_fails_keeps_its_job_from_starting_with_the_reason() {
     assert!(why.contains("failed with exit code 3") && !why.contains("works on disk"), "{why}");
     assert!(!alice.scratch.join("started").exists());
     assert!(cluster.show(job).contains("stage-in"), "{}", cluster.show(job));
+    // Slurm would never use what is made for it.
+    let again = cluster.ondeck(&["job", "retry", &job.to_string()]);
+    again.assert_code(2);
+    assert!(again.stderr.contains("cancel the job, and submit it anew"), "{again:?}");
     cluster.slurm.cancel(job);
     cluster.wait_done(job);
     cluster.assert_clean_after_cancel();

@@ -87,8 +87,9 @@ pub enum Event {
     PrologOver(Incarnation),
     /// The workload manager asks something for a job with a burst buffer; again, perhaps, and late.
     BurstBuffer { call: BurstBufferCall, seen: Box<ObservedJob> },
-    /// The call in which a job waits for its input keeps other calls of the workload manager from ending: it must end.
-    InTheWay(Incarnation),
+    /// The call in which a job waits for its input must end: it keeps other calls of the workload manager from ending, or its time
+    /// is up.
+    MustNotWait(Incarnation),
     /// A job's Epilog runs on one of its nodes.
     Ending {
         /// Which life of which job.

@@ -303,7 +303,7 @@ impl Handling<'_> {
                 seen.job.id = self.schedule.identify(&seen.job);
                 self.burst_buffer(call, &seen);
             }
-            Event::InTheWay(id) => self.is_in_the_way(id),
+            Event::MustNotWait(id) => self.must_not_wait(id),
             Event::Ending { job: id, node } => self.ending(id, node),
             Event::Ended { job, number, outcome } => self.ended(job, number, outcome),
             Event::NodeUp { node, capacity } => {
@@ -399,6 +399,9 @@ impl Handling<'_> {
                     }
                     (RsaState::Ineligible, _) if job.component_of.is_some() => {
                         return Err(Refused::NotNow(NotNow::Component(id)));
+                    }
+                    (RsaState::Ineligible, JobState::Ondeck) if job.is_told_to_fail() => {
+                        return Err(Refused::NotNow(NotNow::ToldItFails(id)));
                     }
                     // What kept it from getting a RAM disk may have been mended, and it has not started.
                     (RsaState::Ineligible, JobState::Ondeck) => {

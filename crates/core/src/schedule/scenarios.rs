@@ -501,8 +501,8 @@ fn a_job_whose_call_is_in_the_way_of_others_is_held_instead_until_its_input_is_t
         world.happen(&Happening::Asks(index, BurstBufferCall::Setup), &requests);
         world.happen(&Happening::Asks(index, BurstBufferCall::DataIn), &requests);
         // Twice, as Slurm asks twice.
-        world.happen(&Happening::InTheWay(index), &requests);
-        world.happen(&Happening::InTheWay(index), &requests);
+        world.happen(&Happening::MustNotWait(index), &requests);
+        world.happen(&Happening::MustNotWait(index), &requests);
     }
     // One that may start on disk was answered at once.
     let job = |world: &World, index| world.schedule.jobs()[&id(index)].clone();

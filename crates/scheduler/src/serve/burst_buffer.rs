@@ -159,8 +159,9 @@ impl Api {
         let must_not_last = call == Call::DataOut
             && (self.stage_outs.fetch_add(1, Ordering::Relaxed) >= WAITING_STAGE_OUTS || question.in_the_way);
         let _counted = (call == Call::DataOut).then(|| Counted(&self.stage_outs));
-        if call == Call::DataIn && question.in_the_way {
-            self.context.event(Event::InTheWay(id)).await.map_err(refused)?;
+        // Slurm would never start a job whose call ends without an answer.
+        if call == Call::DataIn && (question.in_the_way || question.last) {
+            self.context.event(Event::MustNotWait(id)).await.map_err(refused)?;
         }
         let (mut changed, mut is_over, mut starts_anew) = (self.context.watch(), false, None);
         loop {
@@ -305,12 +306,7 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
         Call::Setup | Call::PostRun => done(""),
         Call::DataIn if job.burst_buffer < BurstBuffer::Answered => None,
         Call::DataIn if job.rsa_state == RsaState::Ready || job.hold.is_held() => done(&job.message),
-        // What its script would have made is nowhere.
-        Call::DataIn
-            if job.request.stage_in.is_some() && !job.may_start_on_disk() && job.component_of.is_none() =>
-        {
-            Some(answer(Verdict::Failed, job.message.clone()))
-        }
+        Call::DataIn if job.fails_without_its_input() => Some(answer(Verdict::Failed, job.message.clone())),
         Call::DataIn => Some(answer(Verdict::OnDisk, job.message.clone())),
         Call::PreRun if job.burst_buffer < BurstBuffer::Started => None,
         Call::PreRun if job.rsa_state.is_shown() => done(""),

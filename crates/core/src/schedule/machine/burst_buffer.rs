@@ -27,6 +27,17 @@ impl Job {
         self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk() && !self.hold.is_held()
     }
 
+    /// Whether the workload manager is told that its input can't be made, once that is clear: what its script would have made is
+    /// nowhere, and it must not start without that.
+    pub fn fails_without_its_input(&self) -> bool {
+        self.request.stage_in.is_some() && !self.may_start_on_disk() && self.component_of.is_none()
+    }
+
+    /// Whether the workload manager was told so.
+    pub(super) fn is_told_to_fail(&self) -> bool {
+        self.burst_buffer == BurstBuffer::Answered && !self.hold.is_held() && self.fails_without_its_input()
+    }
+
     /// Whether the workload manager keeps it waiting until its input is there.
     pub(super) fn is_kept_waiting(&self) -> bool {
         self.burst_buffer == BurstBuffer::DataIn && !self.may_start_on_disk()
@@ -104,12 +115,12 @@ impl Handling<'_> {
         self.tell(id, why);
     }
 
-    /// The call of one that must have its input may last until others have started, which perhaps wait for its end.
-    pub(super) fn is_in_the_way(&mut self, id: Incarnation) {
+    /// The call in which a job waits for its input must end. If it must have that, it is held instead.
+    pub(super) fn must_not_wait(&mut self, id: Incarnation) {
         let waits =
             |job: &Job| job.job_state == JobState::Ondeck && job.is_kept_waiting() && job.hold == Hold::No;
         if self.schedule.jobs.get(&id).is_some_and(waits) {
-            self.hold_instead(id, HeldBack::InTheWay);
+            self.hold_instead(id, HeldBack::MustNotWait);
         }
     }
 

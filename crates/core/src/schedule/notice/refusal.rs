@@ -18,6 +18,11 @@ pub enum NotNow {
         "job {0} is a component of a heterogeneous job, which can't have a RAM disk: there is nothing to try again"
     )]
     Component(Incarnation),
+    /// Slurm was told that it fails, and would never start it.
+    #[error(
+        "Slurm was told that the input of job {0} can't be made, and does not ask again: cancel the job, and submit it anew"
+    )]
+    ToldItFails(Incarnation),
     /// There is nothing to try again.
     #[error("job {0} is {1}: nothing of it is held, so there is nothing to try again")]
     NothingHeld(Incarnation, RsaState),

@@ -129,8 +129,8 @@ pub enum HeldBack {
     Input,
     /// The same, and the workload manager keeps as many waiting as it has places for.
     Places,
-    /// The same, and the call in which it waited kept other jobs from starting.
-    InTheWay,
+    /// The same, and the call in which it waited had to end.
+    MustNotWait,
     /// It depends on another job, whose results are not on disk.
     Results {
         other: JobId,
@@ -146,8 +146,8 @@ impl fmt::Display for HeldBack {
             HeldBack::Places => f.write_str(
                 "held until its input is in RAM: so many jobs wait for theirs that Slurm has no place for one more",
             ),
-            HeldBack::InTheWay => f.write_str(
-                "held until its input is in RAM: Slurm asked for it in a way that would have kept other jobs from starting",
+            HeldBack::MustNotWait => f.write_str(
+                "held until its input is in RAM: the call in which Slurm waited for it had to end",
             ),
             HeldBack::Results { other, path } => {
                 write!(f, "held until the results of job {other} for {} are on disk", path.display())

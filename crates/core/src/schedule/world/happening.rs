@@ -29,7 +29,7 @@ pub(in crate::schedule) enum Happening {
     /// The workload manager asks something for a job with a burst buffer.
     Asks(usize, BurstBufferCall),
     /// The call in which a job waits for its input keeps others from ending.
-    InTheWay(usize),
+    MustNotWait(usize),
     /// It goes on with what it was answered.
     Answered(usize),
     /// Somebody releases a job with a burst buffer that is held.
@@ -99,7 +99,7 @@ impl World {
                 // Where one may have no place, it comes to the same.
                 let has_a_place = self.schedule.site().kept_waiting > 1;
                 if may_be_held && has_a_place && !is_answered(BurstBuffer::Answered) {
-                    all.push(Happening::InTheWay(index));
+                    all.push(Happening::MustNotWait(index));
                 }
                 if job.is_some() && is_answered(BurstBuffer::Answered) {
                     all.push(Happening::Answered(index));
@@ -384,7 +384,7 @@ impl World {
                 let seen = Box::new(self.seen(*index, requests));
                 Event::BurstBuffer { call: *call, seen }
             }
-            Happening::InTheWay(index) => Event::InTheWay(self.id(*index)),
+            Happening::MustNotWait(index) => Event::MustNotWait(self.id(*index)),
             Happening::UsedAgain(old, next) => {
                 // What ran goes on where nobody looks, and has ended soon.
                 (self.slurm[*old], self.slurm[*next]) = (Slurm::Gone, Slurm::Waiting);
