@@ -474,6 +474,31 @@ fn a_job_whose_setup_was_lost_waits_for_its_input_as_before() {
     assert_eq!((job.burst_buffer, job.rsa_state), (BurstBuffer::Answered, RsaState::Ready));
 }
 
+/// The daemon is killed while a RAM disk is being mounted before the start, for which Slurm waits for minutes.
+#[test]
+fn what_was_being_mounted_before_the_start_may_be_mounted_after_a_restart() {
+    let requests = [request(None, Some("/a"), false)];
+    let mut world = World::new(1, 1, 1, site(), 0).with_burst_buffers();
+    world.slurm[0] = Slurm::Next;
+    for call in [BurstBufferCall::Setup, BurstBufferCall::DataIn] {
+        world.happen(&Happening::Asks(0, call), &requests);
+    }
+    world.happen(&Happening::Answered(0), &requests);
+    world.happen(&Happening::Queue, &requests);
+    for _ in [Work::Construct, Work::StageIn] {
+        world.happen(&Happening::Ends(0, Outcome::Done(String::new())), &requests);
+    }
+    world.happen(&Happening::Asks(0, BurstBufferCall::PreRun), &requests);
+    let is_mounting = |world: &World| world.schedule.jobs()[&id(0)].rsa_state == RsaState::Mounting;
+    assert!(is_mounting(&world), "{:?}", world.schedule.jobs());
+    world.restart();
+    let limit = world.schedule.site().limits.mount;
+    world.schedule.handle(NOW.plus(limit * 2), Event::Tick).unwrap();
+    assert!(is_mounting(&world), "Slurm waits still");
+    world.schedule.handle(NOW.plus(Duration::from_secs(301) + limit), Event::Tick).unwrap();
+    assert!(!is_mounting(&world));
+}
+
 /// The call in which Slurm waited for its results was killed, and so was never answered.
 #[test]
 fn a_job_of_which_nothing_is_left_is_not_kept_in_the_queue() {

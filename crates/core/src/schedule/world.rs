@@ -327,7 +327,7 @@ impl World {
     }
 
     /// All that is kept is what the next daemon begins with; what was ordered and may not have been done is done again.
-    fn restart(&mut self) {
+    pub(in crate::schedule) fn restart(&mut self) {
         let old = &self.schedule;
         let (order, epoch) = old.counters();
         let jobs = old.jobs().values().cloned().collect();
