@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::inode::{Home, Homes, Seen, dirty};
 use super::pass::{Pass, is_file};
 use super::unfinished::unfinished;
 use crate::backing;
-use crate::message::{Ino, ROOT, Time};
+use crate::message::{Ino, ROOT, Time, Xattrs};
 use crate::settings::EXTENT;
 use crate::status::{Conflict, ConflictKind};
 use crate::store;
@@ -199,6 +199,7 @@ impl Core {
             Some(theirs) => Some(Arc::new(backing::reopen(self.backing.uid(), theirs.as_fd(), false)?)),
             None => self.backing.known_file(pass.ino),
         };
+        let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;
         let is_whole = rest.is_some() || self.lock().is_resident_before(pass.ino, pass.backing_len);
         let takes_its_name = theirs.is_none() && is_whole;
         let name = if takes_its_name { home.name.to_os_string() } else { self.beside(&home.name, pass.ino) };
@@ -243,9 +244,8 @@ impl Core {
             inode.aside = true;
             inode.seen = Some(seen);
             inode.dirty |= dirty::ALL | dirty::SIZE;
-            if inode.xattrs.is_none() {
-                inode.dirty &= !dirty::XATTRS;
-            }
+            // Also if it has none: what is made inherits the directory's default ACL.
+            inode.xattrs.get_or_insert_with(|| xattrs.into());
             if let Some(data) = inode.data_mut() {
                 valid = data.extents.iter().map(|(number, extent)| (*number, extent.valid.clone())).collect();
             }
@@ -259,6 +259,25 @@ impl Core {
         self.backing.close(pass.ino);
         // The next pass finds the new place, and brings all of it.
         Err(Errno::AGAIN)
+    }
+
+    /// The extended attributes of a file that is put beside others' work, of which nobody has asked here for any: those that the file
+    /// has there, if it is still found.
+    fn xattrs_aside(
+        &self,
+        pass: &Pass,
+        theirs: Option<&OwnedFd>,
+        rest: Option<&File>,
+    ) -> Result<Xattrs, Errno> {
+        if self.lock().inodes.get(&pass.ino).is_some_and(|inode| inode.xattrs.is_some()) {
+            return Ok(Xattrs::new());
+        }
+        let is_it = |open: &BorrowedFd<'_>| {
+            let found = backing::stat(*open, OsStr::new(""));
+            found.is_ok_and(|found| pass.seen.is_some_and(|seen| seen.ino == found.ino))
+        };
+        let open = [theirs.map(OwnedFd::as_fd), rest.map(File::as_fd)];
+        open.into_iter().flatten().find(is_it).map_or_else(|| Ok(Xattrs::new()), backing::xattrs)
     }
 }
 

@@ -353,6 +353,11 @@ impl Cache {
         self.ask(Request::SetXattr { ino, name: name.into(), value: value.to_vec(), flags: 0 }).map(drop)
     }
 
+    pub fn remove_xattr(&self, path: &str, name: &str) -> Result<()> {
+        let ino = self.attributes(path)?.ino;
+        self.ask(Request::RemoveXattr { ino, name: name.into() }).map(drop)
+    }
+
     pub fn xattr(&self, path: &str, name: &str) -> Result<Vec<u8>> {
         let ino = self.attributes(path)?.ino;
         match self.ask(Request::GetXattr { ino, name: name.into() })? {
