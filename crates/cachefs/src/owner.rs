@@ -9,7 +9,7 @@
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
-//! - `write_back`: data and attributes on their way to the backing directory; `apply`: names, `turns`: in which order,
+//! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`: names, `turns`: in which order,
 //!   `applied`: what is known after
 //! - `orders`: what people want of it
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
@@ -41,6 +41,7 @@ mod inodes;
 mod journal;
 mod load;
 mod names;
+mod narrow;
 mod notes;
 mod orders;
 mod pass;

@@ -114,3 +114,65 @@ fn what_is_kept_beside_others_work_has_the_list_of_the_file_and_none_of_the_dire
     assert!(!has(&beside("plain"), ACCESS));
     assert!(has(&beside("listed"), ACCESS));
 }
+
+#[test]
+fn a_directory_that_loses_rights_has_lost_them_before_anything_new_appears_below_it() {
+    let cache = cache(|backing| {
+        for dir in ["made", "moved", "far", "far/away", "data", "data/below", "acl", "widened"] {
+            fs::create_dir(backing.join(dir)).unwrap();
+            set_mode(&backing.join(dir), if dir == "widened" { 0o2750 } else { 0o2755 });
+        }
+        give(&backing.join("acl"), ACCESS, &for_a_stranger());
+        for file in ["here", "data/below/file"] {
+            fs::write(backing.join(file), "before").unwrap();
+        }
+    });
+    let there = |dir: &str| mode(&cache.backing().join(dir));
+    for dir in ["made", "moved", "far", "data"] {
+        cache.set_mode(dir, 0o2700).unwrap();
+    }
+    cache.create("made/file", 0o644).unwrap();
+    cache.sync("made/file").unwrap();
+    assert_eq!(there("made"), 0o2700);
+    cache.rename("here", "moved/file", 0).unwrap();
+    cache.sync("moved/file").unwrap();
+    assert_eq!(there("moved"), 0o2700);
+    cache.make_directory("far/away/new", 0o755).unwrap();
+    cache.create("far/away/new/file", 0o644).unwrap();
+    cache.sync("far/away/new/file").unwrap();
+    assert_eq!((there("far"), there("far/away")), (0o2700, 0o2755));
+    cache.write("data/below/file", 0, b"after").unwrap();
+    cache.sync("data/below/file").unwrap();
+    assert_eq!(there("data"), 0o2700);
+    // Whom the list had named is not among those who may enter.
+    cache.remove_xattr("acl", ACCESS).unwrap();
+    cache.set_mode("acl", 0o2750).unwrap();
+    cache.create("acl/file", 0o644).unwrap();
+    cache.sync("acl/file").unwrap();
+    assert!(there("acl") == 0o2700 || !has(&cache.backing().join("acl"), ACCESS), "{:o}", there("acl"));
+    // What it gains comes with its own attributes.
+    cache.set_mode("widened", 0o2705).unwrap();
+    cache.create("widened/file", 0o644).unwrap();
+    cache.sync("widened/file").unwrap();
+    assert_eq!(there("widened") & 0o070, 0);
+    cache.flush();
+    for (dir, expected) in [("made", 0o2700), ("far", 0o2700), ("acl", 0o2750), ("widened", 0o2705)] {
+        assert_eq!(there(dir), expected, "{dir}");
+    }
+    assert!(!has(&cache.backing().join("acl"), ACCESS));
+}
+
+#[test]
+fn a_directory_that_lost_rights_before_a_kill_has_lost_them_before_anything_new_appears_in_it() {
+    let mut cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o755);
+    });
+    cache.set_mode("dir", 0o500).unwrap();
+    cache.replace();
+    cache.create("dir/file", 0o644).unwrap();
+    cache.sync("dir/file").unwrap();
+    assert_eq!(mode(&cache.backing().join("dir")) & 0o077, 0);
+    cache.flush();
+    assert_eq!(mode(&cache.backing().join("dir")), 0o500);
+}

@@ -157,7 +157,7 @@ impl Core {
     /// # Errors
     /// The backing directory can't be reached or written to: nothing was done.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (round, shown) = {
+        let (round, shown, wide) = {
             let mut state = self.lock();
             let round = if state.stopped { Vec::new() } else { state.next_round() };
             let Some((last, _)) = round.last() else { return Ok(false) };
@@ -167,8 +167,13 @@ impl Core {
                 .collect();
             shown.sort_unstable();
             shown.dedup();
-            (round, shown)
+            let wide = state.wide_for(&round);
+            (round, shown, wide)
         };
+        if let Err(failed) = self.narrow_directories(&wide) {
+            self.lock().batch_end = 0;
+            return Err(failed);
+        }
         // Whether what is made has a directory to be made in does not matter here: the nearest one that is there takes it.
         let mut failed = self.prepare_all(&round);
         // What could not be made has no place for its data.

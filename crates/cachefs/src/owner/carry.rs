@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::Core;
 use super::blocks::BLOCK;
 use super::inode::{Home, Homes, Seen, dirty};
+use super::narrow::narrow;
 use super::pass::{Pass, is_file};
 use super::unfinished::unfinished;
 use crate::backing;
@@ -38,6 +39,8 @@ impl Core {
         }
         let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
         if is_file(pass.mode) && writes_data {
+            let wide = self.lock().wide_above_file(pass.ino);
+            self.narrow_directories(&wide).map_err(|(_, error)| error)?;
             let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
             narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
@@ -295,32 +298,6 @@ fn copy_beginning(from: &File, length: u64, to: &mut File) -> std::io::Result<()
         at += read as u64;
     }
     Ok(())
-}
-
-/// Takes rights from a file there that it is to lose, before it has what only others may read: whoever reaches the backing directory
-/// itself would read it by the rights of before. It gets all of its rights when it has its data.
-fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
-    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
-        return Ok(());
-    }
-    let mut keeps = pass.mode;
-    let acl = OsStr::new(crate::acl::ACCESS);
-    let has_acl = |xattrs: &crate::message::Xattrs| xattrs.contains_key(acl);
-    let changes_acl = pass.bits & dirty::XATTRS != 0
-        && (pass.xattrs.as_ref().is_some_and(has_acl) || has_acl(&backing::xattrs(entry.as_fd())?));
-    if pass.bits & dirty::OWNER != 0 || changes_acl {
-        // Its group, and whom an ACL names, may be others.
-        keeps &= libc::S_IRWXU;
-    }
-    if pass.bits & dirty::OWNER != 0 && found.uid != pass.uid {
-        keeps = 0;
-    }
-    let rights = |mode: u32| mode & (libc::S_IRWXU | libc::S_IRWXG | libc::S_IRWXO);
-    let left = rights(found.mode) & keeps;
-    if left == rights(found.mode) {
-        return Ok(());
-    }
-    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
 }
 
 fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {

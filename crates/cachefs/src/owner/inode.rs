@@ -29,7 +29,9 @@ pub mod dirty {
     pub const XATTRS: u8 = 8;
     /// The size, beyond what the data says.
     pub const SIZE: u8 = 16;
-    /// All of them.
+    /// A directory there may give rights that it is to lose: they are taken from it before anything new appears below it.
+    pub const WIDE: u8 = 32;
+    /// All that something new lacks.
     pub const ALL: u8 = MODE | OWNER | TIMES | XATTRS;
 }
 
@@ -419,6 +421,11 @@ impl Operation {
             Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => *dir,
             Operation::Rename { to_dir, .. } | Operation::Exchange { to_dir, .. } => *to_dir,
         }
+    }
+
+    /// Whether it gives anything a name.
+    pub fn gives_a_name(&self) -> bool {
+        !matches!(self, Operation::Unlink { .. })
     }
 
     /// Whether it gives this inode a name, or takes one from it.

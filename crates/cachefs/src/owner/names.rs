@@ -453,6 +453,7 @@ impl State {
             return Ok(());
         }
         let mut bits = 0;
+        let before = (inode.mode, inode.uid, inode.gid);
         if let Some(mode) = change.mode {
             inode.mode = inode.mode & libc::S_IFMT | mode & PERMISSIONS;
             bits |= dirty::MODE;
@@ -483,6 +484,8 @@ impl State {
             xattrs.insert(acl::ACCESS.into(), acl);
             bits |= dirty::XATTRS;
         }
+        let (mode, uid, gid) = before;
+        inode.note_narrowed(ino, mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid));
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);
         Ok(())
@@ -542,6 +545,7 @@ impl State {
                 xattrs.remove(name);
             }
         }
+        inode.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS | if mode.is_some() { dirty::MODE } else { 0 });
         self.journal_inode(ino);
         Ok(())
@@ -557,6 +561,7 @@ impl State {
             return if is_acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
         inode.ctime = Time::now();
+        inode.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS);
         self.journal_inode(ino);
         Ok(())

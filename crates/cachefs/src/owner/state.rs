@@ -515,4 +515,4 @@ pub fn name_bytes(name: &OsStr) -> u64 {
 pub const NUMBER_BYTES: u64 = 40;
 
 /// Directories within each other at most, as a guard against a circle.
-const MOST_LEVELS: usize = 1 << 16;
+pub const MOST_LEVELS: usize = 1 << 16;
