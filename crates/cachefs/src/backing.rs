@@ -404,17 +404,17 @@ pub fn open_path(directory: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Err
     rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens a file that is known already for reading or for both, also if its mode keeps its owner out.
+/// Opens a file that is known already for reading or for both.
 ///
 /// # Errors
 /// The kernel's.
-pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
+pub fn reopen(known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
     let path = by_descriptor(known);
     let flags = if write { OFlags::RDWR } else { OFlags::RDONLY }
         | OFlags::CLOEXEC
         | OFlags::NONBLOCK
         | OFlags::NOCTTY;
-    let open = || match rustix::fs::open(path.as_str(), flags, Mode::empty()) {
+    let file = match rustix::fs::open(path.as_str(), flags, Mode::empty()) {
         // Somebody has a lease of it, which the kernel has just begun to take back.
         Err(Errno::AGAIN) => {
             let found = stat(known, OsStr::new(""))?;
@@ -423,20 +423,23 @@ pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errn
             rustix::fs::open(path.as_str(), flags, Mode::empty())
         }
         other => other,
-    };
-    let file = match open() {
-        Err(Errno::ACCESS) => {
-            let found = stat(known, OsStr::new(""))?;
-            if found.uid != uid {
-                return Err(Errno::ACCESS);
-            }
-            let mode = Mode::from_raw_mode(found.mode & 0o7777);
-            rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
-            let file = open();
-            rustix::fs::chmod(path.as_str(), mode)?;
-            file?
-        }
-        other => other?,
-    };
+    }?;
     Ok(File::from(file))
+}
+
+/// The same of a file of the user's own whose mode, which `found` tells, keeps even its owner out: the mode is given back afterwards,
+/// and the time of change is another then.
+///
+/// # Errors
+/// The kernel's.
+pub fn reopen_closed(uid: u32, known: BorrowedFd<'_>, found: &Stat, write: bool) -> Result<File, Errno> {
+    if found.uid != uid {
+        return Err(Errno::ACCESS);
+    }
+    let path = by_descriptor(known);
+    let mode = Mode::from_raw_mode(found.mode & 0o7777);
+    rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
+    let file = reopen(known, write);
+    rustix::fs::chmod(path.as_str(), mode)?;
+    file
 }

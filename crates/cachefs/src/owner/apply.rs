@@ -239,6 +239,7 @@ impl Core {
         self.lock().journal_begun(number);
         let applied = self.apply(operation);
         let done = applied.map(|done| self.end(number, operation, &done));
+        self.lock().moving = None;
         self.let_go(&still);
         done
     }
@@ -352,12 +353,28 @@ impl Core {
         held
     }
 
-    fn let_go(&self, held: &[Ino]) {
+    /// Waits for the pass of a file or directory, and keeps others from beginning. Who has something held still waits for no more.
+    ///
+    /// # Errors
+    /// `EAGAIN` if it is the end.
+    pub fn hold_one_still(&self, ino: Ino) -> Result<(), Errno> {
         let mut state = self.lock();
-        state.moving = None;
+        while state.passes.contains_key(&ino) {
+            if state.stopped {
+                return Err(Errno::AGAIN);
+            }
+            state = self.wait(state);
+        }
+        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None });
+        Ok(())
+    }
+
+    pub fn let_go(&self, held: &[Ino]) {
+        let mut state = self.lock();
         for ino in held {
             state.passes.remove(ino);
             state.waits.wake(&Need::Synced(*ino));
+            state.waits.wake(&Need::Quiet(*ino));
             state.remove_if_unused(*ino, &self.store);
         }
         drop(state);
@@ -742,7 +759,7 @@ impl Core {
             return Ok(());
         }
         let entry = self.backing_entry(ino)?;
-        let file: Arc<File> = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true, true)?);
         if let Some(data) = self.lock().inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
             data.orphan = Some(file);
         }

@@ -41,7 +41,7 @@ impl Core {
         if is_file(pass.mode) && writes_data {
             let wide = self.lock().wide_above_file(pass.ino);
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
-            let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+            let file = Arc::new(self.reopen(pass.ino, &entry, true, false)?);
             narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
@@ -128,7 +128,7 @@ impl Core {
                 if has_home {
                     // Its removal there is still to come, and then it stays open.
                     let entry = self.backing_entry(pass.ino)?;
-                    Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?)
+                    Arc::new(self.reopen(pass.ino, &entry, true, false)?)
                 } else {
                     let flags =
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -199,7 +199,7 @@ impl Core {
         let rest = match &theirs {
             _ if pass.backing_len == 0 => None,
             Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
-            Some(theirs) => Some(Arc::new(backing::reopen(self.backing.uid(), theirs.as_fd(), false)?)),
+            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false, false)?)),
             None => self.backing.known_file(pass.ino),
         };
         let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;

@@ -6,17 +6,15 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Inode, UnderWay, dirty};
+use super::inode::{Inode, dirty};
 use super::pass::Pass;
 use super::state::{MOST_LEVELS, State};
 use super::turns::{Turn, is_its_own};
-use super::wait::Need;
 use crate::backing;
 use crate::message::{Ino, ROOT, Xattrs};
 
@@ -137,15 +135,16 @@ impl Core {
     }
 
     fn narrow_directory(&self, ino: Ino) -> Result<(), Errno> {
+        // A pass gives it what it was to have when that began.
+        self.hold_one_still(ino)?;
+        let done = self.take_rights_held(ino);
+        self.let_go(&[ino]);
+        done
+    }
+
+    fn take_rights_held(&self, ino: Ino) -> Result<(), Errno> {
         let wanted = {
             let mut state = self.lock();
-            // A pass gives it what it was to have when that began. It waits for nobody.
-            while state.passes.contains_key(&ino) {
-                if state.stopped {
-                    return Err(Errno::AGAIN);
-                }
-                state = self.wait(state);
-            }
             let Some(inode) = state.inodes.get_mut(&ino).filter(|inode| inode.dirty & dirty::WIDE != 0)
             else {
                 return Ok(());
@@ -154,12 +153,10 @@ impl Core {
             let wanted = Wanted { mode: inode.mode, uid: inode.uid, bits: inode.dirty, has_acl };
             inode.dirty &= !dirty::WIDE;
             inode.writing |= dirty::WIDE;
-            state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None });
             wanted
         };
         let done = self.take_rights(ino, &wanted);
         let mut state = self.lock();
-        state.passes.remove(&ino);
         if let Some(inode) = state.inodes.get_mut(&ino) {
             inode.writing &= !dirty::WIDE;
             if done.is_err() {
@@ -170,10 +167,6 @@ impl Core {
             // Those who are to have the others back need not wait for long.
             state.urgent.insert(ino);
         }
-        state.waits.wake(&Need::Synced(ino));
-        state.remove_if_unused(ino, &self.store);
-        drop(state);
-        self.wake_all();
         done.map(drop)
     }
 
