@@ -190,6 +190,33 @@ fn a_file_whose_mode_keeps_its_owner_out_is_others_work_if_they_have_changed_it(
 }
 
 #[test]
+fn what_others_have_changed_is_theirs_also_if_it_could_not_be_read_at_first() {
+    for is_killed in [false, true] {
+        let Some(mut cache) = of_user(0o600) else { return };
+        cache.write("file", 0, b"ours").unwrap();
+        // Others have changed it, and let nobody read it for a while: what is not in the cache can't be put beside it.
+        let file = cache.backing().join("file");
+        fs::write(&file, "theirs").unwrap();
+        std::os::unix::fs::chown(&file, Some(0), Some(0)).unwrap();
+        for _ in 0..2 {
+            let until = Instant::now() + Duration::from_secs(60);
+            let told = cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+            assert!(told.contains("Permission denied"), "{told}");
+        }
+        if is_killed {
+            cache.replace();
+        }
+        std::os::unix::fs::chown(&file, Some(USER), Some(USER)).unwrap();
+        cache.flush();
+        assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
+        let names: Vec<String> = there(&cache).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["file", "file.ondeck"]);
+        assert_eq!(fs::read(&file).unwrap(), b"theirs");
+        assert_eq!(there(&cache)[1].1.as_bytes()[..6], *b"ours--");
+    }
+}
+
+#[test]
 fn attributes_alone_do_not_touch_what_others_have_changed() {
     let cache = cache(|dir| {
         fs::write(dir.join("file"), "before").unwrap();

@@ -42,10 +42,12 @@ impl Core {
             let wide = self.lock().wide_above_file(pass.ino);
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
             let file = Arc::new(self.reopen(pass.ino, &entry, true, false)?);
+            pass.begun = true;
             narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
+        pass.begun = true;
         carry_attributes(pass, &entry, self.backing.uid())
     }
 
@@ -158,12 +160,12 @@ impl Core {
             pass.orphan = true;
             return Ok(());
         }
-        let home = self
-            .lock()
-            .inodes
-            .get(&pass.ino)
-            .and_then(|inode| inode.homes.first().cloned())
-            .ok_or(Errno::STALE)?;
+        let home = {
+            let mut state = self.lock();
+            // Nothing of theirs is changed: whoever goes on after a kill must find once more that it is theirs.
+            state.journal_seen(pass.ino);
+            state.inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?
+        };
         let directory = self.backing_directory(home.dir)?;
         let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
