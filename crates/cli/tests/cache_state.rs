@@ -163,3 +163,33 @@ fn a_store_that_was_unmounted_is_told_however_young_the_last_write_was() {
     let message = told(&mounted);
     assert!(!message.contains("lost"), "{message}");
 }
+
+#[test]
+fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    let state = state(&mounted);
+    mounted.run("echo lost > file");
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    mounted.kill();
+    let mount =
+        |capacity: &str| mounted.refused(&["mount", "--backing", "backing", "--capacity", capacity, "fast"]);
+    assert_eq!(mount("8MiB").0, 2);
+    assert_eq!(mount("1EiB").0, 2);
+    // The mount point is a symlink for a while.
+    sh(&mounted.scene.path("."), "mv fast aside && ln -s aside fast");
+    assert_eq!(mount("32MiB").0, 2);
+    sh(&mounted.scene.path("."), "rm fast && mv aside fast");
+    // What is in the way of its socket lets it fail when all else is made.
+    let socket = state.with_extension("sock");
+    let _ = fs::remove_file(&socket);
+    fs::create_dir(&socket).unwrap();
+    fs::write(socket.join("file"), "").unwrap();
+    assert_eq!(mount("32MiB").0, 1);
+    fs::remove_dir_all(&socket).unwrap();
+    let message = told(&mounted);
+    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
+    // Once.
+    mounted.ondeck(&["unmount", "fast"]);
+    let message = told(&mounted);
+    assert!(!message.contains("lost"), "{message}");
+}

@@ -105,13 +105,17 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             cache.map(|cache| (cache, notes))
         }
         found => {
-            if let Found::Lost(record) = &found {
-                notes.extend(record.lost());
-            }
+            let lost = match found {
+                Found::Lost(record) => Some(*record),
+                _ => None,
+            };
+            notes.extend(lost.as_ref().and_then(Record::lost));
             take_away_dead(&plan.mount_point)?;
+            // Before anything is removed: what was lost is told by the record, and by nobody else.
+            let backing = look(plan, &caches, &instance)?;
             // Also what a start that was killed has made.
             instance.clear(&claim).map_err(StartError::io("remove what is left in", &plan.base))?;
-            let made = prepare(plan, &caches, &instance).and_then(|record| {
+            let made = prepare(plan, &instance, backing).and_then(|record| {
                 // It is given up if the rest fails.
                 let place = instance.clone();
                 assemble(plan, place, claim, record)
@@ -119,7 +123,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             match made {
                 Ok(cache) => Ok((cache, notes)),
                 Err(error) => {
-                    discard(&instance);
+                    discard(&instance, lost.as_ref());
                     Err(error)
                 }
             }
@@ -127,21 +131,34 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
     }
 }
 
-/// Removes what a start has made that failed.
-fn discard(instance: &Instance) {
-    let removed = instance.claim().and_then(|claim| claim.map_or(Ok(()), |claim| instance.remove(&claim)));
+/// Removes what a start has made that failed. If a cache was lost before, the next one tells it.
+fn discard(instance: &Instance, lost: Option<&Record>) {
+    let keep = |claim| match lost.filter(|record| record.lost().is_some()) {
+        Some(record) => instance.clear(&claim).and_then(|()| instance.keep(record)),
+        None => instance.remove(&claim),
+    };
+    let removed = instance.claim().and_then(|claim| claim.map_or(Ok(()), keep));
     if let Err(error) = removed {
         tracing::warn!(%error, "something is left of a start that failed");
     }
 }
 
-/// Makes the places of a new cache, and its record.
-fn prepare(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<Record, StartError> {
+/// Looks whether there can be a new cache by this plan. Returns its backing directory, with device and inode.
+fn look(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<(OwnedFd, (u64, u64)), StartError> {
     check_settings(&plan.settings)?;
     drop(open_mount_point(&plan.mount_point)?);
     let backing = open_backing(plan)?;
     let id = check_backing(plan, backing.as_fd(), caches, instance)?;
     check_ram(plan.settings.capacity, caches, instance)?;
+    Ok((backing, id))
+}
+
+/// Makes the places of a new cache, and its record.
+fn prepare(
+    plan: &Plan,
+    instance: &Instance,
+    (backing, id): (OwnedFd, (u64, u64)),
+) -> Result<Record, StartError> {
     let (user, settings, run) = (plan.user.clone(), plan.settings.clone(), plan.run.clone());
     let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings, run);
     let keep = || StartError::io("write the record of the cache at", &plan.mount_point);
