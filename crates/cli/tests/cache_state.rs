@@ -193,3 +193,34 @@ fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
     let message = told(&mounted);
     assert!(!message.contains("lost"), "{message}");
 }
+
+#[test]
+fn a_user_whose_groups_have_changed_since_a_kill_goes_on_and_another_user_does_not() {
+    let own = |backing: &Path| sh(backing, "chown nobody .").truncate(0);
+    let Some(mounted) = Mounted::with(&["--age", "1h", "--user", "nobody"], own) else { return };
+    let record = state(&mounted).join("instance.json");
+    let change = |of: &str, to: serde_json::Value| {
+        mounted.kill();
+        let mut read: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        let former = std::mem::replace(&mut read["user"][of], to);
+        fs::write(&record, read.to_string()).unwrap();
+        former
+    };
+    let groups = change("groups", serde_json::json!([20_007]));
+    assert!(told(&mounted).contains("recovered"));
+    let now: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    assert_eq!(now["user"]["groups"], groups, "those of now count from now on");
+    let uid = change("uid", serde_json::json!(20_006));
+    let message = refused(&mounted);
+    assert!(message.contains("belongs to nobody"), "{message}");
+    let mut read = now;
+    read["user"]["uid"] = uid;
+    fs::write(&record, read.to_string()).unwrap();
+    assert!(told(&mounted).contains("recovered"));
+    // Nor does one that is served let another be mounted in its place.
+    let message = refused(&mounted);
+    assert!(message.contains("there is a cache at"), "{message}");
+    mounted.kill();
+    mounted.ondeck(&["unmount", "fast"]);
+    assert!(fs::read_dir(&mounted.fast).is_ok(), "the dead mount is gone");
+}

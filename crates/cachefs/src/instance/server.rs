@@ -30,6 +30,7 @@ use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::control::{ANOTHER_USERS, Answer, Order, Report, read_line, write_line};
+use super::dead::is_dead;
 use super::found::{Found, find};
 use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
@@ -37,7 +38,7 @@ use super::start::{
     Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
     open_mount_point, say, store_size, there_is_one,
 };
-use super::{Caches, Claim, Instance, Record, is_cache, kept, make_private};
+use super::{CacheUser, Caches, Claim, Instance, Record, is_cache, kept, make_private};
 use crate::message::Service;
 use crate::serve::{MountOptions, Server};
 use crate::status::Status;
@@ -182,9 +183,7 @@ fn take_away_dead(at: &Path) -> Result<(), StartError> {
     for mount in
         mounts::mounted().map_err(look())?.iter().rev().filter(|mount| is_cache(mount) && mount.at == at)
     {
-        // Attributes are kept by the kernel; this it asks for.
-        let answer = mounts::open_plainly(at).and_then(|root| Ok(rustix::fs::fstatfs(root)?));
-        if !answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
+        if !is_dead(mount).map_err(look())? {
             return Err(StartError::Refused(format!("there is a cache at {} already", at.display())));
         }
         mounts::take_away(mount, true).map_err(look())?;
@@ -228,7 +227,9 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
     if record.backing != plan.backing {
         return differs("is a cache of", record.backing.display().to_string());
     }
-    if record.user != plan.user {
+    // The groups of a user may have changed since.
+    let who = |user: &Option<CacheUser>| user.as_ref().map(|user| (user.name.clone(), user.uid));
+    if who(&record.user) != who(&plan.user) {
         let name = record.user.as_ref().map_or("root", |user| &user.name);
         return differs("belongs to", name.to_owned());
     }
@@ -312,6 +313,7 @@ fn assemble(
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
     record.settings = settings.clone();
     record.others = plan.others;
+    record.user.clone_from(&plan.user);
     record.server = std::process::id();
     record.boot = boot().unwrap_or_default();
     // Before anybody can use it.
