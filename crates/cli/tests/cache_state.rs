@@ -9,8 +9,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use cached::{Mounted, sh, succeeds};
+use ondeck_cachefs::instance::control::{Answer, Order, ask};
+use ondeck_cachefs::instance::{self, Attach, Caches, Plan};
 use scene::wait_until;
 
 /// The directory of the only cache of a scene.
@@ -223,4 +226,41 @@ fn a_user_whose_groups_have_changed_since_a_kill_goes_on_and_another_user_does_n
     mounted.kill();
     mounted.ondeck(&["unmount", "fast"]);
     assert!(fs::read_dir(&mounted.fast).is_ok(), "the dead mount is gone");
+}
+
+#[test]
+fn a_server_that_only_writes_back_is_there_for_who_has_started_it_and_asks_a_little_later() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo kept > file");
+    let state = state(&mounted);
+    mounted.kill();
+    // As `unmount` does.
+    let instance = Caches::new(state.parent().unwrap()).at(&mounted.fast);
+    let record = instance.record().unwrap().unwrap();
+    let plan = Plan {
+        base: instance.base().to_owned(),
+        mount_point: record.mount_point,
+        backing: record.backing,
+        user: record.user,
+        others: record.others,
+        settings: record.settings,
+        run: record.run,
+        attach: Attach::Nowhere,
+    };
+    let scene = mounted.scene.ondeck(&[]);
+    let mut command = Command::new(scene.get_program());
+    command.arg("cache-server").envs(scene.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    instance::start(command, &plan).unwrap();
+    let server = instance.record().unwrap().unwrap().server;
+    wait_until("it is written back", || {
+        fs::read_to_string(mounted.backing.join("file")).is_ok_and(|text| text == "kept\n")
+    });
+    // Whoever asks is slow, and the server has nothing left to do.
+    let (late, alive) = (Instant::now() + Duration::from_millis(500), format!("/proc/{server}/exe"));
+    while Instant::now() < late && fs::read_link(&alive).is_ok() {
+        std::thread::yield_now();
+    }
+    let answer = ask(instance.socket(), &Order::Unmount { lose: false }, &mut |_| true);
+    assert_eq!(answer.unwrap(), Answer::Done);
+    assert!(!state.exists());
 }

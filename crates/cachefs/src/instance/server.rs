@@ -59,6 +59,9 @@ const RECORD: Duration = Duration::from_secs(1);
 /// How long what is under way is waited for when what was not written back is given up.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How soon whoever starts a server that only writes back asks it.
+const ASKED: Duration = Duration::from_secs(2);
+
 /// So many orders are carried out at a time; who comes later is told so.
 const MOST_ORDERS: usize = 32;
 
@@ -338,6 +341,7 @@ fn assemble(
         changed: Condvar::new(),
         given_up: AtomicBool::new(false),
         orders: AtomicUsize::new(0),
+        was_asked: AtomicBool::new(false),
     }))
 }
 
@@ -424,6 +428,8 @@ struct Cache {
     given_up: AtomicBool,
     /// Orders that are being carried out.
     orders: AtomicUsize,
+    /// Somebody has ordered its end.
+    was_asked: AtomicBool,
 }
 
 impl Cache {
@@ -455,6 +461,9 @@ impl Cache {
             self.take_away_lazily();
         }
         self.write_back();
+        if self.mount.is_none() {
+            self.wait_until_asked();
+        }
         if self.is_given_up() {
             self.owner.abandon(PATIENCE);
         } else {
@@ -475,6 +484,16 @@ impl Cache {
         let until = Instant::now() + Duration::from_secs(2);
         while self.orders.load(Ordering::Acquire) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits a moment for whoever has started this server only to write back, and asks for its end next: they are told what came of it.
+    fn wait_until_asked(&self) {
+        let until = Instant::now() + ASKED;
+        let mut phase = lock(&self.phase);
+        while !self.was_asked.load(Ordering::Acquire) && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            phase = self.changed.wait_timeout(phase, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 
@@ -629,6 +648,12 @@ impl Cache {
         // Who did not wait until it was heard does not want it any more.
         if is_write_back && !tell(&self.owner.status()) {
             return Ok(());
+        }
+        if matches!(order, Order::Unmount { .. }) {
+            let phase = lock(&self.phase);
+            self.was_asked.store(true, Ordering::Release);
+            drop(phase);
+            self.changed.notify_all();
         }
         let known = match order {
             Order::Flush => self.owner.status().conflicts.len(),
