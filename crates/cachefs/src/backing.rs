@@ -200,6 +200,18 @@ impl Backing {
     }
 }
 
+/// Whether a directory is on a filesystem with ACLs of NFSv4. The other side checks them, for whoever asks it; nobody here does.
+///
+/// # Errors
+/// The kernel's, if that can't be seen.
+pub fn has_nfs4_acls(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match rustix::fs::getxattr(by_descriptor(directory).as_str(), acl::NFS4, &mut [0_u8; 0][..]) {
+        Ok(_) | Err(Errno::RANGE) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NODATA) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The path by which the kernel leads to an open descriptor.
 pub fn by_descriptor(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())

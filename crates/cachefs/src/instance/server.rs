@@ -35,7 +35,7 @@ use super::found::{Found, find};
 use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
-    Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
+    Attach, Plan, Ready, StartError, check_acls, check_backing, check_ram, check_settings, open_backing,
     open_mount_point, say, store_size, there_is_one,
 };
 use super::{CacheUser, Caches, Claim, Instance, Record, is_cache, kept, make_private};
@@ -153,6 +153,7 @@ fn look(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<(OwnedFd, (
     drop(open_mount_point(&plan.mount_point)?);
     let backing = open_backing(plan)?;
     let id = check_backing(plan, backing.as_fd(), caches, instance)?;
+    check_acls(plan, backing.as_fd())?;
     check_ram(plan.settings.capacity, caches, instance)?;
     Ok((backing, id))
 }
@@ -280,6 +281,10 @@ fn assemble(
 ) -> Result<Arc<Cache>, StartError> {
     let open = || StartError::io("open", &plan.backing);
     let backing = kept::work_through(&instance.backing(), record.read_only).map_err(open())?;
+    // One that only writes back lets nobody in.
+    if plan.attach != Attach::Nowhere {
+        check_acls(plan, backing.as_fd())?;
+    }
     let locked = kept::lock(&instance.store()).map_err(open())?;
     let Some(lock) = locked else {
         return Err(StartError::Refused(there_is_one(&plan.mount_point, Some(&record))));
