@@ -525,7 +525,8 @@ impl Owner {
     /// Opens a cache, and goes on with what an earlier process has left in its store.
     ///
     /// `backing` is the directory, opened before anything was mounted over it; `store` the root of the store's filesystem. `user`
-    /// is by whose rights the backing directory is reached; `None`: by those of this process.
+    /// is by whose rights the backing directory is reached; `None`: by those of this process, and with `others` for all users: then
+    /// their quotas count.
     ///
     /// # Errors
     /// Nothing was changed then, neither in the store nor in the backing directory.
@@ -533,13 +534,14 @@ impl Owner {
         backing: OwnedFd,
         store: &Path,
         user: Option<User>,
+        others: bool,
         settings: Settings,
     ) -> Result<Arc<Owner>, OpenError> {
         if settings.capacity < LEAST_CAPACITY {
             return Err(OpenError::TooSmall);
         }
         let ids = user.as_ref().map(|user| (user.uid, user.gid));
-        let backing = Backing::new(backing, user);
+        let backing = Backing::new(backing, user, others);
         let store = Store::open(store, ids).map_err(OpenError::Store)?;
         let records = Journal::read(&store)?;
         // With the user's identity, as all that is to come.

@@ -314,8 +314,8 @@ fn assemble(
         }
     }
     let user = plan.user.clone().map(Into::into);
-    let owner =
-        Owner::open(backing, &kept::path_through(&store), user, settings.clone()).map_err(|error| {
+    let owner = Owner::open(backing, &kept::path_through(&store), user, plan.others, settings.clone())
+        .map_err(|error| {
             StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
         })?;
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;

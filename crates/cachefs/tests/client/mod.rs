@@ -134,7 +134,7 @@ impl Cache {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let backing = rustix::fs::open(&self.backing, flags, Mode::empty()).unwrap();
         self.owner =
-            Some(Owner::open(backing, &self.store, self.user.clone(), self.settings.clone()).unwrap());
+            Some(Owner::open(backing, &self.store, self.user.clone(), false, self.settings.clone()).unwrap());
     }
 
     pub fn owner(&self) -> &Arc<Owner> {
