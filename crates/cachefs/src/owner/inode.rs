@@ -225,8 +225,8 @@ pub struct Inode {
     /// The backing directory has it, or what others have put in its place, under another name than programs see: it is never
     /// forgotten.
     pub aside: bool,
-    /// It was made and has lost its one name again before that was on the backing directory, and no directory got another name in
-    /// between: nobody has to find it there.
+    /// It was made and has lost its one name again before that was on the backing directory, without a
+    /// [barrier](super::state::State::note_barrier) in between: nobody has to find it there.
     pub needless: bool,
     /// Operations in the log that it takes part in.
     pub pending: u32,

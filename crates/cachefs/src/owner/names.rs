@@ -249,7 +249,7 @@ impl State {
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
         let is_only_made = made_by > self.batch_end
-            && made_by >= self.last_move
+            && made_by >= self.barrier
             && inode.pending == 1
             && last_name
             && inode.homes.is_empty();
@@ -404,11 +404,11 @@ impl State {
     }
 
     fn lose_name(&mut self, ino: Ino, dir: Ino, at: Time) -> Result<(), Stop> {
-        let last_move = self.last_move;
+        let barrier = self.barrier;
         let inode = self.inode_mut(ino)?;
         inode.ctime = at;
         // The only operation about it so far is the one that makes it.
-        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by >= last_move;
+        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by >= barrier;
         if inode.is_dir() {
             inode.nlink = 0;
             let above = self.inode_mut(dir)?;
