@@ -118,10 +118,22 @@ fn what_is_kept_beside_others_work_has_the_list_of_the_file_and_none_of_the_dire
 #[test]
 fn a_directory_that_loses_rights_has_lost_them_before_anything_new_appears_below_it() {
     let cache = cache(|backing| {
-        for dir in ["made", "moved", "far", "far/away", "data", "data/below", "acl", "widened"] {
+        for dir in [
+            "made",
+            "moved",
+            "far",
+            "far/away",
+            "data",
+            "data/below",
+            "acl",
+            "widened",
+            "private",
+            "private/in",
+        ] {
             fs::create_dir(backing.join(dir)).unwrap();
             set_mode(&backing.join(dir), if dir == "widened" { 0o2750 } else { 0o2755 });
         }
+        set_mode(&backing.join("private"), 0o700);
         give(&backing.join("acl"), ACCESS, &for_a_stranger());
         for file in ["here", "data/below/file"] {
             fs::write(backing.join(file), "before").unwrap();
@@ -144,6 +156,11 @@ fn a_directory_that_loses_rights_has_lost_them_before_anything_new_appears_below
     cache.write("data/below/file", 0, b"after").unwrap();
     cache.sync("data/below/file").unwrap();
     assert_eq!(there("data"), 0o2700);
+    // It comes to where all may look for it.
+    cache.set_mode("private/in", 0o2700).unwrap();
+    cache.rename("private/in", "out", 0).unwrap();
+    cache.sync("out").unwrap();
+    assert_eq!(there("out"), 0o2700);
     // Whom the list had named is not among those who may enter.
     cache.remove_xattr("acl", ACCESS).unwrap();
     cache.set_mode("acl", 0o2750).unwrap();

@@ -11,7 +11,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Inode, dirty};
+use super::inode::{Inode, Operation, dirty};
 use super::pass::Pass;
 use super::state::{MOST_LEVELS, State};
 use super::turns::{Turn, is_its_own};
@@ -95,13 +95,16 @@ impl State {
         }
     }
 
-    /// The directories that have to lose rights before a round gives names in them, or below them.
+    /// The directories that have to lose rights before a round gives names in them, or below them, or to them.
     pub fn wide_for(&self, round: &[(u64, Turn)]) -> Vec<Ino> {
         let operations = round.iter().filter_map(|(_, turn)| turn.operation());
-        let mut dirs: Vec<Ino> = operations
-            .filter(|operation| operation.gives_a_name())
-            .flat_map(|operation| operation.directories())
-            .collect();
+        let named = |operation: &Operation| {
+            let subjects = operation.subjects().into_iter();
+            let moved = subjects.filter(|ino| self.inodes.get(ino).is_some_and(Inode::is_dir));
+            operation.directories().into_iter().chain(moved).collect::<Vec<_>>()
+        };
+        let mut dirs: Vec<Ino> =
+            operations.filter(|operation| operation.gives_a_name()).flat_map(named).collect();
         dirs.sort_unstable();
         dirs.dedup();
         let mut wide = Vec::new();
