@@ -7,6 +7,9 @@ pub const ACCESS: &str = "system.posix_acl_access";
 /// The attribute with what new entries of a directory inherit.
 pub const DEFAULT: &str = "system.posix_acl_default";
 
+/// The attribute with an ACL of NFSv4, which is none of these: it may give and refuse what no mode says.
+pub const NFS4: &str = "system.nfs4_acl";
+
 const VERSION: u32 = 2;
 
 const OWNER: u16 = 0x01;

@@ -49,6 +49,8 @@ pub struct Keeps {
 pub struct Backing {
     root: OwnedFd,
     user: Option<User>,
+    /// Others write to it, too.
+    others: bool,
     directories: Mutex<LruCache<Ino, Arc<OwnedFd>>>,
     files: Mutex<LruCache<Ino, Arc<File>>>,
 }
@@ -76,11 +78,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Backing {
-    /// The directory that `root` is open on, reached as `user`, or as root.
-    pub fn new(root: OwnedFd, user: Option<User>) -> Backing {
+    /// The directory that `root` is open on, reached as `user`, or as root; with `others`, for all users.
+    pub fn new(root: OwnedFd, user: Option<User>, others: bool) -> Backing {
         let directories = Mutex::new(LruCache::new(share(OPEN_DIRECTORIES)));
         let files = Mutex::new(LruCache::new(share(OPEN_FILES)));
-        Backing { root, user, directories, files }
+        Backing { root, user, others, directories, files }
     }
 
     /// Makes the calling thread reach files as the cache's user, for the rest of its life.
@@ -88,11 +90,15 @@ impl Backing {
     /// # Errors
     /// The kernel's; the thread must then end.
     pub fn assume(&self) -> io::Result<()> {
-        // What writes memory back must not wait for memory to be written back (prctl(2)). Only root may say so, and only once
-        // for all threads: the server has; a test may not be allowed to.
-        let Some(user) = &self.user else { return Ok(()) };
-        user.reach_files()?;
-        // Of all that root may do the change of identity leaves this, by which quotas and what a disk keeps for root are ignored.
+        match &self.user {
+            Some(user) => user.reach_files()?,
+            // Whatever root does by itself root does here.
+            None if !self.others => return Ok(()),
+            None => {}
+        }
+        // Of all that root may do the change of identity leaves this, by which quotas are ignored, and what a disk keeps for root. So
+        // would those of all users be, for whom root writes. Only who has it may say that others' memory depends on this process
+        // (`PR_SET_IO_FLUSHER`), which the server has said by now, and threads inherit.
         let mut sets = rustix::thread::capabilities(None)?;
         sets.effective.remove(rustix::thread::CapabilitySet::SYS_RESOURCE);
         Ok(rustix::thread::set_capabilities(None, sets)?)
@@ -197,6 +203,18 @@ impl Backing {
             _ => LONGEST_NAME,
         };
         Ok(Keeps { xattrs: keeps("user.ondeck")?, acls: keeps(acl::ACCESS)?, name_length })
+    }
+}
+
+/// Whether a directory is on a filesystem with ACLs of NFSv4. The other side checks them, for whoever asks it; nobody here does.
+///
+/// # Errors
+/// The kernel's, if that can't be seen.
+pub fn has_nfs4_acls(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match rustix::fs::getxattr(by_descriptor(directory).as_str(), acl::NFS4, &mut [0_u8; 0][..]) {
+        Ok(_) | Err(Errno::RANGE) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NODATA) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -404,17 +422,17 @@ pub fn open_path(directory: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Err
     rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens a file that is known already for reading or for both, also if its mode keeps its owner out.
+/// Opens a file that is known already for reading or for both.
 ///
 /// # Errors
 /// The kernel's.
-pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
+pub fn reopen(known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
     let path = by_descriptor(known);
     let flags = if write { OFlags::RDWR } else { OFlags::RDONLY }
         | OFlags::CLOEXEC
         | OFlags::NONBLOCK
         | OFlags::NOCTTY;
-    let open = || match rustix::fs::open(path.as_str(), flags, Mode::empty()) {
+    let file = match rustix::fs::open(path.as_str(), flags, Mode::empty()) {
         // Somebody has a lease of it, which the kernel has just begun to take back.
         Err(Errno::AGAIN) => {
             let found = stat(known, OsStr::new(""))?;
@@ -423,20 +441,47 @@ pub fn reopen(uid: u32, known: BorrowedFd<'_>, write: bool) -> Result<File, Errn
             rustix::fs::open(path.as_str(), flags, Mode::empty())
         }
         other => other,
-    };
-    let file = match open() {
-        Err(Errno::ACCESS) => {
-            let found = stat(known, OsStr::new(""))?;
-            if found.uid != uid {
-                return Err(Errno::ACCESS);
-            }
-            let mode = Mode::from_raw_mode(found.mode & 0o7777);
-            rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
-            let file = open();
-            rustix::fs::chmod(path.as_str(), mode)?;
-            file?
-        }
-        other => other?,
-    };
+    }?;
     Ok(File::from(file))
+}
+
+/// The same of a file of the user's own whose mode, which `found` tells, keeps even its owner out: the mode is given back afterwards,
+/// and the time of change is another then.
+///
+/// # Errors
+/// The kernel's.
+pub fn reopen_closed(uid: u32, known: BorrowedFd<'_>, found: &Stat, write: bool) -> Result<File, Errno> {
+    if found.uid != uid {
+        return Err(Errno::ACCESS);
+    }
+    let path = by_descriptor(known);
+    let mode = Mode::from_raw_mode(found.mode & 0o7777);
+    rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
+    let file = reopen(known, write);
+    rustix::fs::chmod(path.as_str(), mode)?;
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::{CapabilitySet, capabilities};
+
+    #[test]
+    fn nobody_for_whom_root_writes_can_ignore_quotas_by_that() {
+        let ignores = || capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_RESOURCE);
+        if !ignores() {
+            ondeck_skip::skipped("it needs CAP_SYS_RESOURCE");
+            return;
+        }
+        for others in [false, true] {
+            let root = File::open("/").unwrap().into();
+            let assumes = || {
+                Backing::new(root, None, others).assume().unwrap();
+                ignores()
+            };
+            let still = std::thread::scope(|scope| scope.spawn(assumes).join().unwrap());
+            assert_eq!(still, !others);
+        }
+    }
 }

@@ -20,13 +20,14 @@
 //!
 //! # Layout
 //!
-//! - `record`: `instance.json`; `found`: what a dead server has left
+//! - `record`: `instance.json`; `found`: what a dead server has left; `dead`: whether it is
 //! - `start`: starting a server, and what must be right before
 //! - `kept`: the mounts that outlive it
 //! - `server`: the life of that process; `harden`: what it is protected from
 //! - `control`: what it can be asked, and asking it
 
 pub mod control;
+mod dead;
 mod found;
 mod harden;
 mod kept;

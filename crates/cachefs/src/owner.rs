@@ -9,7 +9,7 @@
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them
-//! - `write_back`: data and attributes on their way to the backing directory; `apply`: names, `turns`: in which order,
+//! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`: names, `turns`: in which order,
 //!   `applied`: what is known after
 //! - `orders`: what people want of it
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
@@ -41,6 +41,7 @@ mod inodes;
 mod journal;
 mod load;
 mod names;
+mod narrow;
 mod notes;
 mod orders;
 mod pass;
@@ -524,7 +525,8 @@ impl Owner {
     /// Opens a cache, and goes on with what an earlier process has left in its store.
     ///
     /// `backing` is the directory, opened before anything was mounted over it; `store` the root of the store's filesystem. `user`
-    /// is by whose rights the backing directory is reached; `None`: by those of this process.
+    /// is by whose rights the backing directory is reached; `None`: by those of this process, and with `others` for all users: then
+    /// their quotas count.
     ///
     /// # Errors
     /// Nothing was changed then, neither in the store nor in the backing directory.
@@ -532,13 +534,14 @@ impl Owner {
         backing: OwnedFd,
         store: &Path,
         user: Option<User>,
+        others: bool,
         settings: Settings,
     ) -> Result<Arc<Owner>, OpenError> {
         if settings.capacity < LEAST_CAPACITY {
             return Err(OpenError::TooSmall);
         }
         let ids = user.as_ref().map(|user| (user.uid, user.gid));
-        let backing = Backing::new(backing, user);
+        let backing = Backing::new(backing, user, others);
         let store = Store::open(store, ids).map_err(OpenError::Store)?;
         let records = Journal::read(&store)?;
         // With the user's identity, as all that is to come.

@@ -559,7 +559,7 @@ fn data_that_somebody_has_removed_from_the_store_is_missed_and_never_written_bac
         // Also when it is tried again.
         for _ in 0..2 {
             let root = rustix::fs::open(backing.path(), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
-            let opened = Owner::open(root.unwrap(), store.path(), None, settings());
+            let opened = Owner::open(root.unwrap(), store.path(), None, false, settings());
             match opened.err().unwrap() {
                 OpenError::Missing { path, ino } => {
                     assert_eq!(file.file_name().unwrap().to_str().unwrap(), format!("{ino:x}"));

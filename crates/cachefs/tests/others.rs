@@ -7,7 +7,7 @@ mod client;
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -132,6 +132,88 @@ fn a_directory_that_stays_because_of_what_a_dead_cache_has_left_is_not_blamed_on
         conflicts(&cache),
         [("left".to_owned(), ConflictKind::Unfinished), ("theirs".to_owned(), ConflictKind::NotRemoved)]
     );
+}
+
+/// A cache of a user's, which writes nothing back by itself, with a file of that user's.
+fn of_user(mode: u32) -> Option<Cache> {
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = backing.path().join("file");
+    fs::write(&file, vec![b'-'; 10_000]).unwrap();
+    std::os::unix::fs::chown(&file, Some(USER), Some(USER)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    // What is changed from now on has another time.
+    let (clock, until) = (backing.path().join("clock"), Instant::now() + Duration::from_secs(60));
+    let changed = |path: &Path| fs::metadata(path).map(|found| (found.ctime(), found.ctime_nsec())).unwrap();
+    fs::write(&clock, "").unwrap();
+    while changed(&clock) == changed(&file) {
+        assert!(Instant::now() < until);
+        fs::write(&clock, "").unwrap();
+    }
+    fs::remove_file(&clock).unwrap();
+    let settings = Settings { idle: true, ..Settings::new(LEAST_CAPACITY) };
+    Cache::of_user(settings, USER, backing)
+}
+
+/// Nobody whose files are on this machine.
+const USER: u32 = 20_005;
+
+#[test]
+fn a_file_whose_mode_keeps_its_owner_out_is_not_taken_for_others_work_when_it_was_opened() {
+    for is_killed in [false, true] {
+        // Its owner may write to it, and the cache has to read the rest of the block.
+        let Some(mut cache) = of_user(0o200) else { return };
+        cache.write("file", 0, b"ours").unwrap();
+        if is_killed {
+            cache.replace();
+        }
+        cache.flush();
+        assert_eq!(conflicts(&cache), []);
+        // It is open already.
+        cache.write("file", 9_990, b"ours").unwrap();
+        cache.flush();
+        assert_eq!(conflicts(&cache), []);
+        let found = fs::read(cache.backing().join("file")).unwrap();
+        assert_eq!((&found[..5], &found[9_989..]), (&b"ours-"[..], &b"-ours------"[..]));
+        assert_eq!(fs::metadata(cache.backing().join("file")).unwrap().mode() & 0o7777, 0o200);
+    }
+}
+
+#[test]
+fn a_file_whose_mode_keeps_its_owner_out_is_others_work_if_they_have_changed_it() {
+    let Some(cache) = of_user(0o200) else { return };
+    cache.attributes("file").unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.write("file", 0, b"ours").unwrap();
+    cache.flush();
+    assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
+    assert_eq!(fs::read(cache.backing().join("file")).unwrap(), b"theirs");
+}
+
+#[test]
+fn what_others_have_changed_is_theirs_also_if_it_could_not_be_read_at_first() {
+    for is_killed in [false, true] {
+        let Some(mut cache) = of_user(0o600) else { return };
+        cache.write("file", 0, b"ours").unwrap();
+        // Others have changed it, and let nobody read it for a while: what is not in the cache can't be put beside it.
+        let file = cache.backing().join("file");
+        fs::write(&file, "theirs").unwrap();
+        std::os::unix::fs::chown(&file, Some(0), Some(0)).unwrap();
+        for _ in 0..2 {
+            let until = Instant::now() + Duration::from_secs(60);
+            let told = cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+            assert!(told.contains("Permission denied"), "{told}");
+        }
+        if is_killed {
+            cache.replace();
+        }
+        std::os::unix::fs::chown(&file, Some(USER), Some(USER)).unwrap();
+        cache.flush();
+        assert_eq!(conflicts(&cache), [("file".to_owned(), ConflictKind::Both)]);
+        let names: Vec<String> = there(&cache).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["file", "file.ondeck"]);
+        assert_eq!(fs::read(&file).unwrap(), b"theirs");
+        assert_eq!(there(&cache)[1].1.as_bytes()[..6], *b"ours--");
+    }
 }
 
 #[test]

@@ -512,7 +512,16 @@ fn unmount(args: &UnmountArgs) -> Result<u8> {
                     Err(_) if !is_dead(&instance)? => {}
                     revived => drop(revived?),
                 }
-                ask_with_progress(&instance, &at, &order, args.quiet)?
+                match ask_with_progress(&instance, &at, &order, args.quiet) {
+                    // It has ended by itself in this moment: a server that still had something would not have.
+                    Err(_)
+                        if instance.record().is_ok_and(|record| record.is_none())
+                            && !instance.may_hold_data()? =>
+                    {
+                        Answer::Done
+                    }
+                    other => other?,
+                }
             }
         }
         other => other?,

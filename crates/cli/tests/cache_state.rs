@@ -9,8 +9,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use cached::{Mounted, sh, succeeds};
+use ondeck_cachefs::instance::control::{Answer, Order, ask};
+use ondeck_cachefs::instance::{self, Attach, Caches, Plan};
 use scene::wait_until;
 
 /// The directory of the only cache of a scene.
@@ -162,4 +165,102 @@ fn a_store_that_was_unmounted_is_told_however_young_the_last_write_was() {
     mounted.ondeck(&["unmount", "fast"]);
     let message = told(&mounted);
     assert!(!message.contains("lost"), "{message}");
+}
+
+#[test]
+fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    let state = state(&mounted);
+    mounted.run("echo lost > file");
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    mounted.kill();
+    let mount =
+        |capacity: &str| mounted.refused(&["mount", "--backing", "backing", "--capacity", capacity, "fast"]);
+    assert_eq!(mount("8MiB").0, 2);
+    assert_eq!(mount("1EiB").0, 2);
+    // The mount point is a symlink for a while.
+    sh(&mounted.scene.path("."), "mv fast aside && ln -s aside fast");
+    assert_eq!(mount("32MiB").0, 2);
+    sh(&mounted.scene.path("."), "rm fast && mv aside fast");
+    // What is in the way of its socket lets it fail when all else is made.
+    let socket = state.with_extension("sock");
+    let _ = fs::remove_file(&socket);
+    fs::create_dir(&socket).unwrap();
+    fs::write(socket.join("file"), "").unwrap();
+    assert_eq!(mount("32MiB").0, 1);
+    fs::remove_dir_all(&socket).unwrap();
+    let message = told(&mounted);
+    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
+    // Once.
+    mounted.ondeck(&["unmount", "fast"]);
+    let message = told(&mounted);
+    assert!(!message.contains("lost"), "{message}");
+}
+
+#[test]
+fn a_user_whose_groups_have_changed_since_a_kill_goes_on_and_another_user_does_not() {
+    let own = |backing: &Path| sh(backing, "chown nobody .").truncate(0);
+    let Some(mounted) = Mounted::with(&["--age", "1h", "--user", "nobody"], own) else { return };
+    let record = state(&mounted).join("instance.json");
+    let change = |of: &str, to: serde_json::Value| {
+        mounted.kill();
+        let mut read: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        let former = std::mem::replace(&mut read["user"][of], to);
+        fs::write(&record, read.to_string()).unwrap();
+        former
+    };
+    let groups = change("groups", serde_json::json!([20_007]));
+    assert!(told(&mounted).contains("recovered"));
+    let now: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    assert_eq!(now["user"]["groups"], groups, "those of now count from now on");
+    let uid = change("uid", serde_json::json!(20_006));
+    let message = refused(&mounted);
+    assert!(message.contains("belongs to nobody"), "{message}");
+    let mut read = now;
+    read["user"]["uid"] = uid;
+    fs::write(&record, read.to_string()).unwrap();
+    assert!(told(&mounted).contains("recovered"));
+    // Nor does one that is served let another be mounted in its place.
+    let message = refused(&mounted);
+    assert!(message.contains("there is a cache at"), "{message}");
+    mounted.kill();
+    mounted.ondeck(&["unmount", "fast"]);
+    assert!(fs::read_dir(&mounted.fast).is_ok(), "the dead mount is gone");
+}
+
+#[test]
+fn a_server_that_only_writes_back_is_there_for_who_has_started_it_and_asks_a_little_later() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo kept > file");
+    let state = state(&mounted);
+    mounted.kill();
+    // As `unmount` does.
+    let instance = Caches::new(state.parent().unwrap()).at(&mounted.fast);
+    let record = instance.record().unwrap().unwrap();
+    let plan = Plan {
+        base: instance.base().to_owned(),
+        mount_point: record.mount_point,
+        backing: record.backing,
+        user: record.user,
+        others: record.others,
+        settings: record.settings,
+        run: record.run,
+        attach: Attach::Nowhere,
+    };
+    let scene = mounted.scene.ondeck(&[]);
+    let mut command = Command::new(scene.get_program());
+    command.arg("cache-server").envs(scene.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    instance::start(command, &plan).unwrap();
+    let server = instance.record().unwrap().unwrap().server;
+    wait_until("it is written back", || {
+        fs::read_to_string(mounted.backing.join("file")).is_ok_and(|text| text == "kept\n")
+    });
+    // Whoever asks is slow, and the server has nothing left to do.
+    let (late, alive) = (Instant::now() + Duration::from_millis(500), format!("/proc/{server}/exe"));
+    while Instant::now() < late && fs::read_link(&alive).is_ok() {
+        std::thread::yield_now();
+    }
+    let answer = ask(instance.socket(), &Order::Unmount { lose: false }, &mut |_| true);
+    assert_eq!(answer.unwrap(), Answer::Done);
+    assert!(!state.exists());
 }

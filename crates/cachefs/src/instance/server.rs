@@ -30,14 +30,15 @@ use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::control::{ANOTHER_USERS, Answer, Order, Report, read_line, write_line};
+use super::dead::is_dead;
 use super::found::{Found, find};
 use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
-    Attach, Plan, Ready, StartError, check_backing, check_ram, check_settings, open_backing,
+    Attach, Plan, Ready, StartError, check_acls, check_backing, check_ram, check_settings, open_backing,
     open_mount_point, say, store_size, there_is_one,
 };
-use super::{Caches, Claim, Instance, Record, is_cache, kept, make_private};
+use super::{CacheUser, Caches, Claim, Instance, Record, is_cache, kept, make_private};
 use crate::message::Service;
 use crate::serve::{MountOptions, Server};
 use crate::status::Status;
@@ -57,6 +58,9 @@ const RECORD: Duration = Duration::from_secs(1);
 
 /// How long what is under way is waited for when what was not written back is given up.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How soon whoever starts a server that only writes back asks it.
+const ASKED: Duration = Duration::from_secs(2);
 
 /// So many orders are carried out at a time; who comes later is told so.
 const MOST_ORDERS: usize = 32;
@@ -105,13 +109,17 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             cache.map(|cache| (cache, notes))
         }
         found => {
-            if let Found::Lost(record) = &found {
-                notes.extend(record.lost());
-            }
+            let lost = match found {
+                Found::Lost(record) => Some(*record),
+                _ => None,
+            };
+            notes.extend(lost.as_ref().and_then(Record::lost));
             take_away_dead(&plan.mount_point)?;
+            // Before anything is removed: what was lost is told by the record, and by nobody else.
+            let backing = look(plan, &caches, &instance)?;
             // Also what a start that was killed has made.
             instance.clear(&claim).map_err(StartError::io("remove what is left in", &plan.base))?;
-            let made = prepare(plan, &caches, &instance).and_then(|record| {
+            let made = prepare(plan, &instance, backing).and_then(|record| {
                 // It is given up if the rest fails.
                 let place = instance.clone();
                 assemble(plan, place, claim, record)
@@ -119,7 +127,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             match made {
                 Ok(cache) => Ok((cache, notes)),
                 Err(error) => {
-                    discard(&instance);
+                    discard(&instance, lost.as_ref());
                     Err(error)
                 }
             }
@@ -127,21 +135,35 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
     }
 }
 
-/// Removes what a start has made that failed.
-fn discard(instance: &Instance) {
-    let removed = instance.claim().and_then(|claim| claim.map_or(Ok(()), |claim| instance.remove(&claim)));
+/// Removes what a start has made that failed. If a cache was lost before, the next one tells it.
+fn discard(instance: &Instance, lost: Option<&Record>) {
+    let keep = |claim| match lost.filter(|record| record.lost().is_some()) {
+        Some(record) => instance.clear(&claim).and_then(|()| instance.keep(record)),
+        None => instance.remove(&claim),
+    };
+    let removed = instance.claim().and_then(|claim| claim.map_or(Ok(()), keep));
     if let Err(error) = removed {
         tracing::warn!(%error, "something is left of a start that failed");
     }
 }
 
-/// Makes the places of a new cache, and its record.
-fn prepare(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<Record, StartError> {
+/// Looks whether there can be a new cache by this plan. Returns its backing directory, with device and inode.
+fn look(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<(OwnedFd, (u64, u64)), StartError> {
     check_settings(&plan.settings)?;
     drop(open_mount_point(&plan.mount_point)?);
     let backing = open_backing(plan)?;
     let id = check_backing(plan, backing.as_fd(), caches, instance)?;
+    check_acls(plan, backing.as_fd())?;
     check_ram(plan.settings.capacity, caches, instance)?;
+    Ok((backing, id))
+}
+
+/// Makes the places of a new cache, and its record.
+fn prepare(
+    plan: &Plan,
+    instance: &Instance,
+    (backing, id): (OwnedFd, (u64, u64)),
+) -> Result<Record, StartError> {
     let (user, settings, run) = (plan.user.clone(), plan.settings.clone(), plan.run.clone());
     let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings, run);
     let keep = || StartError::io("write the record of the cache at", &plan.mount_point);
@@ -165,9 +187,7 @@ fn take_away_dead(at: &Path) -> Result<(), StartError> {
     for mount in
         mounts::mounted().map_err(look())?.iter().rev().filter(|mount| is_cache(mount) && mount.at == at)
     {
-        // Attributes are kept by the kernel; this it asks for.
-        let answer = mounts::open_plainly(at).and_then(|root| Ok(rustix::fs::fstatfs(root)?));
-        if !answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
+        if !is_dead(mount).map_err(look())? {
             return Err(StartError::Refused(format!("there is a cache at {} already", at.display())));
         }
         mounts::take_away(mount, true).map_err(look())?;
@@ -211,7 +231,9 @@ fn resume(plan: &Plan, instance: &Instance, record: &Record) -> Result<(), Start
     if record.backing != plan.backing {
         return differs("is a cache of", record.backing.display().to_string());
     }
-    if record.user != plan.user {
+    // The groups of a user may have changed since.
+    let who = |user: &Option<CacheUser>| user.as_ref().map(|user| (user.name.clone(), user.uid));
+    if who(&record.user) != who(&plan.user) {
         let name = record.user.as_ref().map_or("root", |user| &user.name);
         return differs("belongs to", name.to_owned());
     }
@@ -259,6 +281,10 @@ fn assemble(
 ) -> Result<Arc<Cache>, StartError> {
     let open = || StartError::io("open", &plan.backing);
     let backing = kept::work_through(&instance.backing(), record.read_only).map_err(open())?;
+    // One that only writes back lets nobody in.
+    if plan.attach != Attach::Nowhere {
+        check_acls(plan, backing.as_fd())?;
+    }
     let locked = kept::lock(&instance.store()).map_err(open())?;
     let Some(lock) = locked else {
         return Err(StartError::Refused(there_is_one(&plan.mount_point, Some(&record))));
@@ -288,13 +314,14 @@ fn assemble(
         }
     }
     let user = plan.user.clone().map(Into::into);
-    let owner =
-        Owner::open(backing, &kept::path_through(&store), user, settings.clone()).map_err(|error| {
+    let owner = Owner::open(backing, &kept::path_through(&store), user, plan.others, settings.clone())
+        .map_err(|error| {
             StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
         })?;
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
     record.settings = settings.clone();
     record.others = plan.others;
+    record.user.clone_from(&plan.user);
     record.server = std::process::id();
     record.boot = boot().unwrap_or_default();
     // Before anybody can use it.
@@ -319,6 +346,7 @@ fn assemble(
         changed: Condvar::new(),
         given_up: AtomicBool::new(false),
         orders: AtomicUsize::new(0),
+        was_asked: AtomicBool::new(false),
     }))
 }
 
@@ -405,6 +433,8 @@ struct Cache {
     given_up: AtomicBool,
     /// Orders that are being carried out.
     orders: AtomicUsize,
+    /// Somebody has ordered its end.
+    was_asked: AtomicBool,
 }
 
 impl Cache {
@@ -436,6 +466,9 @@ impl Cache {
             self.take_away_lazily();
         }
         self.write_back();
+        if self.mount.is_none() {
+            self.wait_until_asked();
+        }
         if self.is_given_up() {
             self.owner.abandon(PATIENCE);
         } else {
@@ -456,6 +489,16 @@ impl Cache {
         let until = Instant::now() + Duration::from_secs(2);
         while self.orders.load(Ordering::Acquire) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits a moment for whoever has started this server only to write back, and asks for its end next: they are told what came of it.
+    fn wait_until_asked(&self) {
+        let until = Instant::now() + ASKED;
+        let mut phase = lock(&self.phase);
+        while !self.was_asked.load(Ordering::Acquire) && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            phase = self.changed.wait_timeout(phase, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 
@@ -610,6 +653,12 @@ impl Cache {
         // Who did not wait until it was heard does not want it any more.
         if is_write_back && !tell(&self.owner.status()) {
             return Ok(());
+        }
+        if matches!(order, Order::Unmount { .. }) {
+            let phase = lock(&self.phase);
+            self.was_asked.store(true, Ordering::Release);
+            drop(phase);
+            self.changed.notify_all();
         }
         let known = match order {
             Order::Flush => self.owner.status().conflicts.len(),

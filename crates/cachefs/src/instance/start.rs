@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::control::{read_line, write_line};
 use super::record::path;
 use super::{CacheUser, Caches, Instance, Record, is_cache};
+use crate::backing;
 use crate::descriptors;
 use crate::settings::{LEAST_CAPACITY, Settings};
 
@@ -114,6 +115,7 @@ pub fn check(plan: &Plan) -> Result<(), StartError> {
     }
     let backing = open_backing(plan)?;
     check_backing(plan, backing.as_fd(), &caches, &own)?;
+    check_acls(plan, backing.as_fd())?;
     check_ram(plan.settings.capacity, &caches, &own)
 }
 
@@ -317,6 +319,22 @@ pub(super) fn check_backing(
         }
     }
     Ok(id)
+}
+
+/// Whether what the kernel checks for the users of a cache is all that keeps them from files.
+pub(super) fn check_acls(plan: &Plan, backing: BorrowedFd<'_>) -> Result<(), StartError> {
+    // A cache of one user's is refused by the other side what that user is refused.
+    if !plan.others {
+        return Ok(());
+    }
+    let found = backing::has_nfs4_acls(backing).map_err(io::Error::from);
+    if !found.map_err(StartError::io("look for ACLs at", &plan.backing))? {
+        return Ok(());
+    }
+    Err(StartError::Refused(format!(
+        "{} has ACLs of NFSv4, which nobody would check for the users of a cache that all may use: they could read and change what          these ACLs keep from them. Make a cache of one user's, by `ondeck cache mount --user NAME`",
+        plan.backing.display()
+    )))
 }
 
 /// Opens the directory to mount on.

@@ -19,15 +19,16 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Home, Homes, Kind, Operation, Seen, UnderWay};
+use super::inode::{Home, Homes, Kind, Operation, Seen, UnderWay, dirty};
 use super::state::{Pending, State};
 use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};
 use super::wait::Need;
+use crate::acl;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time};
 use crate::status::{Conflict, ConflictKind};
@@ -76,6 +77,15 @@ impl State {
             within = self.directory(within).map_or(ROOT, |directory| directory.parent);
         }
         within
+    }
+
+    /// Whether a directory may have a default ACL on the backing directory, which what is made there inherits, whatever it is to
+    /// have: one that was removed here may still be there, and what is made waits at times in a directory above its own.
+    fn may_have_default_acl(&self, dir: Ino) -> bool {
+        let Some(inode) = self.inodes.get(&dir).filter(|_| self.keeps_acls) else { return false };
+        let is_changed = (inode.dirty | inode.writing) & dirty::XATTRS != 0;
+        is_changed
+            || inode.xattrs.as_deref().is_none_or(|xattrs| xattrs.contains_key(OsStr::new(acl::DEFAULT)))
     }
 
     /// Whether a name that a file is to get is removed again by what comes next in the log that is about this name.
@@ -147,7 +157,7 @@ impl Core {
     /// # Errors
     /// The backing directory can't be reached or written to: nothing was done.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (round, shown) = {
+        let (round, shown, wide) = {
             let mut state = self.lock();
             let round = if state.stopped { Vec::new() } else { state.next_round() };
             let Some((last, _)) = round.last() else { return Ok(false) };
@@ -157,8 +167,13 @@ impl Core {
                 .collect();
             shown.sort_unstable();
             shown.dedup();
-            (round, shown)
+            let wide = state.wide_for(&round);
+            (round, shown, wide)
         };
+        if let Err(failed) = self.narrow_directories(&wide) {
+            self.lock().batch_end = 0;
+            return Err(failed);
+        }
         // Whether what is made has a directory to be made in does not matter here: the nearest one that is there takes it.
         let mut failed = self.prepare_all(&round);
         // What could not be made has no place for its data.
@@ -224,6 +239,7 @@ impl Core {
         self.lock().journal_begun(number);
         let applied = self.apply(operation);
         let done = applied.map(|done| self.end(number, operation, &done));
+        self.lock().moving = None;
         self.let_go(&still);
         done
     }
@@ -337,12 +353,28 @@ impl Core {
         held
     }
 
-    fn let_go(&self, held: &[Ino]) {
+    /// Waits for the pass of a file or directory, and keeps others from beginning. Who has something held still waits for no more.
+    ///
+    /// # Errors
+    /// `EAGAIN` if it is the end.
+    pub fn hold_one_still(&self, ino: Ino) -> Result<(), Errno> {
         let mut state = self.lock();
-        state.moving = None;
+        while state.passes.contains_key(&ino) {
+            if state.stopped {
+                return Err(Errno::AGAIN);
+            }
+            state = self.wait(state);
+        }
+        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None });
+        Ok(())
+    }
+
+    pub fn let_go(&self, held: &[Ino]) {
+        let mut state = self.lock();
         for ino in held {
             state.passes.remove(ino);
             state.waits.wake(&Need::Synced(*ino));
+            state.waits.wake(&Need::Quiet(*ino));
             state.remove_if_unused(*ino, &self.store);
         }
         drop(state);
@@ -460,7 +492,7 @@ impl Core {
 
     /// Makes an inode under the name of what is unfinished, in the nearest directory that is there.
     fn prepare(&self, ino: Ino, dir: Ino) -> Result<(), Errno> {
-        let (mode, rdev, target, within) = {
+        let (mode, rdev, target, within, may_inherit) = {
             let state = self.lock();
             let Some(inode) = state.inodes.get(&ino) else { return Ok(()) };
             // What is there already was prepared before. What nobody has to find any more is never made.
@@ -472,7 +504,7 @@ impl Core {
                 _ => None,
             };
             let within = state.place_for(dir);
-            (inode.mode, inode.rdev(), target, within)
+            (inode.mode, inode.rdev(), target, within, state.may_have_default_acl(within))
         };
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
@@ -493,6 +525,8 @@ impl Core {
         let seen = Seen { ino: made.ino, ctime: made.ctime };
         let home = Home { dir: within, name: name.into() };
         let mut state = self.lock();
+        // Also if the directory has got one in between.
+        let may_inherit = may_inherit || state.may_have_default_acl(within);
         if let Some(inode) = state.inodes.get_mut(&ino) {
             inode.homes = Homes::One(home.clone());
             inode.seen = Some(seen);
@@ -500,7 +534,11 @@ impl Core {
                 data.backing_len = 0;
             }
         }
-        state.journal_prepared(ino, home, seen);
+        let inherits = may_inherit && !matches!(FileType::from_raw_mode(mode), FileType::Symlink);
+        if inherits {
+            state.mark_dirty(ino, dirty::XATTRS);
+        }
+        state.journal_prepared(ino, home, seen, inherits);
         Ok(())
     }
 
@@ -721,7 +759,7 @@ impl Core {
             return Ok(());
         }
         let entry = self.backing_entry(ino)?;
-        let file: Arc<File> = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true, true)?);
         if let Some(data) = self.lock().inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
             data.orphan = Some(file);
         }
@@ -738,7 +776,6 @@ fn make(
     rdev: u64,
     target: Option<&OsStr>,
 ) -> Result<Stat, Errno> {
-    use rustix::fs::FileType;
     let private = Mode::RUSR | Mode::WUSR;
     let since = Time::now();
     let kind = FileType::from_raw_mode(mode);

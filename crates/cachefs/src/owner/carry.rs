@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -13,10 +13,11 @@ use rustix::io::Errno;
 use super::Core;
 use super::blocks::BLOCK;
 use super::inode::{Home, Homes, Seen, dirty};
+use super::narrow::narrow;
 use super::pass::{Pass, is_file};
 use super::unfinished::unfinished;
 use crate::backing;
-use crate::message::{Ino, ROOT, Time};
+use crate::message::{Ino, ROOT, Time, Xattrs};
 use crate::settings::EXTENT;
 use crate::status::{Conflict, ConflictKind};
 use crate::store;
@@ -38,11 +39,15 @@ impl Core {
         }
         let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
         if is_file(pass.mode) && writes_data {
-            let file = Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?);
+            let wide = self.lock().wide_above_file(pass.ino);
+            self.narrow_directories(&wide).map_err(|(_, error)| error)?;
+            let file = Arc::new(self.reopen(pass.ino, &entry, true, false)?);
+            pass.begun = true;
             narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
+        pass.begun = true;
         carry_attributes(pass, &entry, self.backing.uid())
     }
 
@@ -125,7 +130,7 @@ impl Core {
                 if has_home {
                     // Its removal there is still to come, and then it stays open.
                     let entry = self.backing_entry(pass.ino)?;
-                    Arc::new(backing::reopen(self.backing.uid(), entry.as_fd(), true)?)
+                    Arc::new(self.reopen(pass.ino, &entry, true, false)?)
                 } else {
                     let flags =
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -155,12 +160,12 @@ impl Core {
             pass.orphan = true;
             return Ok(());
         }
-        let home = self
-            .lock()
-            .inodes
-            .get(&pass.ino)
-            .and_then(|inode| inode.homes.first().cloned())
-            .ok_or(Errno::STALE)?;
+        let home = {
+            let mut state = self.lock();
+            // Nothing of theirs is changed: whoever goes on after a kill must find once more that it is theirs.
+            state.journal_seen(pass.ino);
+            state.inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?
+        };
         let directory = self.backing_directory(home.dir)?;
         let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
@@ -196,9 +201,10 @@ impl Core {
         let rest = match &theirs {
             _ if pass.backing_len == 0 => None,
             Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
-            Some(theirs) => Some(Arc::new(backing::reopen(self.backing.uid(), theirs.as_fd(), false)?)),
+            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false, false)?)),
             None => self.backing.known_file(pass.ino),
         };
+        let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;
         let is_whole = rest.is_some() || self.lock().is_resident_before(pass.ino, pass.backing_len);
         let takes_its_name = theirs.is_none() && is_whole;
         let name = if takes_its_name { home.name.to_os_string() } else { self.beside(&home.name, pass.ino) };
@@ -243,9 +249,8 @@ impl Core {
             inode.aside = true;
             inode.seen = Some(seen);
             inode.dirty |= dirty::ALL | dirty::SIZE;
-            if inode.xattrs.is_none() {
-                inode.dirty &= !dirty::XATTRS;
-            }
+            // Also if it has none: what is made inherits the directory's default ACL.
+            inode.xattrs.get_or_insert_with(|| xattrs.into());
             if let Some(data) = inode.data_mut() {
                 valid = data.extents.iter().map(|(number, extent)| (*number, extent.valid.clone())).collect();
             }
@@ -259,6 +264,25 @@ impl Core {
         self.backing.close(pass.ino);
         // The next pass finds the new place, and brings all of it.
         Err(Errno::AGAIN)
+    }
+
+    /// The extended attributes of a file that is put beside others' work, of which nobody has asked here for any: those that the file
+    /// has there, if it is still found.
+    fn xattrs_aside(
+        &self,
+        pass: &Pass,
+        theirs: Option<&OwnedFd>,
+        rest: Option<&File>,
+    ) -> Result<Xattrs, Errno> {
+        if self.lock().inodes.get(&pass.ino).is_some_and(|inode| inode.xattrs.is_some()) {
+            return Ok(Xattrs::new());
+        }
+        let is_it = |open: &BorrowedFd<'_>| {
+            let found = backing::stat(*open, OsStr::new(""));
+            found.is_ok_and(|found| pass.seen.is_some_and(|seen| seen.ino == found.ino))
+        };
+        let open = [theirs.map(OwnedFd::as_fd), rest.map(File::as_fd)];
+        open.into_iter().flatten().find(is_it).map_or_else(|| Ok(Xattrs::new()), backing::xattrs)
     }
 }
 
@@ -276,32 +300,6 @@ fn copy_beginning(from: &File, length: u64, to: &mut File) -> std::io::Result<()
         at += read as u64;
     }
     Ok(())
-}
-
-/// Takes rights from a file there that it is to lose, before it has what only others may read: whoever reaches the backing directory
-/// itself would read it by the rights of before. It gets all of its rights when it has its data.
-fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
-    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
-        return Ok(());
-    }
-    let mut keeps = pass.mode;
-    let acl = OsStr::new(crate::acl::ACCESS);
-    let has_acl = |xattrs: &crate::message::Xattrs| xattrs.contains_key(acl);
-    let changes_acl = pass.bits & dirty::XATTRS != 0
-        && (pass.xattrs.as_ref().is_some_and(has_acl) || has_acl(&backing::xattrs(entry.as_fd())?));
-    if pass.bits & dirty::OWNER != 0 || changes_acl {
-        // Its group, and whom an ACL names, may be others.
-        keeps &= libc::S_IRWXU;
-    }
-    if pass.bits & dirty::OWNER != 0 && found.uid != pass.uid {
-        keeps = 0;
-    }
-    let rights = |mode: u32| mode & (libc::S_IRWXU | libc::S_IRWXG | libc::S_IRWXO);
-    let left = rights(found.mode) & keeps;
-    if left == rights(found.mode) {
-        return Ok(());
-    }
-    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
 }
 
 fn punch_or_fill(file: &File, begin: u64, end: u64) -> Result<(), Errno> {

@@ -29,7 +29,9 @@ pub mod dirty {
     pub const XATTRS: u8 = 8;
     /// The size, beyond what the data says.
     pub const SIZE: u8 = 16;
-    /// All of them.
+    /// A directory there may give rights that it is to lose: they are taken from it before anything new appears below it.
+    pub const WIDE: u8 = 32;
+    /// All that something new lacks.
     pub const ALL: u8 = MODE | OWNER | TIMES | XATTRS;
 }
 
@@ -223,8 +225,8 @@ pub struct Inode {
     /// The backing directory has it, or what others have put in its place, under another name than programs see: it is never
     /// forgotten.
     pub aside: bool,
-    /// It was made and has lost its one name again before that was on the backing directory, and no directory got another name in
-    /// between: nobody has to find it there.
+    /// It was made and has lost its one name again before that was on the backing directory, without a
+    /// [barrier](super::state::State::note_barrier) in between: nobody has to find it there.
     pub needless: bool,
     /// Operations in the log that it takes part in.
     pub pending: u32,
@@ -419,6 +421,11 @@ impl Operation {
             Operation::Make { dir, .. } | Operation::Link { dir, .. } | Operation::Unlink { dir, .. } => *dir,
             Operation::Rename { to_dir, .. } | Operation::Exchange { to_dir, .. } => *to_dir,
         }
+    }
+
+    /// Whether it gives anything a name.
+    pub fn gives_a_name(&self) -> bool {
+        !matches!(self, Operation::Unlink { .. })
     }
 
     /// Whether it gives this inode a name, or takes one from it.

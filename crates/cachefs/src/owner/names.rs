@@ -249,7 +249,7 @@ impl State {
         let last_name = inode.nlink == if directory { 2 } else { 1 };
         let operation = Operation::Unlink { ino, dir: parent, name: name.to_owned() };
         let is_only_made = made_by > self.batch_end
-            && made_by >= self.last_move
+            && made_by >= self.barrier
             && inode.pending == 1
             && last_name
             && inode.homes.is_empty();
@@ -404,11 +404,11 @@ impl State {
     }
 
     fn lose_name(&mut self, ino: Ino, dir: Ino, at: Time) -> Result<(), Stop> {
-        let last_move = self.last_move;
+        let barrier = self.barrier;
         let inode = self.inode_mut(ino)?;
         inode.ctime = at;
         // The only operation about it so far is the one that makes it.
-        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by >= last_move;
+        inode.needless = inode.nlink == 1 && inode.pending == 1 && inode.made_by >= barrier;
         if inode.is_dir() {
             inode.nlink = 0;
             let above = self.inode_mut(dir)?;
@@ -453,6 +453,7 @@ impl State {
             return Ok(());
         }
         let mut bits = 0;
+        let before = (inode.mode, inode.uid, inode.gid);
         if let Some(mode) = change.mode {
             inode.mode = inode.mode & libc::S_IFMT | mode & PERMISSIONS;
             bits |= dirty::MODE;
@@ -483,6 +484,8 @@ impl State {
             xattrs.insert(acl::ACCESS.into(), acl);
             bits |= dirty::XATTRS;
         }
+        let (mode, uid, gid) = before;
+        inode.note_narrowed(ino, mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid));
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);
         Ok(())
@@ -542,6 +545,7 @@ impl State {
                 xattrs.remove(name);
             }
         }
+        inode.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS | if mode.is_some() { dirty::MODE } else { 0 });
         self.journal_inode(ino);
         Ok(())
@@ -557,6 +561,7 @@ impl State {
             return if is_acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
         inode.ctime = Time::now();
+        inode.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS);
         self.journal_inode(ino);
         Ok(())

@@ -122,11 +122,15 @@ impl State {
         self.announce();
     }
 
-    /// Notes that something was made that is not complete yet.
-    pub fn journal_prepared(&mut self, ino: Ino, home: Home, seen: Seen) {
+    /// Notes that something was made that is not complete yet; with `changed`, also what it is like now.
+    pub fn journal_prepared(&mut self, ino: Ino, home: Home, seen: Seen, changed: bool) {
         self.anchor(ino);
         self.anchor(home.dir);
         self.journal.add(&Record::Prepared { ino, home, seen });
+        if let Some(inode) = self.inodes.get(&ino).filter(|_| changed) {
+            let image = Image::of(inode);
+            self.add_image(ino, image);
+        }
         self.end_record();
     }
 

@@ -36,6 +36,8 @@ pub struct Pass {
     pub cut: bool,
     pub cuts: u64,
     pub orphan: bool,
+    /// Something of it may be there: the time of change there is ours then, and not known before its end.
+    pub begun: bool,
     /// Set as it goes.
     pub file: Option<Arc<File>>,
     pub seen: Option<Seen>,
@@ -115,6 +117,7 @@ impl State {
             cuts,
             // One whose removal there is still to come is as any other: it may be shown before, and is known by how we left it.
             orphan: inode.is_orphan() && inode.homes.is_empty(),
+            begun: false,
             file: orphan,
             seen: inode.seen,
             blocks: None,
@@ -237,8 +240,9 @@ impl State {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.dirty |= inode.writing;
             inode.writing = 0;
-            // Some of it may have been written.
+            // Where nothing was changed, it is still as it was seen: or else what others have done would be ours at the next trial.
             if error != Errno::AGAIN
+                && pass.begun
                 && let Some(seen) = &mut inode.seen
             {
                 seen.ctime = Seen::UNKNOWN;
@@ -248,6 +252,10 @@ impl State {
             {
                 data.error = Some(error.raw_os_error());
             }
+        }
+        if !pass.begun && !pass.orphan {
+            // The journal has it as being changed.
+            self.journal_seen(ino);
         }
         self.settle(pass, |extent, blocks| {
             // What was cut off meanwhile is not in flight any more.

@@ -122,7 +122,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         stuck: BTreeMap::new(),
         doubtful: 0,
         changes: Changes::default(),
-        last_move: 0,
+        barrier: 0,
         moving: None,
         is_recovering: false,
         draining: false,
@@ -194,7 +194,7 @@ impl State {
                 }
                 let operation = operation.clone();
                 self.log.push_back(Pending { operation, cancelled: *cancelled, since: Instant::now() });
-                self.note_move();
+                self.note_barrier();
             }
             Record::Cancelled { number, unlink, at } => {
                 self.perform(unlink, *at)?;

@@ -156,8 +156,9 @@ pub struct State {
     pub doubtful: u64,
     /// Those there that may not be on the disk.
     pub changes: Changes,
-    /// The last operation before which all has to be there that was made before it: [`note_move`](State::note_move).
-    pub last_move: u64,
+    /// The last operation before which all has to be there that was made before it, though it is removed later:
+    /// [`note_barrier`](State::note_barrier).
+    pub barrier: u64,
     /// The thread that is changing a name on the backing directory: until it has noted that, homes may not be true.
     pub moving: Option<std::thread::ThreadId>,
     /// The journal is being read: no name is there but by what it says.
@@ -367,14 +368,15 @@ impl State {
         }
         self.generation += 1;
         self.log.push_back(Pending { operation, cancelled: false, since: Instant::now() });
-        self.note_move();
+        self.note_barrier();
         self.last_pending()
     }
 
-    /// Notes whether what was made before the last operation of the log has to be there before that, though it is removed later:
-    /// where a name is taken away or given to something else, what was made may have taken its place, or be in the directory or
-    /// behind the symlink that has a name now. What was merely made makes nothing else wrong.
-    pub fn note_move(&mut self) {
+    /// Notes whether the last operation of the log is a barrier: what was made before it has to be there first, though it is removed
+    /// later. So it is where a name is taken away (by a removal, too) or given to something else, and where a directory or a symlink
+    /// gets one: what was made may have taken its place, or be in the directory or behind the symlink that has a name now. What was
+    /// merely made makes nothing else wrong.
+    pub fn note_barrier(&mut self) {
         let is_symlink =
             |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| matches!(inode.kind, Kind::Symlink(_)));
         let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
@@ -385,7 +387,7 @@ impl State {
             None => false,
         };
         if counts {
-            self.last_move = self.last_pending();
+            self.barrier = self.last_pending();
         }
     }
 
@@ -515,4 +517,4 @@ pub fn name_bytes(name: &OsStr) -> u64 {
 pub const NUMBER_BYTES: u64 = 40;
 
 /// Directories within each other at most, as a guard against a circle.
-const MOST_LEVELS: usize = 1 << 16;
+pub const MOST_LEVELS: usize = 1 << 16;

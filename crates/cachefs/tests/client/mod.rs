@@ -17,12 +17,15 @@ use ondeck_cachefs::message::{
     Time,
 };
 use ondeck_cachefs::settings::Settings;
+use ondeck_transfer::credentials::User;
 use rustix::fs::{Mode, OFlags};
 
 /// A cache over a directory of its own, with a store of its own.
 pub struct Cache {
     owner: Option<Arc<Owner>>,
     settings: Settings,
+    /// By whose rights it reaches the backing directory, if not the test's.
+    user: Option<User>,
     backing: PathBuf,
     store: PathBuf,
     /// Those of them that are removed with it.
@@ -108,15 +111,30 @@ impl Cache {
     pub fn at(settings: Settings, backing: &Path, store: &Path) -> Cache {
         let (backing, store) = (backing.to_owned(), store.to_owned());
         let (temporary, held) = (Vec::new(), Mutex::default());
-        let mut cache = Cache { owner: None, settings, backing, store, temporary, held };
+        let mut cache = Cache { owner: None, settings, user: None, backing, store, temporary, held };
         cache.open_owner();
         cache
+    }
+
+    /// One of a user's, over a directory of that user's; `None` where there can't be one.
+    pub fn of_user(settings: Settings, uid: u32, backing: tempfile::TempDir) -> Option<Cache> {
+        if !rustix::process::geteuid().is_root() {
+            ondeck_skip::skipped("it needs root, to become another user");
+            return None;
+        }
+        std::os::unix::fs::chown(backing.path(), Some(uid), Some(uid)).unwrap();
+        let mut cache = Cache::over(settings, backing);
+        let (name, home) = (format!("user-{uid}"), PathBuf::from("/"));
+        cache.user = Some(User { name, uid, gid: uid, groups: vec![uid], home });
+        cache.forget_everything();
+        Some(cache)
     }
 
     fn open_owner(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let backing = rustix::fs::open(&self.backing, flags, Mode::empty()).unwrap();
-        self.owner = Some(Owner::open(backing, &self.store, None, self.settings.clone()).unwrap());
+        self.owner =
+            Some(Owner::open(backing, &self.store, self.user.clone(), false, self.settings.clone()).unwrap());
     }
 
     pub fn owner(&self) -> &Arc<Owner> {
@@ -351,6 +369,11 @@ impl Cache {
     pub fn set_xattr(&self, path: &str, name: &str, value: &[u8]) -> Result<()> {
         let ino = self.attributes(path)?.ino;
         self.ask(Request::SetXattr { ino, name: name.into(), value: value.to_vec(), flags: 0 }).map(drop)
+    }
+
+    pub fn remove_xattr(&self, path: &str, name: &str) -> Result<()> {
+        let ino = self.attributes(path)?.ino;
+        self.ask(Request::RemoveXattr { ino, name: name.into() }).map(drop)
     }
 
     pub fn xattr(&self, path: &str, name: &str) -> Result<Vec<u8>> {

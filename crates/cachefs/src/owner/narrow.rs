@@ -1,0 +1,192 @@
+//! Rights that are taken away here are gone on the backing directory before what only others may reach comes there: whoever reaches
+//! that directory itself would reach it by the rights of before.
+//!
+//! A file loses them with the pass that brings its data ([`narrow`]). A directory is passed when its names have been changed, and that
+//! may be much later than names and data appear in it; so it loses them apart from that, and before. What it gains comes with its pass.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+use super::Core;
+use super::inode::{Inode, Operation, dirty};
+use super::pass::Pass;
+use super::state::{MOST_LEVELS, State};
+use super::turns::{Turn, is_its_own};
+use crate::backing;
+use crate::message::{Ino, ROOT, Xattrs};
+
+/// Read, write and execute for everybody: what is not a set-id or sticky bit.
+const RIGHTS: u32 = libc::S_IRWXU | libc::S_IRWXG | libc::S_IRWXO;
+
+/// Whom something is for.
+struct Wanted {
+    mode: u32,
+    uid: u32,
+    /// Bits of [`dirty`]: what of it is not there yet.
+    bits: u8,
+    has_acl: bool,
+}
+
+impl Wanted {
+    /// The rights of what is there that it may keep until it has all that it is to have.
+    fn keeps(&self, entry: &OwnedFd, found: &backing::Stat) -> Result<u32, Errno> {
+        let mut keeps = self.mode & RIGHTS;
+        let changes_acl =
+            self.bits & dirty::XATTRS != 0 && (self.has_acl || has_acl(&backing::xattrs(entry.as_fd())?));
+        if self.bits & dirty::OWNER != 0 || changes_acl {
+            // Its group, and whom an ACL names, may be others.
+            keeps &= libc::S_IRWXU;
+        }
+        if self.bits & dirty::OWNER != 0 && found.uid != self.uid {
+            keeps = 0;
+        }
+        Ok(keeps)
+    }
+}
+
+fn has_acl(xattrs: &Xattrs) -> bool {
+    xattrs.contains_key(OsStr::new(crate::acl::ACCESS))
+}
+
+/// Takes rights from a file there that it is to lose, before its data comes. It gets all of its rights when it has that.
+pub fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
+    if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
+        return Ok(());
+    }
+    let has_acl = pass.xattrs.as_ref().is_some_and(has_acl);
+    let wanted = Wanted { mode: pass.mode, uid: pass.uid, bits: pass.bits, has_acl };
+    let left = found.mode & RIGHTS & wanted.keeps(entry, found)?;
+    if left == found.mode & RIGHTS {
+        return Ok(());
+    }
+    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
+}
+
+impl Inode {
+    /// Notes whether a change of mode, owner or ACL has taken rights from a directory that the backing directory may still give.
+    pub fn note_narrowed(&mut self, ino: Ino, is_narrower: bool) {
+        // What is not there yet is made for its owner alone.
+        if self.is_dir() && is_narrower && (ino == ROOT || !self.homes.is_empty()) {
+            self.dirty |= dirty::WIDE;
+        }
+    }
+}
+
+impl State {
+    /// Of a directory and those above it, where they are on the backing directory: those that have to lose rights there.
+    fn wide_above(&self, dir: Ino, wide: &mut Vec<Ino>) {
+        let mut at = dir;
+        for _ in 0..MOST_LEVELS {
+            let Some(inode) = self.inodes.get(&at) else { return };
+            if (inode.dirty | inode.writing) & dirty::WIDE != 0 && !wide.contains(&at) {
+                wide.push(at);
+            }
+            if at == ROOT {
+                return;
+            }
+            // What is not there yet is made further up.
+            at = match inode.homes.first() {
+                Some(home) => home.dir,
+                None => self.directory(at).map_or(ROOT, |directory| directory.parent),
+            };
+        }
+    }
+
+    /// The directories that have to lose rights before a round gives names in them, or below them, or to them.
+    pub fn wide_for(&self, round: &[(u64, Turn)]) -> Vec<Ino> {
+        let operations = round.iter().filter_map(|(_, turn)| turn.operation());
+        let named = |operation: &Operation| {
+            let subjects = operation.subjects().into_iter();
+            let moved = subjects.filter(|ino| self.inodes.get(ino).is_some_and(Inode::is_dir));
+            operation.directories().into_iter().chain(moved).collect::<Vec<_>>()
+        };
+        let mut dirs: Vec<Ino> =
+            operations.filter(|operation| operation.gives_a_name()).flat_map(named).collect();
+        dirs.sort_unstable();
+        dirs.dedup();
+        let mut wide = Vec::new();
+        dirs.into_iter().for_each(|dir| self.wide_above(dir, &mut wide));
+        wide
+    }
+
+    /// The directories that have to lose rights before data of a file comes to where it is there.
+    pub fn wide_above_file(&self, ino: Ino) -> Vec<Ino> {
+        let mut wide = Vec::new();
+        let homes = self.inodes.get(&ino).into_iter().flat_map(|inode| inode.homes.iter());
+        homes.for_each(|home| self.wide_above(home.dir, &mut wide));
+        wide
+    }
+}
+
+impl Core {
+    /// Takes the rights from directories there that they are to lose. What is refused is refused to their passes, too, which tell it.
+    ///
+    /// # Errors
+    /// The backing directory can't be reached or written to.
+    pub fn narrow_directories(&self, wide: &[Ino]) -> Result<(), (Ino, Errno)> {
+        for ino in wide {
+            match self.narrow_directory(*ino) {
+                Err(error) if !is_its_own(error) => return Err((*ino, error)),
+                Err(error) => tracing::debug!(ino, %error, "can't take rights from a directory"),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn narrow_directory(&self, ino: Ino) -> Result<(), Errno> {
+        // A pass gives it what it was to have when that began.
+        self.hold_one_still(ino)?;
+        let done = self.take_rights_held(ino);
+        self.let_go(&[ino]);
+        done
+    }
+
+    fn take_rights_held(&self, ino: Ino) -> Result<(), Errno> {
+        let wanted = {
+            let mut state = self.lock();
+            let Some(inode) = state.inodes.get_mut(&ino).filter(|inode| inode.dirty & dirty::WIDE != 0)
+            else {
+                return Ok(());
+            };
+            let has_acl = inode.xattrs.as_deref().is_some_and(has_acl);
+            let wanted = Wanted { mode: inode.mode, uid: inode.uid, bits: inode.dirty, has_acl };
+            inode.dirty &= !dirty::WIDE;
+            inode.writing |= dirty::WIDE;
+            wanted
+        };
+        let done = self.take_rights(ino, &wanted);
+        let mut state = self.lock();
+        if let Some(inode) = state.inodes.get_mut(&ino) {
+            inode.writing &= !dirty::WIDE;
+            if done.is_err() {
+                inode.dirty |= dirty::WIDE;
+            }
+        }
+        if done == Ok(true) {
+            // Those who are to have the others back need not wait for long.
+            state.urgent.insert(ino);
+        }
+        done.map(drop)
+    }
+
+    /// Takes rights from a directory there. Whether it is to get some of them again.
+    fn take_rights(&self, ino: Ino, wanted: &Wanted) -> Result<bool, Errno> {
+        let entry = self.backing_entry(ino)?;
+        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+        let mut keeps = wanted.keeps(&entry, &found)?;
+        if found.uid == wanted.uid {
+            // Names in it are changed by the rights of its owner, who had them when that was begun.
+            keeps |= libc::S_IRWXU;
+        }
+        let left = found.mode & RIGHTS & keeps;
+        if left != found.mode & RIGHTS {
+            let mode = Mode::from_raw_mode(found.mode & 0o7000 | left);
+            rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), mode)?;
+        }
+        Ok(found.mode & RIGHTS & wanted.mode & !left != 0)
+    }
+}

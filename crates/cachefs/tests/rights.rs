@@ -1,0 +1,195 @@
+//! Who reaches the backing directory itself finds nothing there by rights that were taken away in the cache before.
+
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use client::Cache;
+use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, SyncWhen};
+
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+
+/// A user who is nobody else, and nobody's owner.
+const STRANGER: u32 = 4242;
+
+/// A cache that writes back what it is asked for alone, over a directory that is prepared.
+fn cache(prepare: impl FnOnce(&Path)) -> Cache {
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    prepare(backing.path());
+    let settings = Settings { idle: true, sync: SyncWhen::Fsync, ..Settings::new(LEAST_CAPACITY) };
+    Cache::over(settings, backing)
+}
+
+/// The owner, the group and the stranger may do anything, and nobody else.
+fn for_a_stranger() -> Vec<u8> {
+    let mut list = vec![2, 0, 0, 0];
+    for (kind, rights, id) in
+        [(1, 7, u32::MAX), (2, 7, STRANGER), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)]
+    {
+        list.extend(u16::to_le_bytes(kind));
+        list.extend(u16::to_le_bytes(rights));
+        list.extend(u32::to_le_bytes(id));
+    }
+    list
+}
+
+fn give(path: &Path, name: &str, list: &[u8]) {
+    rustix::fs::setxattr(path, name, list, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+fn has(path: &Path, name: &str) -> bool {
+    rustix::fs::getxattr(path, name, vec![0; 1024].as_mut_slice()).is_ok()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn what_is_made_inherits_nothing_from_a_default_acl_that_was_removed_before() {
+    let mut cache = cache(|backing| {
+        for dir in ["dir", "above", "above/here"] {
+            fs::create_dir(backing.join(dir)).unwrap();
+            give(&backing.join(dir), DEFAULT, &for_a_stranger());
+        }
+    });
+    cache.remove_xattr("dir", DEFAULT).unwrap();
+    cache.make_directory("dir/sub", 0o775).unwrap();
+    for file in ["dir/file", "dir/killed", "dir/sub/file"] {
+        cache.create(file, 0o664).unwrap();
+    }
+    // It inherits the list that the one above it keeps, and gives it up.
+    cache.make_directory("above/sub", 0o775).unwrap();
+    cache.remove_xattr("above/sub", DEFAULT).unwrap();
+    cache.create("above/sub/file", 0o664).unwrap();
+    for file in ["dir/file", "dir/sub/file", "above/sub/file"] {
+        cache.sync(file).unwrap();
+        assert!(!has(&cache.backing().join(file), ACCESS), "{file}");
+        assert_eq!(mode(&cache.backing().join(file)), 0o664, "{file}");
+    }
+    cache.replace();
+    cache.flush();
+    for file in ["dir/file", "dir/killed", "dir/sub", "dir/sub/file", "above/sub/file"] {
+        assert!(!has(&cache.backing().join(file), ACCESS), "{file}");
+    }
+    for dir in ["dir", "dir/sub", "above/sub"] {
+        assert!(!has(&cache.backing().join(dir), DEFAULT), "{dir}");
+    }
+    // What is still there is inherited.
+    cache.create("above/file", 0o664).unwrap();
+    cache.flush();
+    assert!(has(&cache.backing().join("above/file"), ACCESS));
+}
+
+#[test]
+fn what_is_kept_beside_others_work_has_the_list_of_the_file_and_none_of_the_directory() {
+    let cache = cache(|backing| {
+        for file in ["plain", "listed"] {
+            fs::write(backing.join(file), "before").unwrap();
+            set_mode(&backing.join(file), 0o660);
+        }
+        give(&backing.join("listed"), ACCESS, &for_a_stranger());
+        give(backing, DEFAULT, &for_a_stranger());
+    });
+    for file in ["plain", "listed"] {
+        cache.write(file, 0, b"ours").unwrap();
+        fs::write(cache.backing().join(file), "theirs").unwrap();
+    }
+    cache.flush();
+    let beside = |of: &str| {
+        let names = fs::read_dir(cache.backing()).unwrap().map(|entry| entry.unwrap().path());
+        let mut beside =
+            names.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{of}.")));
+        beside.next().unwrap()
+    };
+    assert!(!has(&beside("plain"), ACCESS));
+    assert!(has(&beside("listed"), ACCESS));
+}
+
+#[test]
+fn a_directory_that_loses_rights_has_lost_them_before_anything_new_appears_below_it() {
+    let cache = cache(|backing| {
+        for dir in [
+            "made",
+            "moved",
+            "far",
+            "far/away",
+            "data",
+            "data/below",
+            "acl",
+            "widened",
+            "private",
+            "private/in",
+        ] {
+            fs::create_dir(backing.join(dir)).unwrap();
+            set_mode(&backing.join(dir), if dir == "widened" { 0o2750 } else { 0o2755 });
+        }
+        set_mode(&backing.join("private"), 0o700);
+        give(&backing.join("acl"), ACCESS, &for_a_stranger());
+        for file in ["here", "data/below/file"] {
+            fs::write(backing.join(file), "before").unwrap();
+        }
+    });
+    let there = |dir: &str| mode(&cache.backing().join(dir));
+    for dir in ["made", "moved", "far", "data"] {
+        cache.set_mode(dir, 0o2700).unwrap();
+    }
+    cache.create("made/file", 0o644).unwrap();
+    cache.sync("made/file").unwrap();
+    assert_eq!(there("made"), 0o2700);
+    cache.rename("here", "moved/file", 0).unwrap();
+    cache.sync("moved/file").unwrap();
+    assert_eq!(there("moved"), 0o2700);
+    cache.make_directory("far/away/new", 0o755).unwrap();
+    cache.create("far/away/new/file", 0o644).unwrap();
+    cache.sync("far/away/new/file").unwrap();
+    assert_eq!((there("far"), there("far/away")), (0o2700, 0o2755));
+    cache.write("data/below/file", 0, b"after").unwrap();
+    cache.sync("data/below/file").unwrap();
+    assert_eq!(there("data"), 0o2700);
+    // It comes to where all may look for it.
+    cache.set_mode("private/in", 0o2700).unwrap();
+    cache.rename("private/in", "out", 0).unwrap();
+    cache.sync("out").unwrap();
+    assert_eq!(there("out"), 0o2700);
+    // Whom the list had named is not among those who may enter.
+    cache.remove_xattr("acl", ACCESS).unwrap();
+    cache.set_mode("acl", 0o2750).unwrap();
+    cache.create("acl/file", 0o644).unwrap();
+    cache.sync("acl/file").unwrap();
+    assert!(there("acl") == 0o2700 || !has(&cache.backing().join("acl"), ACCESS), "{:o}", there("acl"));
+    // What it gains comes with its own attributes.
+    cache.set_mode("widened", 0o2705).unwrap();
+    cache.create("widened/file", 0o644).unwrap();
+    cache.sync("widened/file").unwrap();
+    assert_eq!(there("widened") & 0o070, 0);
+    cache.flush();
+    for (dir, expected) in [("made", 0o2700), ("far", 0o2700), ("acl", 0o2750), ("widened", 0o2705)] {
+        assert_eq!(there(dir), expected, "{dir}");
+    }
+    assert!(!has(&cache.backing().join("acl"), ACCESS));
+}
+
+#[test]
+fn a_directory_that_lost_rights_before_a_kill_has_lost_them_before_anything_new_appears_in_it() {
+    let mut cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o755);
+    });
+    cache.set_mode("dir", 0o500).unwrap();
+    cache.replace();
+    cache.create("dir/file", 0o644).unwrap();
+    cache.sync("dir/file").unwrap();
+    assert_eq!(mode(&cache.backing().join("dir")) & 0o077, 0);
+    cache.flush();
+    assert_eq!(mode(&cache.backing().join("dir")), 0o500);
+}
