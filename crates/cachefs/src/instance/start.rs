@@ -332,7 +332,8 @@ pub(super) fn check_acls(plan: &Plan, backing: BorrowedFd<'_>) -> Result<(), Sta
         return Ok(());
     }
     Err(StartError::Refused(format!(
-        "{} has ACLs of NFSv4, which nobody would check for the users of a cache that all may use: they could read and change what          these ACLs keep from them. Make a cache of one user's, by `ondeck cache mount --user NAME`",
+        "{} has ACLs of NFSv4, which nobody would check for the users of a cache that all may use: they could read and \
+         change what these ACLs keep from them. Make a cache of one user's, by `ondeck cache mount --user NAME`",
         plan.backing.display()
     )))
 }
