@@ -166,18 +166,24 @@ impl Cluster {
         self.bed.host(name)
     }
 
-    /// Runs `ondeck` on `ctl` as root; what it printed as JSON.
+    /// Runs `ondeck` on `ctl` as root; what it printed as JSON, which it was asked for.
     pub fn ondeck(&self, arguments: &[&str]) -> Result<Value> {
+        let printed = self.printed(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&printed).context("ondeck did not print JSON")
+    }
+
+    /// Runs `ondeck` on `ctl` as root; what it printed.
+    pub fn printed(&self, arguments: &[&str]) -> Result<String> {
         let (ondeck, config) = (word(&self.ondeck), word(&self.bed.dir().join("ondeck.toml")));
         let mut line = vec![ondeck.as_str()];
         line.extend(arguments);
-        line.extend(["--json", "--config", &config]);
+        line.extend(["--config", &config]);
         let ran = self.bed.host("ctl").run(&line);
         interrupt::check()?;
         if !ran.success() {
             bail!("ondeck {}: {}", arguments.join(" "), ran.stderr.trim());
         }
-        serde_json::from_str(&ran.stdout).context("ondeck did not print JSON")
+        Ok(ran.stdout)
     }
 
     pub fn status(&self) -> Result<Value> {

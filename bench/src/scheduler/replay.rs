@@ -22,8 +22,9 @@ use crate::scheduler::{Options, Part, word};
 /// How far a phase may be off, and the makespan.
 const PHASE: f64 = 0.1;
 const MAKESPAN: f64 = 0.05;
-/// What all copying together may take, so what the disk filesystem has, and what a node's link has.
+/// What all copying together may take, so what the disk filesystem has; how many jobs share that; and what a node's link has.
 const DISK: &str = "25MB/s";
+const STAGING: u32 = 2;
 const LINK: &str = "1GB/s";
 /// What each RSA node lends.
 const LENDS: &str = "512MiB";
@@ -68,10 +69,10 @@ pub fn run(options: &Options) -> Result<()> {
     part.introduction = format!(
         "{jobs} jobs with 10 to 100 MB of input and as much output, 5 to 20 s of computing, on one compute node and one RSA node each, \
          are submitted to a real Slurm with {NODES} compute nodes and {NODES} RSA nodes in {BETWEEN:.0} s each in the mean, held until \
-         their input is in RAM. All copying together has {DISK} (`bandwidth` in the configuration). The journal is simulated then: \
+         their input is in RAM. All copying together has {DISK}, {STAGING} jobs at a time (`bandwidth` and `staging` in the configuration). The journal is simulated then: \
          the same submissions, run times and bytes on the same machine."
     );
-    let settings = format!("proportion = 1\nbandwidth = \"{DISK}\"");
+    let settings = format!("proportion = 1\nbandwidth = \"{DISK}\"\nstaging = {STAGING}");
     let cluster = Cluster::new(&Setup {
         lends: LENDS,
         disk: None,
@@ -82,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
     submit_all(&cluster, &plans(jobs))?;
     cluster.wait_idle()?;
     let real: Timeline =
-        serde_json::from_value(cluster.ondeck(&["status", "--timeline", "-", "--hours", "1"])?)
+        serde_json::from_str(&cluster.printed(&["status", "--timeline", "-", "--hours", "1"])?)
             .context("ondeck status --timeline")?;
     let simulated = simulate(&cluster)?;
     compare(jobs, began, &real, &simulated, &mut part);

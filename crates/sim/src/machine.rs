@@ -54,6 +54,20 @@ pub struct Accelerated {
     pub steps: Steps,
 }
 
+impl Accelerated {
+    /// What each of so many RSA nodes can copy from or to the disk filesystem for one job, in bytes a second: of what the site lets all
+    /// staging take, each job that may stage has an equal part.
+    pub fn staging(&self, nodes: u32) -> f64 {
+        let link = self.link.0.0 as f64;
+        let part = self
+            .site
+            .bandwidth
+            .zip(self.site.staging)
+            .map(|(Rate(all), jobs)| all.0 as f64 / f64::from(jobs.max(1)) / f64::from(nodes.max(1)));
+        part.map_or(link, |part| part.min(link))
+    }
+}
+
 /// How long each step takes beside the bytes that are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Steps {

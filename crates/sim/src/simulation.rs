@@ -508,9 +508,10 @@ impl Simulation<'_> {
         let Some(accelerator) = &self.accelerator else { return };
         let subject = &self.subjects[job as usize];
         let config = accelerator.config();
-        let (steps, link) = (config.steps, config.link.0.0 as f64);
+        let steps = config.steps;
         let (purpose, nodes, _) =
             accelerator.allocation(job, subject).unwrap_or((Purpose::Input, 1, RsaState::Initial));
+        let link = config.staging(nodes);
         let ms = |time: std::time::Duration| time.as_millis() as u64;
         let io = subject.io;
         // What took too long and was given up, or is to be stopped, is not copied any further.
