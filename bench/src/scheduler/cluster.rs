@@ -113,7 +113,10 @@ impl Cluster {
         let names = |prefix: &str| (1..=NODES).map(|n| format!("{prefix}{n}")).collect::<Vec<_>>();
         let (conf, files) = burst_buffers(&dir, setup.integration)?;
         let hooks = setup.integration != Integration::None;
+        let job_submit = dir.join("job_submit.lua");
+        fs::write(&job_submit, include_str!("../../../slurm/job_submit.lua"))?;
         let slurm = bed.slurm(SlurmSetup {
+            job_submit: hooks.then_some(job_submit),
             prolog: hooks.then_some(prolog),
             epilog: hooks.then_some(epilog),
             conf,
@@ -366,7 +369,6 @@ fn burst_buffers(dir: &Path, integration: Integration) -> Result<(String, Vec<Pa
         ("burst_buffer.lua", functions),
         ("burst_buffer.conf", BURST_BUFFER_CONF),
         ("ondeck.env", &settings),
-        ("ondeck_job_submit.lua", include_str!("../../../slurm/job_submit.lua")),
     ];
     let mut written = Vec::new();
     for (name, text) in files {

@@ -91,13 +91,41 @@ impl JobUsage {
             taken.nodes.clone_from(&allocation.nodes);
             (taken.uid, taken.account) = (job.owner.uid, job.account.clone());
         }
-        taken.copying = matches!(job.under_way, Some(WorkOrder { work: Work::StageIn | Work::StageOut, .. }));
+        taken.copying = copies(job);
         if job.results {
             taken.results = Some(job.id);
             taken.outputs.clone_from(&job.request.data_out);
         }
         taken
     }
+
+    /// Whether it is what a job takes, as [`JobUsage::by`] would say. It is asked after every event, of which most change nothing of it.
+    fn is_by(&self, job: &Job) -> bool {
+        let nodes = job.allocation.as_ref().map_or(&[][..], |allocation| &allocation.nodes);
+        let (uid, account, outputs) = (
+            if job.allocation.is_some() { job.owner.uid } else { 0 },
+            if job.allocation.is_some() { job.account.as_str() } else { "" },
+            if job.results { job.request.data_out.as_slice() } else { &[] },
+        );
+        self.copying == copies(job)
+            && self.results == job.results.then_some(job.id)
+            && self.uid == uid
+            && self.account == account
+            && self.nodes == nodes
+            && self.outputs == outputs
+    }
+
+    /// Whether both are the same but for what is copied.
+    fn is_but_for_copying(&self, other: &JobUsage) -> bool {
+        let JobUsage { nodes, copying: _, results, outputs, uid, account } = self;
+        (results, uid, account, nodes, outputs)
+            == (&other.results, &other.uid, &other.account, &other.nodes, &other.outputs)
+    }
+}
+
+/// Whether input or results are copied for a job.
+fn copies(job: &Job) -> bool {
+    matches!(job.under_way, Some(WorkOrder { work: Work::StageIn | Work::StageOut, .. }))
 }
 
 /// [`RsaUsage`] and what each job takes of it, kept up to date from event to event.
@@ -130,16 +158,16 @@ impl Takings {
 
     /// Counts again what a job takes, nothing if it is gone. Returns what has changed, if anything.
     pub fn look_at_job(&mut self, id: Incarnation, job: Option<&Job>, nodes: &Nodes) -> Option<Changed> {
-        let after = job.map(JobUsage::by).unwrap_or_default();
-        let before = self.by_job.get(&id).cloned().unwrap_or_default();
-        if before == after {
+        let nothing = JobUsage::default();
+        let known = self.by_job.get(&id);
+        if job.map_or(known.is_none(), |job| known.unwrap_or(&nothing).is_by(job)) {
             return None;
         }
+        let before = self.by_job.remove(&id).unwrap_or_default();
+        let after = job.map(JobUsage::by).unwrap_or_default();
         self.usage.change(&before, &after, nodes);
-        let only_copies = JobUsage { copying: after.copying, ..before.clone() } == after;
-        if after == JobUsage::default() {
-            self.by_job.remove(&id);
-        } else {
+        let only_copies = before.is_but_for_copying(&after);
+        if after != nothing {
             self.by_job.insert(id, after);
         }
         // Who brings results home keeps others from the same place.
@@ -171,7 +199,8 @@ impl RsaUsage {
 
     /// What a job takes has changed.
     fn change(&mut self, before: &JobUsage, after: &JobUsage, nodes: &Nodes) {
-        if before == after {
+        if before.is_but_for_copying(after) {
+            self.copying = self.copying + u32::from(after.copying) - u32::from(before.copying);
             return;
         }
         self.remove(before);
