@@ -154,7 +154,8 @@ fn phases(options: &Options, clusters: [&Cluster; 2], part: &mut Part) -> Result
             let (cluster, input) = (clusters[way], &inputs[way]);
             let output = directory(cluster, &format!("output-{round}"))?;
             let script = format!(
-                "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_NODES=1\n#RSA_CAPACITY=256MiB\n#RSA_DATA_IN={input}\n#RSA_DATA_OUT={output}\n\
+                "#!/bin/sh\n#RSA_WAIT=hold\n#RSA_NODES=1\n#RSA_CAPACITY=256MiB\n#RSA_OUT_SIZE={MIB}MiB\n\
+                 #RSA_DATA_IN={input}\n#RSA_DATA_OUT={output}\n\
                  cp {input}/part-* {output}\n",
                 input = input.display(),
                 output = output.display(),

@@ -46,7 +46,8 @@ end
 /// As docs/admin.md has it; the log tells how long each function took.
 const BURST_BUFFER_CONF: &str =
     "Directive=RSA\nStageInTimeout=172800\nStageOutTimeout=172800\nOtherTimeout=300\n";
-const BURST_BUFFERS: &str = "BurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\n";
+const BURST_BUFFERS: &str =
+    "BurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\nSlurmctldDebug=verbose\n";
 
 /// What differs between the clusters of the benchmarks.
 pub struct Setup<'a> {

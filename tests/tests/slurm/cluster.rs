@@ -203,7 +203,7 @@ impl Cluster {
                 file("burst_buffer.conf", limits.to_owned()),
                 file("ondeck.env", settings),
             ];
-            conf += "\nBurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\n";
+            conf += "\nBurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\nSlurmctldDebug=verbose\n";
         }
         let slurm = bed
             .slurm(SlurmSetup {
