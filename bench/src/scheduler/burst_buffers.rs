@@ -3,13 +3,14 @@
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
+use ondeck_sim::random::{self, Purpose};
 
 use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
-use crate::scheduler::cluster::{Cluster, Integration, Setup, wait};
+use crate::scheduler::cluster::{Cluster, Integration, Setup, USUAL_PACE, wait};
 use crate::scheduler::hooks::directory;
 use crate::scheduler::{Options, Part};
 use crate::{interrupt, machine};
@@ -33,11 +34,12 @@ pub fn run(options: &Options) -> Result<()> {
     part.introduction = "Clusters of a real Slurm each, with four compute nodes and four RSA nodes, of which only Slurm's way to \
                          RAM disks differs: its burst buffers with our functions, its burst buffers with functions that do \
                          nothing and without anything of ours, and the integration from outside. The defaults of `ondeck \
-                         serve`. All nodes are namespaces of one machine; one job at a time, the ways in rotated order. The \
+                         serve` and of Slurm's SchedulerParameters. All nodes are namespaces of one machine; one job at a time, the ways in rotated order. The \
                          first round is dropped."
         .into();
-    let cluster =
-        |integration| Cluster::new(&Setup { lends: "512MiB", disk: None, scheduler: "", integration });
+    let cluster = |integration| {
+        Cluster::new(&Setup { lends: "512MiB", disk: None, scheduler: "", integration, slurm: USUAL_PACE })
+    };
     let inside = cluster(Integration::Inside)?;
     {
         let none = cluster(Integration::None)?;
@@ -61,6 +63,9 @@ fn start(cluster: &Cluster, input: &Path, name: &str, is_ours: bool) -> Result<f
         began = began.display(),
         seen = seen.display(),
     );
+    // slurmctld looks once a second whether there is anything to schedule: nobody submits in step with that.
+    let mut random = random::of_job(Purpose::Io, 3, name.parse()?);
+    std::thread::sleep(Duration::from_secs_f64(random::unit(&mut random)));
     let submitted = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let job = cluster.submit(&script, &["--nodes=1", "--exclusive", "--output=/dev/null"])?;
     cluster.wait_completed(job)?;

@@ -48,6 +48,8 @@ const BURST_BUFFER_CONF: &str =
     "Directive=RSA\nStageInTimeout=172800\nStageOutTimeout=172800\nOtherTimeout=300\n";
 const BURST_BUFFERS: &str =
     "BurstBufferType=burst_buffer/lua\nDebugFlags=BurstBuffer\nSlurmctldDebug=verbose\n";
+/// Slurm's own pace instead of the testbed's: a job that is submitted is looked at after 3 s at most, the whole queue once a minute.
+pub const USUAL_PACE: &str = "SchedulerParameters=bf_continue\n";
 
 /// What differs between the clusters of the benchmarks.
 pub struct Setup<'a> {
@@ -58,6 +60,8 @@ pub struct Setup<'a> {
     /// Lines for the part `[scheduler]`.
     pub scheduler: &'a str,
     pub integration: Integration,
+    /// Lines for slurm.conf.
+    pub slurm: &'a str,
 }
 
 pub struct Cluster {
@@ -113,6 +117,7 @@ impl Cluster {
         let (prolog, epilog) = (hook("prolog")?, hook("epilog")?);
         let names = |prefix: &str| (1..=NODES).map(|n| format!("{prefix}{n}")).collect::<Vec<_>>();
         let (conf, files) = burst_buffers(&dir, setup.integration)?;
+        let conf = conf + setup.slurm;
         let hooks = setup.integration != Integration::None;
         let job_submit = dir.join("job_submit.lua");
         fs::write(&job_submit, include_str!("../../../slurm/job_submit.lua"))?;

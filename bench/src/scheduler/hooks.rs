@@ -38,6 +38,7 @@ pub fn run(options: &Options) -> Result<()> {
         disk: None,
         scheduler: "",
         integration: Integration::Outside,
+        slurm: "",
     })?;
     hooks(options, &cluster, &mut part)?;
     ready(options, &cluster, &mut part)?;

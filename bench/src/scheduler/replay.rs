@@ -78,6 +78,7 @@ pub fn run(options: &Options) -> Result<()> {
         disk: None,
         scheduler: &settings,
         integration: Integration::Outside,
+        slurm: "",
     })?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
     submit_all(&cluster, &plans(jobs))?;

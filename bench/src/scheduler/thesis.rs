@@ -149,6 +149,7 @@ pub fn run(options: &Options) -> Result<()> {
         disk: Some(&disk.path),
         scheduler: "debounce = \"200ms\"\n[scheduler.limits]\nprolog = \"30s\"\nepilog = \"30s\"",
         integration: Integration::Outside,
+        slurm: "",
     })?;
     let home = disk.path.join("alice");
     fs::create_dir(&home)?;

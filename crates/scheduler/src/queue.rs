@@ -23,21 +23,32 @@ const SCRIPTS: usize = 4;
 /// How long they are read before the queue is looked at again, which Prologs wait for. The others are read then.
 const READING: Duration = Duration::from_secs(1);
 
-/// At least so much lies between two looks, however many want to know now: each asks the workload manager for all jobs.
+/// So much lies between two looks in the mean, however many want to know now: each asks the workload manager for all jobs.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
+/// So many looks may follow one another without a pause, if there was none for a while: a job is asked for several times within a moment.
+const LOOKS_IN_A_ROW: u32 = 3;
 
 /// Looks at the queue for as long as the daemon lives.
 pub(crate) async fn look(context: Arc<Context>) {
+    let mut due = tokio::time::Instant::now();
     loop {
         context.queue.begin_a_look().await;
+        let began = tokio::time::Instant::now();
         look_once(&context).await;
-        let pause = tokio::time::Instant::now() + LOOK_PAUSE;
+        due = next_look(due, began, began.elapsed());
         tokio::select! {
             () = tokio::time::sleep(context.config().slurm.interval) => {}
             () = context.queue.wanted.notified() => {}
         }
-        tokio::time::sleep_until(pause).await;
+        tokio::time::sleep_until(due).await;
     }
+}
+
+/// When the next look may begin, after one that was due, began and took so long.
+fn next_look(due: tokio::time::Instant, began: tokio::time::Instant, took: Duration) -> tokio::time::Instant {
+    let earliest = began.checked_sub(LOOK_PAUSE * LOOKS_IN_A_ROW).unwrap_or(began);
+    due.max(earliest) + LOOK_PAUSE + took
 }
 
 async fn look_once(context: &Arc<Context>) {
@@ -466,6 +477,24 @@ mod tests {
         let late =
             read_several(vec![(0, job(0))], Duration::ZERO, |_| std::future::pending::<Result<(), _>>());
         assert!(matches!(late.await[..], [(0, _, Err(Unread::Later))]));
+    }
+
+    #[test]
+    fn looks_follow_one_another_thrice_at_most_and_every_200_ms_in_the_mean() {
+        for took in [1, 30, 1000].map(Duration::from_millis) {
+            let start = tokio::time::Instant::now() + Duration::from_secs(60);
+            let (mut clock, mut due, mut begins) = (start, start - Duration::from_secs(60), Vec::new());
+            for _ in 0..50 {
+                clock = clock.max(due);
+                begins.push(clock);
+                due = next_look(due, clock, took);
+                clock += took;
+            }
+            let waits: Vec<Duration> = begins.windows(2).map(|two| two[1] - two[0] - took).collect();
+            assert!(
+                waits[..2].iter().all(Duration::is_zero) && waits[4..].iter().all(|wait| *wait == LOOK_PAUSE)
+            );
+        }
     }
 
     fn job(number: u32) -> QueuedJob {

@@ -16,8 +16,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router;
@@ -29,6 +29,7 @@ use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::Status;
 use ondeck_api::server::Json;
 use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::Incarnation;
 use ondeck_core::Owner;
 use ondeck_core::schedule::Refused;
 use ondeck_wlm::Controller;
@@ -42,6 +43,8 @@ struct Api {
     controller: tokio::sync::Mutex<Option<(Instant, Result<Controller, String>)>>,
     /// When the start of the workload manager's daemon was last asked for.
     start_asked: tokio::sync::Mutex<Option<Instant>>,
+    /// Whose `data_in` was answered, and when, for whom Slurm is to look at its queue.
+    answered: Mutex<Vec<(Incarnation, Instant)>>,
     /// How many stage-outs Slurm waits for.
     stage_outs: AtomicUsize,
     /// The description of the API, for programs.
@@ -53,9 +56,16 @@ struct Api {
 /// Answers for the daemon whose parts share this.
 pub(crate) fn router(context: Arc<Context>) -> Router {
     let document = openapi::value();
-    let (stage_outs, controller, start_asked) = Default::default();
-    let api =
-        Arc::new(Api { context, controller, start_asked, stage_outs, page: page::page(&document), document });
+    let (stage_outs, controller, start_asked, answered) = Default::default();
+    let api = Arc::new(Api {
+        context,
+        controller,
+        start_asked,
+        answered,
+        stage_outs,
+        page: page::page(&document),
+        document,
+    });
     // Around all routes, and around what there is no route for.
     let without_journal = from_fn_with_state(Arc::clone(&api), unless_there_is_no_journal);
     let (router, _) = routes::routes().split_for_parts();

@@ -731,6 +731,24 @@ fn only_the_user_of_slurmctld_on_its_host_may_ask() {
     cluster.assert_clean_inside();
 }
 
+/// Slurm looks at its queue once an hour here, unless something has changed.
+#[test]
+fn slurm_looks_at_its_queue_once_the_input_is_there() {
+    if !available() {
+        return;
+    }
+    let pace = "SchedulerParameters=sched_interval=3600,bf_interval=3600,batch_sched_delay=1,bf_continue";
+    let cluster = inside(Setup { slurm: pace.into(), ..Setup::default() });
+    let alice = cluster.user("alice");
+    let input = folder(alice, "in", &files(1, 1000));
+    for wait in ["hold", "disk"] {
+        let lines = [format!("WAIT={wait}"), format!("DATA_IN={}", input.display())];
+        let job = cluster.submit(&script(alice, &lines, "true"), 1);
+        cluster.wait_shown(job, "COMPLETED");
+    }
+    cluster.assert_clean_inside();
+}
+
 #[test]
 fn a_job_that_reads_results_starts_when_they_are_on_disk() {
     if !available() {

@@ -2,8 +2,8 @@
 //!
 //! A question may come again: after the time that it waits, after a restart of either side, or because Slurm asks twice.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
@@ -12,10 +12,11 @@ use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferV
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{BurstBuffer, BurstBufferCall as Call, Event, Job, JobState, RsaState};
 use ondeck_core::{Incarnation, JobId};
-use ondeck_wlm::Controller;
+use ondeck_wlm::{Controller, WlmError};
 
 use super::routes::LONGEST_WAIT;
 use super::{Api, refused};
+use crate::context::Context;
 use crate::queue;
 
 /// How long it is believed who the workload manager's daemon is; and that it can't be told.
@@ -191,6 +192,9 @@ impl Api {
                 if matches!(found.verdict, Verdict::Failed | Verdict::Kept) {
                     self.has_told(id.job, until).await;
                 }
+                if call == Call::DataIn && matches!(found.verdict, Verdict::Done | Verdict::OnDisk) {
+                    self.wake_the_queue_for(id);
+                }
                 return Ok(found);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -290,10 +294,71 @@ impl Api {
         }
     }
 
+    /// Has Slurm look at its queue once it knows that a job's input is there. It does so by itself only for jobs whose burst buffers
+    /// have a size (slurmctld 22.05, `_start_stage_in`); others wait for its next look, which may be a minute away, or for a change of
+    /// any job. One such change serves all who are answered until then.
+    fn wake_the_queue_for(self: &Arc<Self>, id: Incarnation) {
+        /// So long it takes from the answer until slurmctld has noted it.
+        const NOTED: Duration = Duration::from_millis(300);
+        {
+            let mut answered = self.answered();
+            answered.push((id, Instant::now()));
+            if answered.len() > 1 {
+                return;
+            }
+        }
+        let api = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                let now: Vec<_> = api.answered().clone();
+                let Some((_, last)) = now.last() else { return };
+                tokio::time::sleep_until((*last + NOTED).into()).await;
+                for (id, _) in &now {
+                    if wake_the_queue(&api.context, *id).await {
+                        break;
+                    }
+                }
+                // Others may have been answered meanwhile.
+                let mut answered = api.answered();
+                answered.drain(..now.len());
+                if answered.is_empty() {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn answered(&self) -> MutexGuard<'_, Vec<(Incarnation, Instant)>> {
+        self.answered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     async fn tell(&self, call: Call, job: &Job) -> Result<(), Refusal> {
         let seen = queue::known(job);
         self.context.event(Event::BurstBuffer { call, seen: Box::new(seen) }).await.map_err(refused)
     }
+}
+
+/// Changes a job that waits for nodes in nothing: the line that is ours to what it is. Returns whether that was done.
+async fn wake_the_queue(context: &Context, id: Incarnation) -> bool {
+    const HERE: &str = "ondeck: Slurm may start it";
+    let waits = |job: &Job| job.job_state == JobState::Ondeck && !job.hold.is_held();
+    if context.config().scheduler.simulate.is_some() || !context.job(id).is_some_and(|job| waits(&job)) {
+        return false;
+    }
+    let woken = async {
+        let line = context.workload_manager.details(id.job).await?.admin_comment;
+        let ours = match line.as_str() {
+            "" => HERE,
+            ours if ours.starts_with("ondeck: ") => ours,
+            // Somebody else's is not touched.
+            _ => return Ok(false),
+        };
+        context.workload_manager.set_comment(id.job, ours).await.map(|()| true)
+    };
+    woken.await.unwrap_or_else(|error: WlmError| {
+        tracing::debug!(job = id.key(), %error, "Slurm starts it when it looks at its queue the next time");
+        false
+    })
 }
 
 /// What is to be answered by the state of a job; nothing while it is to be waited for.
