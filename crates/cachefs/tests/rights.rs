@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use client::Cache;
+use client::{Cache, Small};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, SyncWhen};
 
 const ACCESS: &str = "system.posix_acl_access";
@@ -192,4 +192,41 @@ fn a_directory_that_lost_rights_before_a_kill_has_lost_them_before_anything_new_
     assert_eq!(mode(&cache.backing().join("dir")) & 0o077, 0);
     cache.flush();
     assert_eq!(mode(&cache.backing().join("dir")), 0o500);
+}
+
+/// Has the kernel refuse all changes of a directory, or not any more.
+fn set_immutable(dir: &Path, to: bool) {
+    let dir = fs::File::open(dir).unwrap();
+    let mut flags = rustix::fs::ioctl_getflags(&dir).unwrap();
+    flags.set(rustix::fs::IFlags::IMMUTABLE, to);
+    rustix::fs::ioctl_setflags(&dir, flags).unwrap();
+}
+
+#[test]
+fn a_directory_whose_list_was_refused_has_lost_its_rights_before_anything_new_appears_in_it() {
+    let Some(small) = Small::new("size=64m") else { return };
+    for is_killed in [false, true] {
+        let name = if is_killed { "killed" } else { "dir" };
+        let dir = small.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        set_mode(&dir, 0o755);
+        let store = tempfile::tempdir_in("/dev/shm").unwrap();
+        let settings = Settings { idle: true, sync: SyncWhen::Fsync, ..Settings::new(LEAST_CAPACITY) };
+        let mut cache = Cache::at(settings, small.path(), store.path());
+        cache.set_xattr(name, ACCESS, &for_a_stranger()).unwrap();
+        cache.set_mode(name, 0o700).unwrap();
+        set_immutable(&dir, true);
+        cache.owner().flush(&mut |_| true).unwrap_err();
+        set_immutable(&dir, false);
+        assert_eq!(mode(&dir), 0o755);
+        if is_killed {
+            cache.replace();
+        }
+        cache.create(format!("{name}/secret"), 0o644).unwrap();
+        cache.sync(&format!("{name}/secret")).unwrap();
+        assert_eq!(mode(&dir), 0o700);
+        cache.flush();
+        assert_eq!(mode(&dir), 0o700);
+        assert!(has(&dir, ACCESS));
+    }
 }

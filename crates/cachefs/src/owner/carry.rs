@@ -355,10 +355,12 @@ fn carry_attributes(pass: &mut Pass, entry: &OwnedFd, user: u32) -> Result<(), E
     // Every other change may have taken set-id bits away, or the group's bits for an ACL's.
     let changes_mode = pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0;
     if !is_symlink && changes_mode {
+        // A directory that could still give rights has not lost them yet: that is done before anything new appears below it.
+        let lacks = dirty::MODE | pass.bits & dirty::WIDE;
         if is_private {
-            pass.refused = pass.refused.map(|(bits, error)| (bits | dirty::MODE, error));
+            pass.refused = pass.refused.map(|(bits, error)| (bits | lacks, error));
         } else if let Err(error) = rustix::fs::chmod(path.as_str(), Mode::from_raw_mode(pass.mode & 0o7777)) {
-            pass.refuse(dirty::MODE, error);
+            pass.refuse(lacks, error);
         }
     }
     let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
