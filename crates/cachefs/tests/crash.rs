@@ -579,3 +579,54 @@ fn data_that_somebody_has_removed_from_the_store_is_missed_and_never_written_bac
     assert_eq!(cache.read("file", 0, 14).unwrap(), b"\0\0AT was there");
     assert_eq!(cache.read("d/new", 0, 3).unwrap(), b"new");
 }
+
+/// Another one, which puts a file beside others' work that it can't read yet, and changes its mode meanwhile.
+#[test]
+fn the_process_that_puts_a_file_aside() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store) = (PathBuf::from(told.next().unwrap()), told.next().unwrap());
+    let cache = Cache::at(Settings { idle: true, ..settings() }, &backing, Path::new(store));
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    cache.write("file", 0, b"ours!!").unwrap();
+    fs::write(backing.join("file"), "theirs").unwrap();
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let holder = fs::OpenOptions::new().read(true).write(true).open(backing.join("file")).unwrap();
+    // SAFETY: it changes nothing but a lease of a file that is open here.
+    let lease =
+        |command: libc::c_int, kind: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, kind) };
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| cache.flush());
+        while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        cache.set_mode("file", 0o640).unwrap();
+        out.write_all(b".").unwrap();
+    });
+}
+
+#[test]
+fn what_others_have_changed_is_theirs_after_a_kill_though_ours_was_changed_while_it_was_put_aside() {
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    for shortens in [false, true] {
+        let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+        fs::write(backing.path().join("file"), "before").unwrap();
+        let which = "the_process_that_puts_a_file_aside";
+        let (mut child, mut reader) = start(which, backing.path(), store.path(), 0, shortens);
+        reader.read_exact(&mut [0; 1]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cache = Cache::at(settings(), backing.path(), store.path());
+        cache.flush();
+        assert_eq!(fs::read(backing.path().join("file")).unwrap(), b"theirs");
+        let conflicts = cache.owner().status().conflicts;
+        assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+        let ours = backing.path().join(conflicts[0].ours.as_ref().unwrap());
+        assert_eq!(fs::read(ours).unwrap(), b"ours!!");
+    }
+}

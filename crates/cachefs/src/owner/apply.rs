@@ -347,7 +347,7 @@ impl Core {
             state = self.wait(state);
         }
         state.applier_awaits.clear();
-        let pass = UnderWay { began: Instant::now(), dirty_since: None };
+        let pass = UnderWay { began: Instant::now(), dirty_since: None, changes: false };
         state.passes.extend(held.iter().map(|ino| (*ino, pass)));
         state.moving = Some(std::thread::current().id());
         held
@@ -365,7 +365,7 @@ impl Core {
             }
             state = self.wait(state);
         }
-        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None });
+        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None, changes: false });
         Ok(())
     }
 
@@ -759,7 +759,7 @@ impl Core {
             return Ok(());
         }
         let entry = self.backing_entry(ino)?;
-        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true, true)?);
+        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true)?);
         if let Some(data) = self.lock().inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
             data.orphan = Some(file);
         }

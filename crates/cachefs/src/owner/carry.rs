@@ -41,13 +41,13 @@ impl Core {
         if is_file(pass.mode) && writes_data {
             let wide = self.lock().wide_above_file(pass.ino);
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
-            let file = Arc::new(self.reopen(pass.ino, &entry, true, false)?);
-            pass.begun = true;
+            let file = Arc::new(self.reopen(pass.ino, &entry, true)?);
+            self.lock().begin_changes(pass);
             narrow(pass, &entry, &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
-        pass.begun = true;
+        self.lock().begin_changes(pass);
         carry_attributes(pass, &entry, self.backing.uid())
     }
 
@@ -130,7 +130,7 @@ impl Core {
                 if has_home {
                     // Its removal there is still to come, and then it stays open.
                     let entry = self.backing_entry(pass.ino)?;
-                    Arc::new(self.reopen(pass.ino, &entry, true, false)?)
+                    Arc::new(self.reopen(pass.ino, &entry, true)?)
                 } else {
                     let flags =
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -160,12 +160,12 @@ impl Core {
             pass.orphan = true;
             return Ok(());
         }
-        let home = {
-            let mut state = self.lock();
-            // Nothing of theirs is changed: whoever goes on after a kill must find once more that it is theirs.
-            state.journal_seen(pass.ino);
-            state.inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?
-        };
+        let home = self
+            .lock()
+            .inodes
+            .get(&pass.ino)
+            .and_then(|inode| inode.homes.first().cloned())
+            .ok_or(Errno::STALE)?;
         let directory = self.backing_directory(home.dir)?;
         let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
@@ -201,7 +201,7 @@ impl Core {
         let rest = match &theirs {
             _ if pass.backing_len == 0 => None,
             Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
-            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false, false)?)),
+            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false)?)),
             None => self.backing.known_file(pass.ino),
         };
         let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;

@@ -271,7 +271,7 @@ impl Core {
         let file = match backing::reopen(entry.as_fd(), false) {
             Err(Errno::ACCESS) => {
                 self.hold_one_still(ino)?;
-                let file = self.reopen(ino, &entry, false, true);
+                let file = self.reopen(ino, &entry, false);
                 self.let_go(&[ino]);
                 file?
             }
@@ -283,9 +283,8 @@ impl Core {
     }
 
     /// Opens the file of an inode there, also if its mode keeps its owner out. That changes its time of change, and is nobody else's
-    /// work: nothing else may look at it meanwhile, so the caller has a pass of it, or holds it still. A pass has told the journal that it
-    /// changes the file; else `note` is set.
-    pub fn reopen(&self, ino: Ino, entry: &OwnedFd, write: bool, note: bool) -> Result<File, Errno> {
+    /// work: nothing else may look at it meanwhile, so the caller has a pass of it, or holds it still.
+    pub fn reopen(&self, ino: Ino, entry: &OwnedFd, write: bool) -> Result<File, Errno> {
         match backing::reopen(entry.as_fd(), write) {
             Err(Errno::ACCESS) => {}
             other => return other,
@@ -295,21 +294,22 @@ impl Core {
             let mut state = self.lock();
             let seen = state.inodes.get(&ino).and_then(|inode| inode.seen);
             let is_ours = seen.is_some_and(|seen| seen.is_as_left(found.ino, found.ctime));
-            if is_ours && note && state.journal.known.contains(&ino) {
-                state.journal_writing(ino);
+            if is_ours {
+                state.journal_changes(ino);
             }
             is_ours
         };
         let file = backing::reopen_closed(self.backing.uid(), entry.as_fd(), &found, write);
         if is_ours {
-            let now = backing::stat(entry.as_fd(), OsStr::new(""))?;
+            let now = backing::stat(entry.as_fd(), OsStr::new(""));
             let mut state = self.lock();
-            if let Some(inode) = state.inodes.get_mut(&ino) {
-                inode.seen = Some(Seen { ino: now.ino, ctime: now.ctime });
+            if let Some(seen) = state.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
+                seen.ctime = now.map_or(Seen::UNKNOWN, |now| now.ctime);
             }
-            if note {
-                state.journal_seen(ino);
+            if let Some(pass) = state.passes.get_mut(&ino) {
+                pass.changes = false;
             }
+            state.journal_seen(ino);
         }
         file
     }

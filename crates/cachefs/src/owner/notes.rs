@@ -42,7 +42,7 @@ impl State {
     fn add_image(&mut self, ino: Ino, image: Image) {
         self.journal.add(&Record::Inode(ino, Box::new(image)));
         // It says how this was left on the backing directory, where it is being changed again.
-        if self.passes.contains_key(&ino) {
+        if self.passes.get(&ino).is_some_and(|pass| pass.changes) {
             self.journal.add(&Record::Writing(ino));
         }
     }
@@ -187,8 +187,12 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that something is about to be changed on the backing directory.
-    pub fn journal_writing(&mut self, ino: Ino) {
+    /// Notes that something is about to be changed on the backing directory, by a pass or who holds it still: whoever goes on after a
+    /// kill must not take that for somebody else's work.
+    pub fn journal_changes(&mut self, ino: Ino) {
+        if let Some(pass) = self.passes.get_mut(&ino) {
+            pass.changes = true;
+        }
         self.anchor(ino);
         self.journal.add(&Record::Writing(ino));
         self.end_record();

@@ -137,12 +137,17 @@ impl State {
             }
         }
         let dirty_since = pass.since.map(|since| since.generation);
-        self.passes.insert(ino, UnderWay { began: begins.since, dirty_since });
-        if !pass.orphan {
-            // Whoever has to go on after us must not take what we change for somebody else's work.
-            self.journal_writing(ino);
-        }
+        self.passes.insert(ino, UnderWay { began: begins.since, dirty_since, changes: false });
         Some(pass)
+    }
+
+    /// Notes that a pass changes what the backing directory has from now on, and not before: until then the journal says how it was
+    /// left, by which others' work is known.
+    pub fn begin_changes(&mut self, pass: &mut Pass) {
+        if !pass.begun {
+            pass.begun = true;
+            self.journal_changes(pass.ino);
+        }
     }
 
     /// Whether a file was cut since the pass of it began.
@@ -252,10 +257,6 @@ impl State {
             {
                 data.error = Some(error.raw_os_error());
             }
-        }
-        if !pass.begun && !pass.orphan {
-            // The journal has it as being changed.
-            self.journal_seen(ino);
         }
         self.settle(pass, |extent, blocks| {
             // What was cut off meanwhile is not in flight any more.
