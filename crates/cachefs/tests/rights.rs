@@ -5,8 +5,10 @@
 mod client;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use client::{Cache, Small};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, SyncWhen};
@@ -229,4 +231,45 @@ fn a_directory_whose_list_was_refused_has_lost_its_rights_before_anything_new_ap
         assert_eq!(mode(&dir), 0o700);
         assert!(has(&dir, ACCESS));
     }
+}
+
+#[test]
+fn what_is_written_while_a_file_is_written_back_is_not_there_by_rights_that_were_lost_before() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o755);
+        for file in ["file", "dir/file"] {
+            fs::write(backing.join(file), "before").unwrap();
+            set_mode(&backing.join(file), 0o644);
+        }
+    });
+    for (path, loses, to) in [("file", "file", 0o600), ("dir/file", "dir", 0o700)] {
+        cache.write(path, 0, b"public").unwrap();
+        // Its pass waits for this to be given back, before it reads what it is to write.
+        let holder = fs::File::options().read(true).write(true).open(cache.backing().join(path)).unwrap();
+        // SAFETY: it changes nothing but a lease of a file that is open here.
+        let lease = |command: libc::c_int, kind: libc::c_int| unsafe {
+            libc::fcntl(holder.as_raw_fd(), command, kind)
+        };
+        assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        std::thread::scope(|scope| {
+            let syncs = scope.spawn(|| cache.sync(path));
+            let until = Instant::now() + Duration::from_secs(30);
+            while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+                assert!(Instant::now() < until, "nobody has asked for it");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            cache.set_mode(loses, to).unwrap();
+            cache.write(path, 0, b"secret").unwrap();
+            assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
+            syncs.join().unwrap().unwrap();
+        });
+        assert_eq!(fs::read(cache.backing().join(path)).unwrap(), b"secret");
+        assert_eq!(mode(&cache.backing().join(loses)), to, "{loses}");
+    }
+    cache.flush();
+    assert_eq!(mode(&cache.backing().join("file")), 0o600);
 }

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec,
 use rustix::io::Errno;
 
 use super::Core;
-use super::blocks::BLOCK;
+use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Homes, Seen, dirty};
 use super::narrow::narrow;
 use super::pass::{Pass, is_file};
@@ -43,7 +43,7 @@ impl Core {
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
             let file = Arc::new(self.reopen(pass.ino, &entry, true)?);
             self.lock().begin_changes(pass);
-            narrow(pass, &entry, &found)?;
+            narrow(pass, entry.as_fd(), &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
@@ -73,16 +73,23 @@ impl Core {
     }
 
     fn carry_data(&self, pass: &mut Pass, to: &File) -> Result<(), Errno> {
+        // The pass itself is changed as this goes.
+        let extents = std::mem::take(&mut pass.extents);
+        let done = self.carry_extents(pass, &extents, to);
+        pass.extents = extents;
+        done
+    }
+
+    fn carry_extents(&self, pass: &mut Pass, extents: &[(u32, Blocks)], to: &File) -> Result<(), Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         if pass.cut {
             // What was cut off here must not come back when the file grows there.
             rustix::fs::ftruncate(to, pass.backing_len.min(pass.size))?;
         }
-        let from =
-            if pass.extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
+        let from = if extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
         let mut length = to.metadata().map_err(errno)?.len();
         let mut buffer = Vec::new();
-        for (number, blocks) in &pass.extents {
+        for (number, blocks) in extents {
             let first = u64::from(*number) * EXTENT;
             for (begin, end) in blocks.runs() {
                 let (begin, end) =
@@ -97,9 +104,17 @@ impl Core {
                         store::read(from, part.begin, &mut buffer).map_err(errno)?;
                         self.store.check()?;
                     }
-                    if self.lock().was_cut_during(pass) {
+                    let (is_cut, has_lost_rights) = {
+                        let state = self.lock();
+                        (state.was_cut_during(pass), state.has_lost_rights_during(pass))
+                    };
+                    if is_cut {
                         // What was found may be the zeros of a file that is cut, which has never had them. All of it comes again.
                         return Ok(());
+                    }
+                    if has_lost_rights {
+                        // What was found may have been written since, and is not for whom had them.
+                        self.narrow_again(pass, to)?;
                     }
                     if part.data {
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;

@@ -1,11 +1,12 @@
 //! Rights that are taken away here are gone on the backing directory before what only others may reach comes there: whoever reaches
 //! that directory itself would reach it by the rights of before.
 //!
-//! A file loses them with the pass that brings its data ([`narrow`]). A directory is passed when its names have been changed, and that
+//! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is passed when its names have been changed, and that
 //! may be much later than names and data appear in it; so it loses them apart from that, and before. What it gains comes with its pass.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -32,10 +33,10 @@ struct Wanted {
 
 impl Wanted {
     /// The rights of what is there that it may keep until it has all that it is to have.
-    fn keeps(&self, entry: &OwnedFd, found: &backing::Stat) -> Result<u32, Errno> {
+    fn keeps(&self, entry: BorrowedFd<'_>, found: &backing::Stat) -> Result<u32, Errno> {
         let mut keeps = self.mode & RIGHTS;
         let changes_acl =
-            self.bits & dirty::XATTRS != 0 && (self.has_acl || has_acl(&backing::xattrs(entry.as_fd())?));
+            self.bits & dirty::XATTRS != 0 && (self.has_acl || has_acl(&backing::xattrs(entry)?));
         if self.bits & dirty::OWNER != 0 || changes_acl {
             // Its group, and whom an ACL names, may be others.
             keeps &= libc::S_IRWXU;
@@ -52,7 +53,7 @@ fn has_acl(xattrs: &Xattrs) -> bool {
 }
 
 /// Takes rights from a file there that it is to lose, before its data comes. It gets all of its rights when it has that.
-pub fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
+pub fn narrow(pass: &Pass, entry: BorrowedFd<'_>, found: &backing::Stat) -> Result<(), Errno> {
     if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
         return Ok(());
     }
@@ -62,20 +63,49 @@ pub fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(),
     if left == found.mode & RIGHTS {
         return Ok(());
     }
-    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
-}
-
-impl Inode {
-    /// Notes whether a change of mode, owner or ACL has taken rights from a directory that the backing directory may still give.
-    pub fn note_narrowed(&mut self, ino: Ino, is_narrower: bool) {
-        // What is not there yet is made for its owner alone.
-        if self.is_dir() && is_narrower && (ino == ROOT || !self.homes.is_empty()) {
-            self.dirty |= dirty::WIDE;
-        }
-    }
+    rustix::fs::chmod(backing::by_descriptor(entry).as_str(), Mode::from_raw_mode(left))
 }
 
 impl State {
+    /// Notes whether a change of mode, owner or ACL has taken rights from a file or directory that the backing directory may still
+    /// give.
+    pub fn note_narrowed(&mut self, ino: Ino, is_narrower: bool) {
+        if !is_narrower {
+            return;
+        }
+        self.rights_lost += 1;
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        // What is not there yet is made for its owner alone.
+        if inode.is_dir() && (ino == ROOT || !inode.homes.is_empty()) {
+            inode.dirty |= dirty::WIDE;
+        }
+    }
+
+    /// Has a pass bring the rights that its file has now, if any were lost since it began or since this was asked last: what it reads
+    /// next may have been written after that. Returns the directories above that have to lose rights first.
+    fn renew_rights(&mut self, pass: &mut Pass) -> Option<Vec<Ino>> {
+        if !self.has_lost_rights_during(pass) {
+            return None;
+        }
+        pass.rights_lost = self.rights_lost;
+        if let Some(inode) = self.inodes.get_mut(&pass.ino) {
+            let bits = inode.dirty & (dirty::MODE | dirty::OWNER | dirty::XATTRS);
+            inode.dirty &= !bits;
+            inode.writing |= bits;
+            pass.bits |= bits;
+            (pass.mode, pass.uid, pass.gid) = (inode.mode, inode.uid, inode.gid);
+            if bits & dirty::XATTRS != 0 {
+                pass.xattrs = inode.xattrs.as_deref().cloned();
+            }
+        }
+        Some(self.wide_above_file(pass.ino))
+    }
+
+    /// Whether anybody has lost rights since a pass began, or took over what its file had.
+    pub fn has_lost_rights_during(&self, pass: &Pass) -> bool {
+        self.rights_lost != pass.rights_lost && !pass.orphan
+    }
+
     /// Of a directory and those above it, where they are on the backing directory: those that have to lose rights there.
     fn wide_above(&self, dir: Ino, wide: &mut Vec<Ino>) {
         let mut at = dir;
@@ -122,6 +152,17 @@ impl State {
 }
 
 impl Core {
+    /// Takes rights from a file of a pass, and from the directories above it, that they have lost since the pass began.
+    ///
+    /// # Errors
+    /// As of a pass.
+    pub fn narrow_again(&self, pass: &mut Pass, file: &File) -> Result<(), Errno> {
+        let wide = self.lock().renew_rights(pass);
+        let Some(wide) = wide else { return Ok(()) };
+        self.narrow_directories(&wide).map_err(|(_, error)| error)?;
+        narrow(pass, file.as_fd(), &backing::stat(file.as_fd(), OsStr::new(""))?)
+    }
+
     /// Takes the rights from directories there that they are to lose. What is refused is refused to their passes, too, which tell it.
     ///
     /// # Errors
@@ -177,7 +218,7 @@ impl Core {
     fn take_rights(&self, ino: Ino, wanted: &Wanted) -> Result<bool, Errno> {
         let entry = self.backing_entry(ino)?;
         let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        let mut keeps = wanted.keeps(&entry, &found)?;
+        let mut keeps = wanted.keeps(entry.as_fd(), &found)?;
         if found.uid == wanted.uid {
             // Names in it are changed by the rights of its owner, who had them when that was begun.
             keeps |= libc::S_IRWXU;

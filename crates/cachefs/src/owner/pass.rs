@@ -36,6 +36,8 @@ pub struct Pass {
     pub cut: bool,
     pub cuts: u64,
     pub orphan: bool,
+    /// [`State::rights_lost`] when it began, or took over the rights that its file had.
+    pub rights_lost: u64,
     /// Something of it may be there: the time of change there is ours then, and not known before its end.
     pub begun: bool,
     /// Set as it goes.
@@ -117,6 +119,7 @@ impl State {
             cuts,
             // One whose removal there is still to come is as any other: it may be shown before, and is known by how we left it.
             orphan: inode.is_orphan() && inode.homes.is_empty(),
+            rights_lost: self.rights_lost,
             begun: false,
             file: orphan,
             seen: inode.seen,

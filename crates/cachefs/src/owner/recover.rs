@@ -126,6 +126,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         moving: None,
         is_recovering: false,
         draining: false,
+        rights_lost: 0,
         stopped: false,
     })
 }

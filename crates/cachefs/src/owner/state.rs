@@ -165,6 +165,8 @@ pub struct State {
     pub is_recovering: bool,
     /// Whether write-back goes on until the low watermark.
     pub draining: bool,
+    /// How often something was changed so that somebody has lost rights.
+    pub rights_lost: u64,
     pub stopped: bool,
 }
 
