@@ -51,6 +51,8 @@ pub struct Backing {
     user: Option<User>,
     /// Others write to it, too.
     others: bool,
+    /// Held by whoever changes the mode of a directory.
+    modes: Mutex<()>,
     directories: Mutex<LruCache<Ino, Arc<OwnedFd>>>,
     files: Mutex<LruCache<Ino, Arc<File>>>,
 }
@@ -82,7 +84,7 @@ impl Backing {
     pub fn new(root: OwnedFd, user: Option<User>, others: bool) -> Backing {
         let directories = Mutex::new(LruCache::new(share(OPEN_DIRECTORIES)));
         let files = Mutex::new(LruCache::new(share(OPEN_FILES)));
-        Backing { root, user, others, directories, files }
+        Backing { root, user, others, modes: Mutex::default(), directories, files }
     }
 
     /// Makes the calling thread reach files as the cache's user, for the rest of its life.
@@ -107,6 +109,95 @@ impl Backing {
     /// The user by whose rights files are reached, if not root's.
     pub fn uid(&self) -> u32 {
         self.user.as_ref().map_or(0, |user| user.uid)
+    }
+
+    /// Does something in directories, also if they are the user's own, and their modes keep even their owner out: the modes are given
+    /// back afterwards.
+    ///
+    /// # Errors
+    /// What `act` says.
+    pub fn within<T>(
+        &self,
+        directories: &[BorrowedFd<'_>],
+        mut act: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match act() {
+            Err(Errno::ACCESS) => {}
+            other => return other,
+        }
+        let _held = lock(&self.modes);
+        // Another thread may have been about to give a mode back, and has now; or a directory has its last mode.
+        match act() {
+            Err(Errno::ACCESS) => {}
+            other => return other,
+        }
+        let mut opened = Vec::new();
+        let mut done = Ok(());
+        for directory in directories {
+            match self.let_in(*directory) {
+                Ok(None) => {}
+                Ok(Some(mode)) => opened.push((*directory, mode)),
+                Err(error) => done = Err(error),
+            }
+        }
+        let done = done.and_then(|()| if opened.is_empty() { Err(Errno::ACCESS) } else { act() });
+        let mut given_back = Ok(());
+        for (directory, mode) in opened {
+            given_back = given_back.and(rustix::fs::chmod(by_descriptor(directory).as_str(), mode));
+        }
+        given_back.and(done)
+    }
+
+    /// Has a directory's mode let its owner in, if that is the user; returns which mode it had.
+    fn let_in(&self, directory: BorrowedFd<'_>) -> Result<Option<Mode>, Errno> {
+        let found = stat(directory, OsStr::new(""))?;
+        let mode = Mode::from_raw_mode(found.mode & 0o7777);
+        if found.uid != self.uid() || mode.contains(Mode::RWXU) {
+            return Ok(None);
+        }
+        rustix::fs::chmod(by_descriptor(directory).as_str(), mode | Mode::RWXU)?;
+        Ok(Some(mode))
+    }
+
+    /// Keeps directories from getting other modes by [`within`](Backing::within). Whoever changes the mode of a directory holds this:
+    /// `within` gives back what it has found, and is not to find what is being changed. Nothing keeps root out.
+    pub fn hold_modes(&self) -> Option<MutexGuard<'_, ()>> {
+        self.user.as_ref().map(|_| lock(&self.modes))
+    }
+
+    /// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
+    /// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn try_xattrs(&self, directory: BorrowedFd<'_>, name: &OsStr, wanted: &Xattrs) -> Result<(), Errno> {
+        let private = Mode::RUSR | Mode::WUSR;
+        let make = |path: &OsStr, more: OFlags| {
+            self.within(&[directory], || {
+                rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
+            })
+        };
+        let remove = || {
+            // Whether it is there does not matter.
+            let _ = self.within(&[directory], || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
+        };
+        let hold = |file: &OwnedFd| match set_xattrs(file.as_fd(), wanted)?.first() {
+            Some((_, error)) => Err(*error),
+            None => Ok(()),
+        };
+        if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
+            return hold(&file);
+        }
+        // Of a process that was killed in between.
+        remove();
+        match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
+            Ok(file) => {
+                let held = hold(&file);
+                remove();
+                held
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     /// The directory itself.
@@ -352,66 +443,6 @@ pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<Vec<(OsString
         }
     }
     Ok(refused)
-}
-
-/// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
-/// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
-///
-/// # Errors
-/// Why it does not.
-pub fn try_xattrs(uid: u32, directory: BorrowedFd<'_>, name: &OsStr, wanted: &Xattrs) -> Result<(), Errno> {
-    let private = Mode::RUSR | Mode::WUSR;
-    let make = |path: &OsStr, more: OFlags| {
-        within(uid, directory, || {
-            rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
-        })
-    };
-    let remove = || {
-        // Whether it is there does not matter.
-        let _ = within(uid, directory, || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
-    };
-    let hold = |file: &OwnedFd| match set_xattrs(file.as_fd(), wanted)?.first() {
-        Some((_, error)) => Err(*error),
-        None => Ok(()),
-    };
-    if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
-        return hold(&file);
-    }
-    // Of a process that was killed in between.
-    remove();
-    match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
-        Ok(file) => {
-            let held = hold(&file);
-            remove();
-            held
-        }
-        Err(_) => Ok(()),
-    }
-}
-
-/// Does something in a directory of the user's own whose mode keeps even its owner out: the mode is given back afterwards.
-///
-/// # Errors
-/// What `act` says.
-pub fn within<T>(
-    uid: u32,
-    directory: BorrowedFd<'_>,
-    mut act: impl FnMut() -> Result<T, Errno>,
-) -> Result<T, Errno> {
-    match act() {
-        Err(Errno::ACCESS) => {}
-        other => return other,
-    }
-    let found = stat(directory, OsStr::new(""))?;
-    let mode = Mode::from_raw_mode(found.mode & 0o7777);
-    if found.uid != uid || mode.contains(Mode::RWXU) {
-        return Err(Errno::ACCESS);
-    }
-    let path = by_descriptor(directory);
-    rustix::fs::chmod(path.as_str(), mode | Mode::RWXU)?;
-    let done = act();
-    rustix::fs::chmod(path.as_str(), mode)?;
-    done
 }
 
 /// Opens an entry without following it, for nothing but to know it again.

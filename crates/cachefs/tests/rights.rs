@@ -273,3 +273,29 @@ fn what_is_written_while_a_file_is_written_back_is_not_there_by_rights_that_were
     cache.flush();
     assert_eq!(mode(&cache.backing().join("file")), 0o600);
 }
+
+/// One whose mode keeps even its owner out is opened for a moment, by whoever writes something back below it.
+#[test]
+fn a_directory_of_the_users_own_has_its_mode_whatever_is_written_back_below_it() {
+    const USER: u32 = 4711;
+    const FILES: usize = 24;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(LEAST_CAPACITY) };
+    let file = |number: usize| format!("dir/{number}");
+    fs::create_dir(backing.path().join("dir")).unwrap();
+    (0..FILES).for_each(|number| fs::write(backing.path().join(file(number)), [0; 8]).unwrap());
+    for path in (0..FILES).map(file).chain(["dir".to_owned()]) {
+        std::os::unix::fs::chown(backing.path().join(path), Some(USER), Some(USER)).unwrap();
+    }
+    let Some(cache) = Cache::of_user(settings, USER, backing) else { return };
+    for round in 0..250_u8 {
+        let to = [0o600, 0o200, 0o444, 0o044][usize::from(round) % 4];
+        (0..FILES / 2).for_each(|number| cache.write(&file(number), 0, &[round; 8]).unwrap());
+        cache.set_mode("dir", to).unwrap();
+        (FILES / 2..FILES).for_each(|number| cache.write(&file(number), 0, &[round; 8]).unwrap());
+        cache.flush();
+        assert_eq!(mode(&cache.backing().join("dir")), to, "round {round}");
+    }
+    let status = cache.owner().status();
+    assert_eq!((status.failures, status.conflicts), (0, vec![]));
+}

@@ -279,7 +279,7 @@ impl Core {
             let name = unfinished(&self.store, ino);
             let removed = self.backing_directory(within).and_then(|directory| {
                 let at = directory.as_fd();
-                backing::within(self.backing.uid(), at, || remove(at, &name))
+                self.backing.within(&[at], || remove(at, &name))
             });
             match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -509,7 +509,7 @@ impl Core {
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
         let mut name = unfinished(&self.store, ino);
-        let made = backing::within(self.backing.uid(), at, || {
+        let made = self.backing.within(&[at], || {
             let make = |name: &OsStr| make(at, name, mode, rdev, target.as_deref());
             match make(&name) {
                 Err(Errno::EXIST) => {
@@ -595,9 +595,9 @@ impl Core {
     fn unmake(&self, ino: Ino, home: &Home) -> Result<Done, Errno> {
         self.keep_open(ino)?;
         let directory = self.backing_directory(home.dir)?;
-        let gone = backing::within(self.backing.uid(), directory.as_fd(), || {
-            rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty())
-        });
+        let gone = self
+            .backing
+            .within(&[directory.as_fd()], || rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty()));
         match gone {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
@@ -614,9 +614,9 @@ impl Core {
         &self,
         a: BorrowedFd<'_>,
         b: BorrowedFd<'_>,
-        mut act: impl FnMut() -> Result<T, Errno>,
+        act: impl FnMut() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        backing::within(self.backing.uid(), a, || backing::within(self.backing.uid(), b, &mut act))
+        self.backing.within(&[a, b], act)
     }
 
     /// Gives something its new name on the backing directory.
@@ -672,7 +672,7 @@ impl Core {
     }
 
     fn look(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Stat>, Errno> {
-        match backing::within(self.backing.uid(), directory, || backing::stat(directory, name)) {
+        match self.backing.within(&[directory], || backing::stat(directory, name)) {
             Ok(found) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
@@ -733,7 +733,7 @@ impl Core {
         }
         self.keep_open(ino)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        match backing::within(self.backing.uid(), at, || rustix::fs::unlinkat(at, name, flags)) {
+        match self.backing.within(&[at], || rustix::fs::unlinkat(at, name, flags)) {
             Ok(()) | Err(Errno::NOENT) => Ok(Done::default()),
             // Somebody else has put something there.
             Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {

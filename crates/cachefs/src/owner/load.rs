@@ -177,9 +177,9 @@ impl Core {
                 (inode.homes.first().ok_or(Errno::STALE)?.clone(), inode.seen)
             };
             let directory = self.backing_directory(home.dir)?;
-            let open = backing::within(self.backing.uid(), directory.as_fd(), || {
-                backing::open_path(directory.as_fd(), &home.name)
-            });
+            let open = self
+                .backing
+                .within(&[directory.as_fd()], || backing::open_path(directory.as_fd(), &home.name));
             match open {
                 Ok(open) => {
                     let found = backing::stat(open.as_fd(), OsStr::new(""))?;

@@ -14,7 +14,6 @@ use super::state::{State, Stop};
 use super::unfinished::unfinished;
 use super::wait::Need;
 use crate::acl;
-use crate::backing;
 use crate::message::{Ino, ROOT, Xattrs};
 
 impl State {
@@ -45,7 +44,7 @@ impl Core {
             Ok(directory) => {
                 // No inode has the number 0.
                 let name = unfinished(&self.store, 0);
-                backing::try_xattrs(self.backing.uid(), directory.as_fd(), &name, &tried)
+                self.backing.try_xattrs(directory.as_fd(), &name, &tried)
             }
             // Gone, or not there yet: it can't be known.
             Err(_) => Ok(()),
