@@ -299,3 +299,35 @@ fn a_directory_of_the_users_own_has_its_mode_whatever_is_written_back_below_it()
     let status = cache.owner().status();
     assert_eq!((status.failures, status.conflicts), (0, vec![]));
 }
+
+#[test]
+fn what_is_below_a_directory_that_is_moved_has_lost_its_rights_before() {
+    for is_killed in [false, true] {
+        let mut cache = cache(|backing| {
+            for dir in ["private", "private/a", "private/a/b", "private/stays", "public"] {
+                fs::create_dir(backing.join(dir)).unwrap();
+                set_mode(&backing.join(dir), if dir == "private" { 0o700 } else { 0o755 });
+            }
+            for file in ["private/a/b/old", "private/a/file"] {
+                fs::write(backing.join(file), "before").unwrap();
+                set_mode(&backing.join(file), 0o644);
+            }
+            fs::hard_link(backing.join("private/a/file"), backing.join("private/a/b/link")).unwrap();
+        });
+        for (path, to) in [("private/a/b", 0o700), ("private/stays", 0o700), ("private/a/file", 0o600)] {
+            cache.set_mode(path, to).unwrap();
+        }
+        if is_killed {
+            cache.replace();
+        }
+        cache.rename("private/a", "public/a", 0).unwrap();
+        cache.sync("public").unwrap();
+        let there = |path: &str| mode(&cache.backing().join(path));
+        assert_eq!((there("public/a/b"), there("public/a/file")), (0o700, 0o600));
+        if !is_killed {
+            assert_eq!(there("private/stays"), 0o755, "nobody needs that before its time");
+        }
+        cache.flush();
+        assert_eq!(there("private/stays"), 0o700);
+    }
+}

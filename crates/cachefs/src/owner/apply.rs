@@ -157,7 +157,7 @@ impl Core {
     /// # Errors
     /// The backing directory can't be reached or written to: nothing was done.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (round, shown, wide) = {
+        let (round, shown, wide_directories) = {
             let mut state = self.lock();
             let round = if state.stopped { Vec::new() } else { state.next_round() };
             let Some((last, _)) = round.last() else { return Ok(false) };
@@ -165,12 +165,13 @@ impl Core {
             let mut shown: Vec<Ino> = (round.iter().filter_map(|(_, turn)| turn.operation()))
                 .flat_map(|operation| state.shown_by(operation))
                 .collect();
+            let wide = state.wide_for(&round);
+            shown.extend(wide.files);
             shown.sort_unstable();
             shown.dedup();
-            let wide = state.wide_for(&round);
-            (round, shown, wide)
+            (round, shown, wide.directories)
         };
-        if let Err(failed) = self.narrow_directories(&wide) {
+        if let Err(failed) = self.narrow_directories(&wide_directories) {
             self.lock().batch_end = 0;
             return Err(failed);
         }

@@ -2,8 +2,9 @@
 //! that directory itself would reach it by the rights of before.
 //!
 //! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is passed when its names have been changed, and that
-//! may be much later than names and data appear in it; so it loses them apart from that, and before. What it gains comes with its pass.
+//! may be much later than names and data appear in it; so it loses them apart from that, and before; and so does all that is below a directory which is moved to where others may look. What it gains comes with its pass.
 
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -48,6 +49,14 @@ impl Wanted {
     }
 }
 
+/// What has to lose rights before names are changed.
+#[derive(Default)]
+pub struct Wide {
+    pub directories: BTreeSet<Ino>,
+    /// Passes take their rights.
+    pub files: BTreeSet<Ino>,
+}
+
 fn has_acl(xattrs: &Xattrs) -> bool {
     xattrs.contains_key(OsStr::new(crate::acl::ACCESS))
 }
@@ -78,12 +87,40 @@ impl State {
         // What is not there yet is made for its owner alone.
         if inode.is_dir() && (ino == ROOT || !inode.homes.is_empty()) {
             inode.dirty |= dirty::WIDE;
+            self.wide.insert(ino);
+        } else if !inode.is_dir() && !inode.homes.is_empty() {
+            self.wide_files.insert(ino);
+        }
+    }
+
+    /// Notes whether something has lost all the rights there by now that it was to lose.
+    pub fn settle_rights(&mut self, ino: Ino) {
+        let bits = self.inodes.get(&ino).map_or(0, |inode| inode.dirty | inode.writing);
+        if bits & dirty::WIDE == 0 {
+            self.wide.remove(&ino);
+        }
+        if bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
+            self.wide_files.remove(&ino);
+        }
+    }
+
+    /// The same of all that was recovered.
+    pub fn recover_rights(&mut self) {
+        for (ino, inode) in self.inodes.iter() {
+            if inode.dirty & dirty::WIDE != 0 {
+                self.wide.insert(ino);
+            } else if !inode.is_dir()
+                && !inode.homes.is_empty()
+                && inode.dirty & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0
+            {
+                self.wide_files.insert(ino);
+            }
         }
     }
 
     /// Has a pass bring the rights that its file has now, if any were lost since it began or since this was asked last: what it reads
     /// next may have been written after that. Returns the directories above that have to lose rights first.
-    fn renew_rights(&mut self, pass: &mut Pass) -> Option<Vec<Ino>> {
+    fn renew_rights(&mut self, pass: &mut Pass) -> Option<BTreeSet<Ino>> {
         if !self.has_lost_rights_during(pass) {
             return None;
         }
@@ -107,46 +144,61 @@ impl State {
     }
 
     /// Of a directory and those above it, where they are on the backing directory: those that have to lose rights there.
-    fn wide_above(&self, dir: Ino, wide: &mut Vec<Ino>) {
-        let mut at = dir;
-        for _ in 0..MOST_LEVELS {
-            let Some(inode) = self.inodes.get(&at) else { return };
-            if (inode.dirty | inode.writing) & dirty::WIDE != 0 && !wide.contains(&at) {
-                wide.push(at);
-            }
-            if at == ROOT {
-                return;
-            }
-            // What is not there yet is made further up.
-            at = match inode.homes.first() {
-                Some(home) => home.dir,
-                None => self.directory(at).map_or(ROOT, |directory| directory.parent),
-            };
-        }
+    fn wide_above(&self, dir: Ino, wide: &mut BTreeSet<Ino>) {
+        wide.extend(self.above(dir).filter(|ino| self.wide.contains(ino)));
     }
 
-    /// The directories that have to lose rights before a round gives names in them, or below them, or to them.
-    pub fn wide_for(&self, round: &[(u64, Turn)]) -> Vec<Ino> {
-        let operations = round.iter().filter_map(|(_, turn)| turn.operation());
-        let named = |operation: &Operation| {
-            let subjects = operation.subjects().into_iter();
-            let moved = subjects.filter(|ino| self.inodes.get(ino).is_some_and(Inode::is_dir));
-            operation.directories().into_iter().chain(moved).collect::<Vec<_>>()
+    /// A directory and those above it, where they are on the backing directory.
+    fn above(&self, dir: Ino) -> impl Iterator<Item = Ino> {
+        let next = |at: &Ino| {
+            let inode = self.inodes.get(at).filter(|_| *at != ROOT)?;
+            // What is not there yet is made further up.
+            Some(match inode.homes.first() {
+                Some(home) => home.dir,
+                None => self.directory(*at).map_or(ROOT, |directory| directory.parent),
+            })
         };
-        let mut dirs: Vec<Ino> =
-            operations.filter(|operation| operation.gives_a_name()).flat_map(named).collect();
-        dirs.sort_unstable();
-        dirs.dedup();
-        let mut wide = Vec::new();
-        dirs.into_iter().for_each(|dir| self.wide_above(dir, &mut wide));
-        wide
+        std::iter::successors(Some(dir), next).take(MOST_LEVELS)
+    }
+
+    /// What has to lose rights before a round gives names to it, or in it, or below it, or moves a directory that it is in.
+    pub fn wide_for(&self, round: &[(u64, Turn)]) -> Wide {
+        let mut found = Wide::default();
+        if self.wide.is_empty() && self.wide_files.is_empty() {
+            return found;
+        }
+        let (mut dirs, mut moved) = (BTreeSet::new(), HashSet::new());
+        let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
+        for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
+            if operation.gives_a_name() {
+                dirs.extend(operation.directories());
+            }
+            if let Operation::Rename { .. } | Operation::Exchange { .. } = operation {
+                moved.extend(operation.subjects().into_iter().filter(is_dir));
+            }
+        }
+        if !self.wide.is_empty() {
+            dirs.into_iter().for_each(|dir| self.wide_above(dir, &mut found.directories));
+        }
+        if !moved.is_empty() {
+            // Whoever may not enter a private directory may enter the one where these come to.
+            let goes = |dir: Ino| self.above(dir).any(|ino| moved.contains(&ino));
+            found.directories.extend(self.wide.iter().copied().filter(|ino| goes(*ino)));
+            let goes_along = |ino: &Ino| {
+                self.inodes.get(ino).is_some_and(|inode| inode.homes.iter().any(|home| goes(home.dir)))
+            };
+            found.files.extend(self.wide_files.iter().copied().filter(goes_along));
+        }
+        found
     }
 
     /// The directories that have to lose rights before data of a file comes to where it is there.
-    pub fn wide_above_file(&self, ino: Ino) -> Vec<Ino> {
-        let mut wide = Vec::new();
-        let homes = self.inodes.get(&ino).into_iter().flat_map(|inode| inode.homes.iter());
-        homes.for_each(|home| self.wide_above(home.dir, &mut wide));
+    pub fn wide_above_file(&self, ino: Ino) -> BTreeSet<Ino> {
+        let mut wide = BTreeSet::new();
+        if !self.wide.is_empty() {
+            let homes = self.inodes.get(&ino).into_iter().flat_map(|inode| inode.homes.iter());
+            homes.for_each(|home| self.wide_above(home.dir, &mut wide));
+        }
         wide
     }
 }
@@ -167,7 +219,7 @@ impl Core {
     ///
     /// # Errors
     /// The backing directory can't be reached or written to.
-    pub fn narrow_directories(&self, wide: &[Ino]) -> Result<(), (Ino, Errno)> {
+    pub fn narrow_directories(&self, wide: &BTreeSet<Ino>) -> Result<(), (Ino, Errno)> {
         for ino in wide {
             match self.narrow_directory(*ino) {
                 Err(error) if !is_its_own(error) => return Err((*ino, error)),
@@ -207,6 +259,7 @@ impl Core {
                 inode.dirty |= dirty::WIDE;
             }
         }
+        state.settle_rights(ino);
         if done == Ok(true) {
             // Those who are to have the others back need not wait for long.
             state.urgent.insert(ino);

@@ -202,6 +202,7 @@ impl State {
                 data.error = None;
             }
         }
+        self.settle_rights(ino);
         let is_unasked = self.unasked.contains(&ino);
         if is_unasked && let Some(inode) = self.inodes.get_mut(&ino) {
             inode.dirty |= dirty::TIMES;

@@ -126,6 +126,8 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         moving: None,
         is_recovering: false,
         draining: false,
+        wide: BTreeSet::new(),
+        wide_files: BTreeSet::new(),
         rights_lost: 0,
         stopped: false,
     })
@@ -452,6 +454,7 @@ impl State {
                 dirty.push(ino);
             }
         }
+        self.recover_rights();
         for ino in complete {
             self.now_complete(ino);
         }

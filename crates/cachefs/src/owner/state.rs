@@ -165,6 +165,10 @@ pub struct State {
     pub is_recovering: bool,
     /// Whether write-back goes on until the low watermark.
     pub draining: bool,
+    /// Directories with [`WIDE`](super::inode::dirty::WIDE).
+    pub wide: BTreeSet<Ino>,
+    /// Files that may give rights there that they have lost here.
+    pub wide_files: BTreeSet<Ino>,
     /// How often something was changed so that somebody has lost rights.
     pub rights_lost: u64,
     pub stopped: bool,
@@ -282,6 +286,7 @@ impl State {
         {
             self.several.remove(&(inode.dev, seen.ino));
         }
+        self.settle_rights(ino);
         // Its number may be another's soon.
         self.journal_forgotten(ino);
     }
@@ -483,6 +488,7 @@ impl State {
         inode.dirty = 0;
         let is_referenced = inode.references > 0;
         self.unlist_if_clean(ino);
+        self.settle_rights(ino);
         if !is_referenced {
             self.remove(ino);
         }
