@@ -331,3 +331,23 @@ fn what_is_below_a_directory_that_is_moved_has_lost_its_rights_before() {
         assert_eq!(there("private/stays"), 0o700);
     }
 }
+
+#[test]
+fn a_directory_in_which_each_may_remove_their_own_alone_is_so_before_anything_new_appears_in_it() {
+    let cache = cache(|backing| {
+        for (dir, mode) in [("all", 0o777), ("narrower", 0o777), ("still", 0o1777)] {
+            fs::create_dir(backing.join(dir)).unwrap();
+            set_mode(&backing.join(dir), mode);
+        }
+    });
+    // The last one is wider by that, which comes with its attributes.
+    for (dir, to, before) in [("all", 0o1777, 0o1777), ("narrower", 0o1770, 0o1770), ("still", 0o770, 0o1770)]
+    {
+        cache.set_mode(dir, to).unwrap();
+        cache.create(format!("{dir}/file"), 0o644).unwrap();
+        cache.sync(&format!("{dir}/file")).unwrap();
+        assert_eq!(mode(&cache.backing().join(dir)), before, "{dir}");
+        cache.flush();
+        assert_eq!(mode(&cache.backing().join(dir)), to, "{dir}");
+    }
+}

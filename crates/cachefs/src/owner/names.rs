@@ -485,7 +485,10 @@ impl State {
             bits |= dirty::XATTRS;
         }
         let (mode, uid, gid) = before;
-        let is_narrower = mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid);
+        // Where a directory has become sticky, others can't remove or replace what is not theirs any more.
+        let is_sticky = !mode & inode.mode & libc::S_ISVTX != 0;
+        let is_narrower =
+            mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid) || is_sticky;
         self.note_narrowed(ino, is_narrower);
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);

@@ -1,8 +1,10 @@
 //! Rights that are taken away here are gone on the backing directory before what only others may reach comes there: whoever reaches
 //! that directory itself would reach it by the rights of before.
 //!
-//! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is passed when its names have been changed, and that
-//! may be much later than names and data appear in it; so it loses them apart from that, and before; and so does all that is below a directory which is moved to where others may look. What it gains comes with its pass.
+//! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is
+//! passed when its names have been changed, and that may be much later than names and data appear in it; so it loses them apart from
+//! that, and before. So does all that is below a directory before that is moved to where others may look. What a directory gains comes
+//! with its pass.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -278,9 +280,9 @@ impl Core {
             keeps |= libc::S_IRWXU;
         }
         let left = found.mode & RIGHTS & keeps;
-        if left != found.mode & RIGHTS {
-            let mode = Mode::from_raw_mode(found.mode & 0o7000 | left);
-            rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), mode)?;
+        let mode = found.mode & 0o7000 | wanted.mode & libc::S_ISVTX | left;
+        if mode != found.mode & 0o7777 {
+            rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(mode))?;
         }
         Ok(found.mode & RIGHTS & wanted.mode & !left != 0)
     }
