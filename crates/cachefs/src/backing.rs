@@ -111,93 +111,15 @@ impl Backing {
         self.user.as_ref().map_or(0, |user| user.uid)
     }
 
-    /// Does something in directories, also if they are the user's own, and their modes keep even their owner out: the modes are given
-    /// back afterwards.
-    ///
-    /// # Errors
-    /// What `act` says.
-    pub fn within<T>(
-        &self,
-        directories: &[BorrowedFd<'_>],
-        mut act: impl FnMut() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        match act() {
-            Err(Errno::ACCESS) => {}
-            other => return other,
-        }
-        let _held = lock(&self.modes);
-        // Another thread may have been about to give a mode back, and has now; or a directory has its last mode.
-        match act() {
-            Err(Errno::ACCESS) => {}
-            other => return other,
-        }
-        let mut opened = Vec::new();
-        let mut done = Ok(());
-        for directory in directories {
-            match self.let_in(*directory) {
-                Ok(None) => {}
-                Ok(Some(mode)) => opened.push((*directory, mode)),
-                Err(error) => done = Err(error),
-            }
-        }
-        let done = done.and_then(|()| if opened.is_empty() { Err(Errno::ACCESS) } else { act() });
-        let mut given_back = Ok(());
-        for (directory, mode) in opened {
-            given_back = given_back.and(rustix::fs::chmod(by_descriptor(directory).as_str(), mode));
-        }
-        given_back.and(done)
+    /// Keeps the modes of directories from being changed. Whoever opens one for a moment, because its mode keeps its owner out, gives back
+    /// the mode that it has found, and is not to find one that is being changed.
+    pub fn hold_modes(&self) -> MutexGuard<'_, ()> {
+        lock(&self.modes)
     }
 
-    /// Has a directory's mode let its owner in, if that is the user; returns which mode it had.
-    fn let_in(&self, directory: BorrowedFd<'_>) -> Result<Option<Mode>, Errno> {
-        let found = stat(directory, OsStr::new(""))?;
-        let mode = Mode::from_raw_mode(found.mode & 0o7777);
-        if found.uid != self.uid() || mode.contains(Mode::RWXU) {
-            return Ok(None);
-        }
-        rustix::fs::chmod(by_descriptor(directory).as_str(), mode | Mode::RWXU)?;
-        Ok(Some(mode))
-    }
-
-    /// Keeps directories from getting other modes by [`within`](Backing::within). Whoever changes the mode of a directory holds this:
-    /// `within` gives back what it has found, and is not to find what is being changed. Nothing keeps root out.
-    pub fn hold_modes(&self) -> Option<MutexGuard<'_, ()>> {
-        self.user.as_ref().map(|_| lock(&self.modes))
-    }
-
-    /// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
-    /// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
-    ///
-    /// # Errors
-    /// Why it does not.
-    pub fn try_xattrs(&self, directory: BorrowedFd<'_>, name: &OsStr, wanted: &Xattrs) -> Result<(), Errno> {
-        let private = Mode::RUSR | Mode::WUSR;
-        let make = |path: &OsStr, more: OFlags| {
-            self.within(&[directory], || {
-                rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
-            })
-        };
-        let remove = || {
-            // Whether it is there does not matter.
-            let _ = self.within(&[directory], || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
-        };
-        let hold = |file: &OwnedFd| match set_xattrs(file.as_fd(), wanted)?.first() {
-            Some((_, error)) => Err(*error),
-            None => Ok(()),
-        };
-        if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
-            return hold(&file);
-        }
-        // Of a process that was killed in between.
-        remove();
-        match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
-            Ok(file) => {
-                let held = hold(&file);
-                remove();
-                held
-            }
-            Err(_) => Ok(()),
-        }
+    /// Whether it is reached by the rights of a user, and not of root, whom nothing keeps out.
+    pub fn is_of_a_user(&self) -> bool {
+        self.user.is_some()
     }
 
     /// The directory itself.
@@ -474,23 +396,6 @@ pub fn reopen(known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
         other => other,
     }?;
     Ok(File::from(file))
-}
-
-/// The same of a file of the user's own whose mode, which `found` tells, keeps even its owner out: the mode is given back afterwards,
-/// and the time of change is another then.
-///
-/// # Errors
-/// The kernel's.
-pub fn reopen_closed(uid: u32, known: BorrowedFd<'_>, found: &Stat, write: bool) -> Result<File, Errno> {
-    if found.uid != uid {
-        return Err(Errno::ACCESS);
-    }
-    let path = by_descriptor(known);
-    let mode = Mode::from_raw_mode(found.mode & 0o7777);
-    rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
-    let file = reopen(known, write);
-    rustix::fs::chmod(path.as_str(), mode)?;
-    file
 }
 
 #[cfg(test)]

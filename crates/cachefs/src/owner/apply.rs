@@ -280,7 +280,7 @@ impl Core {
             let name = unfinished(&self.store, ino);
             let removed = self.backing_directory(within).and_then(|directory| {
                 let at = directory.as_fd();
-                self.backing.within(&[at], || remove(at, &name))
+                self.within(&[(within, at)], || remove(at, &name))
             });
             match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -293,7 +293,7 @@ impl Core {
         let is_at = |ino: Ino, dir: Ino, name: &OsStr| -> Result<bool, Errno> {
             let seen = self.lock().seen(ino);
             let found = match self.backing_directory(dir) {
-                Ok(directory) => self.look(directory.as_fd(), name)?,
+                Ok(directory) => self.look((dir, directory.as_fd()), name)?,
                 // A directory that is not made there yet.
                 Err(Errno::STALE) => None,
                 Err(error) => return Err(error),
@@ -510,7 +510,7 @@ impl Core {
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
         let mut name = unfinished(&self.store, ino);
-        let made = self.backing.within(&[at], || {
+        let made = self.within(&[(within, at)], || {
             let make = |name: &OsStr| make(at, name, mode, rdev, target.as_deref());
             match make(&name) {
                 Err(Errno::EXIST) => {
@@ -578,7 +578,7 @@ impl Core {
                     return Ok(Done::default());
                 }
                 let _ = ino;
-                self.in_both(from.as_fd(), to.as_fd(), || {
+                self.in_both((*dir, from.as_fd()), (*to_dir, to.as_fd()), || {
                     rustix::fs::renameat_with(
                         &from,
                         name.as_os_str(),
@@ -596,9 +596,9 @@ impl Core {
     fn unmake(&self, ino: Ino, home: &Home) -> Result<Done, Errno> {
         self.keep_open(ino)?;
         let directory = self.backing_directory(home.dir)?;
-        let gone = self
-            .backing
-            .within(&[directory.as_fd()], || rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty()));
+        let gone = self.within(&[(home.dir, directory.as_fd())], || {
+            rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty())
+        });
         match gone {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
@@ -613,11 +613,11 @@ impl Core {
 
     fn in_both<T>(
         &self,
-        a: BorrowedFd<'_>,
-        b: BorrowedFd<'_>,
+        a: (Ino, BorrowedFd<'_>),
+        b: (Ino, BorrowedFd<'_>),
         act: impl FnMut() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        self.backing.within(&[a, b], act)
+        self.within(&[a, b], act)
     }
 
     /// Gives something its new name on the backing directory.
@@ -637,8 +637,8 @@ impl Core {
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
         let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
-        let at_source = self.look(from, name)?;
-        let at_target = self.look(to, to_name)?;
+        let at_source = self.look((dir, from), name)?;
+        let at_target = self.look((to_dir, to), to_name)?;
         if !at_source.as_ref().is_some_and(is_ours) {
             if at_target.as_ref().is_some_and(is_ours) {
                 // Done already, and not noted.
@@ -646,7 +646,7 @@ impl Core {
             }
             // Ours may be beside, from before a crash.
             let other = self.beside(to_name, ino);
-            if self.look(to, &other)?.as_ref().is_some_and(is_ours) {
+            if self.look((to_dir, to), &other)?.as_ref().is_some_and(is_ours) {
                 return Ok(Done { beside: Some(other), kept: None });
             }
             return Err(Errno::STALE);
@@ -660,7 +660,7 @@ impl Core {
         };
         if free {
             let flags = if at_target.is_some() { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-            match self.in_both(from, to, || rename(from, name, to, to_name, flags)) {
+            match self.in_both((dir, from), (to_dir, to), || rename(from, name, to, to_name, flags)) {
                 Ok(()) => return Ok(Done::default()),
                 // Made by somebody else in this moment.
                 Err(Errno::EXIST | Errno::NOTEMPTY) => {}
@@ -668,12 +668,12 @@ impl Core {
             }
         }
         let other = self.beside(to_name, ino);
-        self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
+        self.in_both((dir, from), (to_dir, to), || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
         Ok(Done { beside: Some(other), kept: None })
     }
 
-    fn look(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Stat>, Errno> {
-        match self.backing.within(&[directory], || backing::stat(directory, name)) {
+    fn look(&self, (dir, directory): (Ino, BorrowedFd<'_>), name: &OsStr) -> Result<Option<Stat>, Errno> {
+        match self.within(&[(dir, directory)], || backing::stat(directory, name)) {
             Ok(found) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
@@ -689,7 +689,7 @@ impl Core {
         let Some(home) = home else { return Ok(Done::default()) };
         let (from, to) = (self.backing_directory(home.dir)?, self.backing_directory(dir)?);
         let link = |name: &OsStr| {
-            self.in_both(from.as_fd(), to.as_fd(), || {
+            self.in_both((home.dir, from.as_fd()), (dir, to.as_fd()), || {
                 rustix::fs::linkat(&from, &*home.name, &to, name, AtFlags::empty())
             })
         };
@@ -703,13 +703,13 @@ impl Core {
             Err(error) => return Err(error),
         }
         let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
-        if self.look(to.as_fd(), name)?.is_some_and(is_ours) {
+        if self.look((dir, to.as_fd()), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
         let other = self.beside(name, ino);
         match link(&other) {
             Ok(()) => {}
-            Err(Errno::EXIST) if self.look(to.as_fd(), &other)?.is_some_and(is_ours) => {}
+            Err(Errno::EXIST) if self.look((dir, to.as_fd()), &other)?.is_some_and(is_ours) => {}
             Err(error) => return Err(error),
         }
         Ok(Done { beside: Some(other), kept: None })
@@ -726,7 +726,7 @@ impl Core {
         }
         let directory = self.backing_directory(dir)?;
         let at = directory.as_fd();
-        let Some(found) = self.look(at, name)? else { return Ok(Done::default()) };
+        let Some(found) = self.look((dir, at), name)? else { return Ok(Done::default()) };
         let is_ours = seen
             .is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
         if !is_ours {
@@ -734,7 +734,7 @@ impl Core {
         }
         self.keep_open(ino)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        match self.backing.within(&[at], || rustix::fs::unlinkat(at, name, flags)) {
+        match self.within(&[(dir, at)], || rustix::fs::unlinkat(at, name, flags)) {
             Ok(()) | Err(Errno::NOENT) => Ok(Done::default()),
             // Somebody else has put something there.
             Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {

@@ -49,7 +49,7 @@ impl Core {
         }
         self.lock().begin_changes(pass);
         let is_dir = FileType::from_raw_mode(pass.mode) == FileType::Directory;
-        let _held = is_dir.then(|| self.backing.hold_modes()).flatten();
+        let _held = (is_dir && self.backing.is_of_a_user()).then(|| self.backing.hold_modes());
         carry_attributes(pass, &entry, self.backing.uid())
     }
 
@@ -153,7 +153,7 @@ impl Core {
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let directory = self.backing_directory(ROOT)?;
                     let name = unfinished(&self.store, pass.ino);
-                    let file = self.backing.within(&[directory.as_fd()], || {
+                    let file = self.within(&[(ROOT, directory.as_fd())], || {
                         rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
                     })?;
                     rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())?;
@@ -228,14 +228,14 @@ impl Core {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if !takes_its_name {
             // Of a process that was killed before it could note that; nobody else has this name.
-            match self.backing.within(&[directory.as_fd()], || {
+            match self.within(&[(home.dir, directory.as_fd())], || {
                 rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())
             }) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error),
             }
         }
-        let ours = self.backing.within(&[directory.as_fd()], || {
+        let ours = self.within(&[(home.dir, directory.as_fd())], || {
             rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
         })?;
         let mut ours = File::from(ours);

@@ -177,9 +177,9 @@ impl Core {
                 (inode.homes.first().ok_or(Errno::STALE)?.clone(), inode.seen)
             };
             let directory = self.backing_directory(home.dir)?;
-            let open = self
-                .backing
-                .within(&[directory.as_fd()], || backing::open_path(directory.as_fd(), &home.name));
+            let open = self.within(&[(home.dir, directory.as_fd())], || {
+                backing::open_path(directory.as_fd(), &home.name)
+            });
             match open {
                 Ok(open) => {
                     let found = backing::stat(open.as_fd(), OsStr::new(""))?;
@@ -280,38 +280,6 @@ impl Core {
         let file = Arc::new(file);
         self.backing.keep_file(ino, &file);
         Ok(file)
-    }
-
-    /// Opens the file of an inode there, also if its mode keeps its owner out. That changes its time of change, and is nobody else's
-    /// work: nothing else may look at it meanwhile, so the caller has a pass of it, or holds it still.
-    pub fn reopen(&self, ino: Ino, entry: &OwnedFd, write: bool) -> Result<File, Errno> {
-        match backing::reopen(entry.as_fd(), write) {
-            Err(Errno::ACCESS) => {}
-            other => return other,
-        }
-        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        let is_ours = {
-            let mut state = self.lock();
-            let seen = state.inodes.get(&ino).and_then(|inode| inode.seen);
-            let is_ours = seen.is_some_and(|seen| seen.is_as_left(found.ino, found.ctime));
-            if is_ours {
-                state.journal_changes(ino);
-            }
-            is_ours
-        };
-        let file = backing::reopen_closed(self.backing.uid(), entry.as_fd(), &found, write);
-        if is_ours {
-            let now = backing::stat(entry.as_fd(), OsStr::new(""));
-            let mut state = self.lock();
-            if let Some(seen) = state.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
-                seen.ctime = now.map_or(Seen::UNKNOWN, |now| now.ctime);
-            }
-            if let Some(pass) = state.passes.get_mut(&ino) {
-                pass.changes = false;
-            }
-            state.journal_seen(ino);
-        }
-        file
     }
 
     /// Reads what a request needs, and has it tried again.

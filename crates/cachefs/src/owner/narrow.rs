@@ -272,7 +272,7 @@ impl Core {
     /// Takes rights from a directory there. Whether it is to get some of them again.
     fn take_rights(&self, ino: Ino, wanted: &Wanted) -> Result<bool, Errno> {
         let entry = self.backing_entry(ino)?;
-        let _held = self.backing.hold_modes();
+        let _held = self.backing.is_of_a_user().then(|| self.backing.hold_modes());
         let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
         let mut keeps = wanted.keeps(entry.as_fd(), &found)?;
         if found.uid == wanted.uid {

@@ -126,6 +126,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         moving: None,
         is_recovering: false,
         draining: false,
+        open_there: BTreeSet::new(),
         wide: BTreeSet::new(),
         wide_files: BTreeSet::new(),
         rights_lost: 0,

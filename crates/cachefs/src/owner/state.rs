@@ -165,6 +165,8 @@ pub struct State {
     pub is_recovering: bool,
     /// Whether write-back goes on until the low watermark.
     pub draining: bool,
+    /// What is [open](super::closed) on the backing directory just now, and has its mode back in a moment.
+    pub open_there: BTreeSet<Ino>,
     /// Directories with [`WIDE`](super::inode::dirty::WIDE).
     pub wide: BTreeSet<Ino>,
     /// Files that may give rights there that they have lost here.
