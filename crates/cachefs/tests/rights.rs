@@ -351,3 +351,25 @@ fn a_directory_in_which_each_may_remove_their_own_alone_is_so_before_anything_ne
         assert_eq!(mode(&cache.backing().join(dir)), to, "{dir}");
     }
 }
+
+#[test]
+fn a_directory_that_may_have_lost_too_much_before_a_kill_has_its_rights_soon_after_it() {
+    let mut cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o775);
+        give(&backing.join("dir"), ACCESS, &for_a_stranger());
+        fs::create_dir(backing.join("other")).unwrap();
+        set_mode(&backing.join("other"), 0o750);
+    });
+    cache.remove_xattr("dir", ACCESS).unwrap();
+    cache.set_mode("dir", 0o750).unwrap();
+    cache.set_mode("other", 0o755).unwrap();
+    cache.replace();
+    let dir = cache.backing().join("dir");
+    let until = Instant::now() + Duration::from_secs(30);
+    while mode(&dir) != 0o750 || has(&dir, ACCESS) {
+        assert!(Instant::now() < until, "{:o}", mode(&dir));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(mode(&cache.backing().join("other")), 0o750, "that has time");
+}

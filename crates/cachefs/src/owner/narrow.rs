@@ -106,11 +106,12 @@ impl State {
         }
     }
 
-    /// The same of all that was recovered.
+    /// The same of all that was recovered. A directory may have lost more there than it was to lose, and gets the rest back soon.
     pub fn recover_rights(&mut self) {
         for (ino, inode) in self.inodes.iter() {
             if inode.dirty & dirty::WIDE != 0 {
                 self.wide.insert(ino);
+                self.urgent.insert(ino);
             } else if !inode.is_dir()
                 && !inode.homes.is_empty()
                 && inode.dirty & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0
