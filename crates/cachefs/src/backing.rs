@@ -311,9 +311,13 @@ pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
     Ok(found)
 }
 
-/// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself.
+/// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself, nor a label of SELinux or Smack.
+/// The kernel gives these, lets nobody take them away, and lets few change them.
 pub fn is_kept(name: &[u8]) -> bool {
     let begins = |with: &str| name.starts_with(with.as_bytes());
+    if name == b"security.selinux" || begins("security.SMACK64") {
+        return false;
+    }
     begins("user.") || begins("security.") || begins("trusted.") || begins("system.posix_acl_")
 }
 
@@ -358,7 +362,10 @@ pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<Vec<(OsString
             Err(error) => refused.push((name.clone(), error)),
         }
     }
-    for (name, value) in wanted.iter().filter(|(name, value)| there.get(*name) != Some(value)) {
+    let lacks = |(name, value): &(&OsString, &Vec<u8>)| {
+        is_kept(name.as_encoded_bytes()) && there.get(*name) != Some(value)
+    };
+    for (name, value) in wanted.iter().filter(lacks) {
         if let Err(error) = rustix::fs::setxattr(path.as_str(), name.as_os_str(), value, XattrFlags::empty())
         {
             refused.push((name.clone(), error));
