@@ -33,7 +33,7 @@ impl Core {
             Err(Errno::STALE) if is_file(pass.mode) => return self.set_aside(pass),
             Err(error) => return Err(error),
         };
-        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+        let mut found = backing::stat(entry.as_fd(), OsStr::new(""))?;
         if is_file(pass.mode) && pass.seen.is_some_and(|seen| !seen.is_as_left(found.ino, found.ctime)) {
             return self.set_aside(pass);
         }
@@ -42,7 +42,16 @@ impl Core {
             let wide = self.lock().wide_above_file(pass.ino);
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
             let file = Arc::new(self.reopen(pass.ino, &entry, true)?);
-            self.lock().begin_changes(pass);
+            let is_made = {
+                let mut state = self.lock();
+                state.begin_changes(pass);
+                state.inodes.get(&pass.ino).is_some_and(|inode| inode.made_by != 0)
+            };
+            let is_its = (found.uid, found.gid) == (pass.uid, pass.gid);
+            if is_made && found.size == 0 && pass.bits & dirty::OWNER != 0 && !is_its {
+                self.give_to_owner(pass, file.as_fd());
+                found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+            }
             narrow(pass, entry.as_fd(), &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
@@ -51,6 +60,19 @@ impl Core {
         let is_dir = FileType::from_raw_mode(pass.mode) == FileType::Directory;
         let _held = (is_dir && self.backing.is_of_a_user()).then(|| self.backing.hold_modes());
         carry_attributes(pass, &entry, self.backing.uid())
+    }
+
+    /// Gives a file that was just made, has no data and is its owner's alone to the one who is to have it: so a disk counts what is
+    /// written as that owner's, and refuses what there is no quota for. Not all do when a file is given away that has data already. If
+    /// it is refused, that is told when its attributes are brought.
+    fn give_to_owner(&self, pass: &Pass, file: BorrowedFd<'_>) {
+        let (uid, gid) = (Uid::from_raw(pass.uid), Gid::from_raw(pass.gid));
+        // A user's own are that user's.
+        if self.backing.uid() == 0
+            && let Err(error) = rustix::fs::fchown(file, Some(uid), Some(gid))
+        {
+            tracing::debug!(pass.ino, %error, "can't give a new file to its owner");
+        }
     }
 
     /// What is to be written to. A file that has lost all names that are known here has others.
@@ -157,6 +179,7 @@ impl Core {
                         rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
                     })?;
                     rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())?;
+                    self.give_to_owner(pass, file.as_fd());
                     Arc::new(File::from(file))
                 }
             }
@@ -238,6 +261,7 @@ impl Core {
         let ours = self.within(&[(home.dir, directory.as_fd())], || {
             rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
         })?;
+        self.give_to_owner(pass, ours.as_fd());
         let mut ours = File::from(ours);
         if let Some(rest) = rest {
             let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);

@@ -371,6 +371,10 @@ impl Cache {
         self.change(path, Change { mode: Some(mode), ..Change::default() })
     }
 
+    pub fn set_owner(&self, path: &str, uid: u32, gid: u32) -> Result<()> {
+        self.change(path, Change { uid: Some(uid), gid: Some(gid), ..Change::default() })
+    }
+
     pub fn set_times(&self, path: &str, secs: i64, nanos: u32) -> Result<()> {
         let time = Some(SetTime::To(Time { secs, nanos }));
         self.change(path, Change { atime: time, mtime: time, ..Change::default() })
