@@ -172,6 +172,10 @@ impl Core {
             (round, shown, wide.directories)
         };
         if let Err(failed) = self.narrow_directories(&wide_directories) {
+            // That is how the end is told.
+            if failed.1 != Errno::AGAIN {
+                self.tell_unmade(&round, failed.1);
+            }
             self.lock().batch_end = 0;
             return Err(failed);
         }
@@ -489,6 +493,18 @@ impl Core {
             }
         }
         failed
+    }
+
+    /// Has the next fsync(2) or close(2) of what a round was to make tell why nothing of it could be done.
+    fn tell_unmade(&self, round: &[(u64, Turn)], error: Errno) {
+        let mut state = self.lock();
+        for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
+            if let Operation::Make { ino, .. } = operation
+                && let Some(data) = state.inodes.get_mut(ino).and_then(|inode| inode.data_or_new())
+            {
+                data.error = Some(error.raw_os_error());
+            }
+        }
     }
 
     /// Makes an inode under the name of what is unfinished, in the nearest directory that is there.
