@@ -51,6 +51,8 @@ pub struct Backing {
     user: Option<User>,
     /// Others write to it, too.
     others: bool,
+    /// Held by whoever changes the mode of a directory.
+    modes: Mutex<()>,
     directories: Mutex<LruCache<Ino, Arc<OwnedFd>>>,
     files: Mutex<LruCache<Ino, Arc<File>>>,
 }
@@ -82,7 +84,7 @@ impl Backing {
     pub fn new(root: OwnedFd, user: Option<User>, others: bool) -> Backing {
         let directories = Mutex::new(LruCache::new(share(OPEN_DIRECTORIES)));
         let files = Mutex::new(LruCache::new(share(OPEN_FILES)));
-        Backing { root, user, others, directories, files }
+        Backing { root, user, others, modes: Mutex::default(), directories, files }
     }
 
     /// Makes the calling thread reach files as the cache's user, for the rest of its life.
@@ -107,6 +109,17 @@ impl Backing {
     /// The user by whose rights files are reached, if not root's.
     pub fn uid(&self) -> u32 {
         self.user.as_ref().map_or(0, |user| user.uid)
+    }
+
+    /// Keeps the modes of directories from being changed. Whoever opens one for a moment, because its mode keeps its owner out, gives back
+    /// the mode that it has found, and is not to find one that is being changed.
+    pub fn hold_modes(&self) -> MutexGuard<'_, ()> {
+        lock(&self.modes)
+    }
+
+    /// Whether it is reached by the rights of a user, and not of root, whom nothing keeps out.
+    pub fn is_of_a_user(&self) -> bool {
+        self.user.is_some()
     }
 
     /// The directory itself.
@@ -298,9 +311,13 @@ pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
     Ok(found)
 }
 
-/// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself.
+/// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself, nor a label of SELinux or Smack.
+/// The kernel gives these, lets nobody take them away, and lets few change them.
 pub fn is_kept(name: &[u8]) -> bool {
     let begins = |with: &str| name.starts_with(with.as_bytes());
+    if name == b"security.selinux" || begins("security.SMACK64") {
+        return false;
+    }
     begins("user.") || begins("security.") || begins("trusted.") || begins("system.posix_acl_")
 }
 
@@ -345,73 +362,16 @@ pub fn set_xattrs(open: BorrowedFd<'_>, wanted: &Xattrs) -> Result<Vec<(OsString
             Err(error) => refused.push((name.clone(), error)),
         }
     }
-    for (name, value) in wanted.iter().filter(|(name, value)| there.get(*name) != Some(value)) {
+    let lacks = |(name, value): &(&OsString, &Vec<u8>)| {
+        is_kept(name.as_encoded_bytes()) && there.get(*name) != Some(value)
+    };
+    for (name, value) in wanted.iter().filter(lacks) {
         if let Err(error) = rustix::fs::setxattr(path.as_str(), name.as_os_str(), value, XattrFlags::empty())
         {
             refused.push((name.clone(), error));
         }
     }
     Ok(refused)
-}
-
-/// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
-/// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
-///
-/// # Errors
-/// Why it does not.
-pub fn try_xattrs(uid: u32, directory: BorrowedFd<'_>, name: &OsStr, wanted: &Xattrs) -> Result<(), Errno> {
-    let private = Mode::RUSR | Mode::WUSR;
-    let make = |path: &OsStr, more: OFlags| {
-        within(uid, directory, || {
-            rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
-        })
-    };
-    let remove = || {
-        // Whether it is there does not matter.
-        let _ = within(uid, directory, || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
-    };
-    let hold = |file: &OwnedFd| match set_xattrs(file.as_fd(), wanted)?.first() {
-        Some((_, error)) => Err(*error),
-        None => Ok(()),
-    };
-    if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
-        return hold(&file);
-    }
-    // Of a process that was killed in between.
-    remove();
-    match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
-        Ok(file) => {
-            let held = hold(&file);
-            remove();
-            held
-        }
-        Err(_) => Ok(()),
-    }
-}
-
-/// Does something in a directory of the user's own whose mode keeps even its owner out: the mode is given back afterwards.
-///
-/// # Errors
-/// What `act` says.
-pub fn within<T>(
-    uid: u32,
-    directory: BorrowedFd<'_>,
-    mut act: impl FnMut() -> Result<T, Errno>,
-) -> Result<T, Errno> {
-    match act() {
-        Err(Errno::ACCESS) => {}
-        other => return other,
-    }
-    let found = stat(directory, OsStr::new(""))?;
-    let mode = Mode::from_raw_mode(found.mode & 0o7777);
-    if found.uid != uid || mode.contains(Mode::RWXU) {
-        return Err(Errno::ACCESS);
-    }
-    let path = by_descriptor(directory);
-    rustix::fs::chmod(path.as_str(), mode | Mode::RWXU)?;
-    let done = act();
-    rustix::fs::chmod(path.as_str(), mode)?;
-    done
 }
 
 /// Opens an entry without following it, for nothing but to know it again.
@@ -443,23 +403,6 @@ pub fn reopen(known: BorrowedFd<'_>, write: bool) -> Result<File, Errno> {
         other => other,
     }?;
     Ok(File::from(file))
-}
-
-/// The same of a file of the user's own whose mode, which `found` tells, keeps even its owner out: the mode is given back afterwards,
-/// and the time of change is another then.
-///
-/// # Errors
-/// The kernel's.
-pub fn reopen_closed(uid: u32, known: BorrowedFd<'_>, found: &Stat, write: bool) -> Result<File, Errno> {
-    if found.uid != uid {
-        return Err(Errno::ACCESS);
-    }
-    let path = by_descriptor(known);
-    let mode = Mode::from_raw_mode(found.mode & 0o7777);
-    rustix::fs::chmod(path.as_str(), mode | Mode::RUSR | Mode::WUSR)?;
-    let file = reopen(known, write);
-    rustix::fs::chmod(path.as_str(), mode)?;
-    file
 }
 
 #[cfg(test)]

@@ -277,7 +277,8 @@ impl Instance {
         }
     }
 
-    /// Removes all that there is of it, what its store holds included, but for the log of a new server.
+    /// Removes all that there is of it, what its store holds included, but for the log of a new server, and the record: until another
+    /// takes its place it may be all that tells what was lost.
     fn clear(&self, _: &Claim) -> io::Result<()> {
         mounts::detach_all(&self.backing())?;
         mounts::detach_all(&self.store())?;
@@ -286,16 +287,13 @@ impl Instance {
             gone(fs::remove_dir(directory))?;
         }
         gone(fs::remove_file(&self.socket))?;
-        for name in ["instance.json", "instance.json.partial"] {
-            gone(fs::remove_file(self.dir.join(name)))?;
-        }
-        Ok(())
+        gone(fs::remove_file(self.dir.join("instance.json.partial")))
     }
 
     /// The same, and its directory.
     fn remove(&self, claim: &Claim) -> io::Result<()> {
         self.clear(claim)?;
-        for name in ["log", "lock"] {
+        for name in ["instance.json", "log", "lock"] {
             gone(fs::remove_file(self.dir.join(name)))?;
         }
         gone(fs::remove_dir(&self.dir))

@@ -8,7 +8,7 @@
 //! - `names`, `data`, `handles`, `holes`: what requests do with it; `xattrs`, `accepted`: extended attributes; `forget`: names that take
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
-//! - `wait`: requests that can't be answered yet; `load`: what is read for them
+//! - `wait`: requests that can't be answered yet; `load`: what is read for them; `closed`: what a mode keeps the user out of
 //! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`: names, `turns`: in which order,
 //!   `applied`: what is known after
 //! - `orders`: what people want of it
@@ -32,6 +32,7 @@ mod apply;
 mod blocks;
 mod carry;
 mod changes;
+mod closed;
 mod data;
 mod forget;
 mod handles;

@@ -579,3 +579,170 @@ fn data_that_somebody_has_removed_from_the_store_is_missed_and_never_written_bac
     assert_eq!(cache.read("file", 0, 14).unwrap(), b"\0\0AT was there");
     assert_eq!(cache.read("d/new", 0, 3).unwrap(), b"new");
 }
+
+/// Another one, which puts a file beside others' work that it can't read yet, and changes its mode meanwhile.
+#[test]
+fn the_process_that_puts_a_file_aside() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store) = (PathBuf::from(told.next().unwrap()), told.next().unwrap());
+    let cache = Cache::at(Settings { idle: true, ..settings() }, &backing, Path::new(store));
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    cache.write("file", 0, b"ours!!").unwrap();
+    fs::write(backing.join("file"), "theirs").unwrap();
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let holder = fs::OpenOptions::new().read(true).write(true).open(backing.join("file")).unwrap();
+    // SAFETY: it changes nothing but a lease of a file that is open here.
+    let lease =
+        |command: libc::c_int, kind: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, kind) };
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| cache.flush());
+        while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        cache.set_mode("file", 0o640).unwrap();
+        out.write_all(b".").unwrap();
+    });
+}
+
+#[test]
+fn what_others_have_changed_is_theirs_after_a_kill_though_ours_was_changed_while_it_was_put_aside() {
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    for shortens in [false, true] {
+        let [backing, store] = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+        fs::write(backing.path().join("file"), "before").unwrap();
+        let which = "the_process_that_puts_a_file_aside";
+        let (mut child, mut reader) = start(which, backing.path(), store.path(), 0, shortens);
+        reader.read_exact(&mut [0; 1]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cache = Cache::at(settings(), backing.path(), store.path());
+        cache.flush();
+        assert_eq!(fs::read(backing.path().join("file")).unwrap(), b"theirs");
+        let conflicts = cache.owner().status().conflicts;
+        assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+        let ours = backing.path().join(conflicts[0].ours.as_ref().unwrap());
+        assert_eq!(fs::read(ours).unwrap(), b"ours!!");
+    }
+}
+
+/// A user who is nobody else.
+const USER: u32 = 4711;
+
+/// One of a user's own, which opens a file against its mode, and does not come to its end; with an odd seed only to read it.
+#[test]
+fn the_process_that_opens_what_is_closed() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store) = (PathBuf::from(told.next().unwrap()), told.next().unwrap());
+    let reads = told.next() == Some("1");
+    let settings = Settings { idle: true, ..settings() };
+    let cache = Cache::of_user_at(settings, USER, &backing, Path::new(store));
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let holder = fs::OpenOptions::new().read(true).write(true).open(backing.join("file")).unwrap();
+    // SAFETY: it changes nothing but a lease of a file that is open here.
+    let lease =
+        |command: libc::c_int, kind: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, kind) };
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if reads {
+                let _ = cache.read("file", 0, 6);
+            } else {
+                cache.write("file", 0, b"after!").unwrap();
+                cache.flush();
+            }
+        });
+        while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        out.write_all(b".").unwrap();
+    });
+}
+
+/// Another one, which writes what is in a directory whose mode keeps even its owner out.
+#[test]
+fn the_process_that_writes_in_what_is_closed() {
+    let Ok(told) = std::env::var(CHILD) else { return };
+    let mut told = told.split(' ');
+    let (backing, store) = (told.next().unwrap(), told.next().unwrap());
+    // Who has looked once may not look again.
+    let settings = Settings { names: Settings::new(LEAST_CAPACITY).names, ..settings() };
+    let cache = Cache::of_user_at(settings, USER, Path::new(backing), Path::new(store));
+    let mut out = fs::File::create("/proc/self/fd/9").unwrap();
+    cache.write("dir/file", 0, b"after!").unwrap();
+    cache.set_mode("dir", 0o600).unwrap();
+    cache.flush();
+    loop {
+        cache.write("dir/file", 0, b"again!").unwrap();
+        cache.flush();
+        out.write_all(b".").unwrap();
+    }
+}
+
+/// A directory of the user's own.
+fn of_user(files: &[&str]) -> tempfile::TempDir {
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let owned = |path: &Path| std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
+    owned(backing.path());
+    for file in files.iter().map(|file| backing.path().join(file)) {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "before").unwrap();
+        owned(file.parent().unwrap());
+        owned(&file);
+    }
+    backing
+}
+
+#[test]
+fn what_is_opened_against_its_mode_has_that_mode_again_after_a_kill() {
+    use std::os::unix::fs::PermissionsExt;
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        ondeck_skip::skipped("it needs root, to become another user");
+        return;
+    }
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    for reads in [false, true] {
+        let (backing, store) = (of_user(&["file"]), tempfile::tempdir_in("/dev/shm").unwrap());
+        let file = backing.path().join("file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o044)).unwrap();
+        let which = "the_process_that_opens_what_is_closed";
+        let (mut child, mut reader) = start(which, backing.path(), store.path(), reads.into(), false);
+        reader.read_exact(&mut [0; 1]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(mode(&file), 0o644, "it is open now");
+        let cache = Cache::of_user_at(settings(), USER, backing.path(), store.path());
+        cache.flush();
+        assert_eq!(mode(&file), 0o044);
+        assert_eq!(fs::read(&file).unwrap(), if reads { b"before" } else { b"after!" });
+        assert_eq!(cache.owner().status().conflicts, []);
+    }
+
+    let (backing, store) = (of_user(&["dir/file"]), tempfile::tempdir_in("/dev/shm").unwrap());
+    let mut numbers = Numbers(7);
+    for life in 0..40 {
+        // So that it can be looked at once.
+        fs::set_permissions(backing.path().join("dir"), fs::Permissions::from_mode(0o700)).unwrap();
+        let which = "the_process_that_writes_in_what_is_closed";
+        let (mut child, mut reader) = start(which, backing.path(), store.path(), 0, false);
+        reader.read_exact(&mut [0; 2]).unwrap();
+        std::thread::sleep(Duration::from_micros(numbers.below(3000)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cache = Cache::of_user_at(settings(), USER, backing.path(), store.path());
+        cache.flush();
+        assert_eq!(mode(&backing.path().join("dir")), 0o600, "life {life}");
+    }
+}

@@ -190,3 +190,36 @@ fn a_file_that_loses_rights_has_lost_them_before_its_data_comes() {
     cache.flush();
     assert_eq!(names.map(mode), [0o600, 0o664, 0o640, 0o640, 0o644]);
 }
+
+/// So that the disk counts for them what they have no quota for, and refuses it.
+#[test]
+fn a_new_file_is_its_owners_before_its_data_comes() {
+    use std::os::unix::fs::MetadataExt;
+    const USER: u32 = 4711;
+    let Some(small) = Small::new("size=4m") else { return };
+    fs::write(small.path().join("changed"), b"before").unwrap();
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(Bytes(8 * LEAST_CAPACITY.0)) };
+    let cache = Cache::at(settings, small.path(), store.path());
+    for name in ["new", "changed"] {
+        if name == "new" {
+            cache.create(name, 0o664).unwrap();
+        }
+        cache.set_owner(name, USER, USER).unwrap();
+        cache.write(name, 0, &vec![7; 5 << 20]).unwrap();
+    }
+    // What others have made under its name comes beside it.
+    fs::write(small.path().join("changed"), b"theirs").unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    cache.owner().flush(&mut |_| Instant::now() < until).unwrap_err();
+    let made: Vec<_> = (names(small.path()).into_iter())
+        .filter(|name| name != "changed")
+        .map(|name| fs::metadata(small.path().join(name)).unwrap())
+        .map(|found| (found.uid(), found.gid(), found.mode() & 0o7777))
+        .collect();
+    assert_eq!(made, [(USER, USER, 0o600); 2]);
+    small.change("size=64m");
+    cache.flush();
+    let found = fs::metadata(small.path().join("new")).unwrap();
+    assert_eq!((found.uid(), found.mode() & 0o7777, found.len()), (USER, 0o664, 5 << 20));
+}

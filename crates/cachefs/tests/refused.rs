@@ -376,3 +376,29 @@ fn names_that_are_there_leave_room_for_others_though_one_before_them_is_refused(
     cache.flush();
     assert_eq!(names(&locked), ["dir"]);
 }
+
+/// On machines with SELinux or Smack they are never taken away, and what is new has one by itself.
+#[test]
+fn labels_that_belong_to_the_kernel_stay_as_the_backing_directory_has_them() {
+    let Some(small) = Small::new("size=64m") else { return };
+    let (cache, _store) = over(small.path());
+    let labels = ["security.selinux", "security.SMACK64", "security.SMACK64TRANSMUTE"];
+    cache.make_directory("dir", 0o755).unwrap();
+    cache.set_xattr("dir", "user.first", b"1").unwrap();
+    cache.flush();
+    let dir = small.path().join("dir");
+    for label in labels {
+        // As the kernel does by itself.
+        if rustix::fs::setxattr(&dir, label, b"label", rustix::fs::XattrFlags::empty()).is_err() {
+            ondeck_skip::skipped("this kernel gives labels itself");
+            return;
+        }
+    }
+    cache.set_xattr("dir", "user.second", b"2").unwrap();
+    cache.flush();
+    for label in labels {
+        assert_eq!(xattr(&dir, label).as_deref(), Some(&b"label"[..]), "{label}");
+        assert_eq!(cache.set_xattr("dir", label, b"other"), Err(libc::EOPNOTSUPP));
+    }
+    assert_eq!(xattr(&dir, "user.second").as_deref(), Some(&b"2"[..]));
+}

@@ -5,10 +5,12 @@
 mod client;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use client::Cache;
+use client::{Cache, Small};
 use ondeck_cachefs::settings::{LEAST_CAPACITY, Settings, SyncWhen};
 
 const ACCESS: &str = "system.posix_acl_access";
@@ -192,4 +194,182 @@ fn a_directory_that_lost_rights_before_a_kill_has_lost_them_before_anything_new_
     assert_eq!(mode(&cache.backing().join("dir")) & 0o077, 0);
     cache.flush();
     assert_eq!(mode(&cache.backing().join("dir")), 0o500);
+}
+
+/// Has the kernel refuse all changes of a directory, or not any more.
+fn set_immutable(dir: &Path, to: bool) {
+    let dir = fs::File::open(dir).unwrap();
+    let mut flags = rustix::fs::ioctl_getflags(&dir).unwrap();
+    flags.set(rustix::fs::IFlags::IMMUTABLE, to);
+    rustix::fs::ioctl_setflags(&dir, flags).unwrap();
+}
+
+#[test]
+fn a_directory_whose_list_was_refused_has_lost_its_rights_before_anything_new_appears_in_it() {
+    let Some(small) = Small::new("size=64m") else { return };
+    for is_killed in [false, true] {
+        let name = if is_killed { "killed" } else { "dir" };
+        let dir = small.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        set_mode(&dir, 0o755);
+        let store = tempfile::tempdir_in("/dev/shm").unwrap();
+        let settings = Settings { idle: true, sync: SyncWhen::Fsync, ..Settings::new(LEAST_CAPACITY) };
+        let mut cache = Cache::at(settings, small.path(), store.path());
+        cache.set_xattr(name, ACCESS, &for_a_stranger()).unwrap();
+        cache.set_mode(name, 0o700).unwrap();
+        set_immutable(&dir, true);
+        cache.owner().flush(&mut |_| true).unwrap_err();
+        set_immutable(&dir, false);
+        assert_eq!(mode(&dir), 0o755);
+        if is_killed {
+            cache.replace();
+        }
+        cache.create(format!("{name}/secret"), 0o644).unwrap();
+        cache.sync(&format!("{name}/secret")).unwrap();
+        assert_eq!(mode(&dir), 0o700);
+        cache.flush();
+        assert_eq!(mode(&dir), 0o700);
+        assert!(has(&dir, ACCESS));
+    }
+}
+
+#[test]
+fn what_is_written_while_a_file_is_written_back_is_not_there_by_rights_that_were_lost_before() {
+    extern "C" fn hears_it(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    let cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o755);
+        for file in ["file", "dir/file"] {
+            fs::write(backing.join(file), "before").unwrap();
+            set_mode(&backing.join(file), 0o644);
+        }
+    });
+    for (path, loses, to) in [("file", "file", 0o600), ("dir/file", "dir", 0o700)] {
+        cache.write(path, 0, b"public").unwrap();
+        // Its pass waits for this to be given back, before it reads what it is to write.
+        let holder = fs::File::options().read(true).write(true).open(cache.backing().join(path)).unwrap();
+        // SAFETY: it changes nothing but a lease of a file that is open here.
+        let lease = |command: libc::c_int, kind: libc::c_int| unsafe {
+            libc::fcntl(holder.as_raw_fd(), command, kind)
+        };
+        assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        std::thread::scope(|scope| {
+            let syncs = scope.spawn(|| cache.sync(path));
+            let until = Instant::now() + Duration::from_secs(30);
+            while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+                assert!(Instant::now() < until, "nobody has asked for it");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            cache.set_mode(loses, to).unwrap();
+            cache.write(path, 0, b"secret").unwrap();
+            assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
+            syncs.join().unwrap().unwrap();
+        });
+        assert_eq!(fs::read(cache.backing().join(path)).unwrap(), b"secret");
+        assert_eq!(mode(&cache.backing().join(loses)), to, "{loses}");
+    }
+    cache.flush();
+    assert_eq!(mode(&cache.backing().join("file")), 0o600);
+}
+
+/// One whose mode keeps even its owner out is opened for a moment, by whoever writes something back below it.
+#[test]
+fn a_directory_of_the_users_own_has_its_mode_whatever_is_written_back_below_it() {
+    const USER: u32 = 4711;
+    const FILES: usize = 24;
+    let backing = tempfile::tempdir_in("/dev/shm").unwrap();
+    let settings = Settings { idle: true, ..Settings::new(LEAST_CAPACITY) };
+    let file = |number: usize| format!("dir/{number}");
+    fs::create_dir(backing.path().join("dir")).unwrap();
+    (0..FILES).for_each(|number| fs::write(backing.path().join(file(number)), [0; 8]).unwrap());
+    for path in (0..FILES).map(file).chain(["dir".to_owned()]) {
+        std::os::unix::fs::chown(backing.path().join(path), Some(USER), Some(USER)).unwrap();
+    }
+    let Some(cache) = Cache::of_user(settings, USER, backing) else { return };
+    for round in 0..250_u8 {
+        let to = [0o600, 0o200, 0o444, 0o044][usize::from(round) % 4];
+        (0..FILES / 2).for_each(|number| cache.write(&file(number), 0, &[round; 8]).unwrap());
+        cache.set_mode("dir", to).unwrap();
+        (FILES / 2..FILES).for_each(|number| cache.write(&file(number), 0, &[round; 8]).unwrap());
+        cache.flush();
+        assert_eq!(mode(&cache.backing().join("dir")), to, "round {round}");
+    }
+    let status = cache.owner().status();
+    assert_eq!((status.failures, status.conflicts), (0, vec![]));
+}
+
+#[test]
+fn what_is_below_a_directory_that_is_moved_has_lost_its_rights_before() {
+    for is_killed in [false, true] {
+        let mut cache = cache(|backing| {
+            for dir in ["private", "private/a", "private/a/b", "private/stays", "public"] {
+                fs::create_dir(backing.join(dir)).unwrap();
+                set_mode(&backing.join(dir), if dir == "private" { 0o700 } else { 0o755 });
+            }
+            for file in ["private/a/b/old", "private/a/file"] {
+                fs::write(backing.join(file), "before").unwrap();
+                set_mode(&backing.join(file), 0o644);
+            }
+            fs::hard_link(backing.join("private/a/file"), backing.join("private/a/b/link")).unwrap();
+        });
+        for (path, to) in [("private/a/b", 0o700), ("private/stays", 0o700), ("private/a/file", 0o600)] {
+            cache.set_mode(path, to).unwrap();
+        }
+        if is_killed {
+            cache.replace();
+        }
+        cache.rename("private/a", "public/a", 0).unwrap();
+        cache.sync("public").unwrap();
+        let there = |path: &str| mode(&cache.backing().join(path));
+        assert_eq!((there("public/a/b"), there("public/a/file")), (0o700, 0o600));
+        if !is_killed {
+            assert_eq!(there("private/stays"), 0o755, "nobody needs that before its time");
+        }
+        cache.flush();
+        assert_eq!(there("private/stays"), 0o700);
+    }
+}
+
+#[test]
+fn a_directory_in_which_each_may_remove_their_own_alone_is_so_before_anything_new_appears_in_it() {
+    let cache = cache(|backing| {
+        for (dir, mode) in [("all", 0o777), ("narrower", 0o777), ("still", 0o1777)] {
+            fs::create_dir(backing.join(dir)).unwrap();
+            set_mode(&backing.join(dir), mode);
+        }
+    });
+    // The last one is wider by that, which comes with its attributes.
+    for (dir, to, before) in [("all", 0o1777, 0o1777), ("narrower", 0o1770, 0o1770), ("still", 0o770, 0o1770)]
+    {
+        cache.set_mode(dir, to).unwrap();
+        cache.create(format!("{dir}/file"), 0o644).unwrap();
+        cache.sync(&format!("{dir}/file")).unwrap();
+        assert_eq!(mode(&cache.backing().join(dir)), before, "{dir}");
+        cache.flush();
+        assert_eq!(mode(&cache.backing().join(dir)), to, "{dir}");
+    }
+}
+
+#[test]
+fn a_directory_that_may_have_lost_too_much_before_a_kill_has_its_rights_soon_after_it() {
+    let mut cache = cache(|backing| {
+        fs::create_dir(backing.join("dir")).unwrap();
+        set_mode(&backing.join("dir"), 0o775);
+        give(&backing.join("dir"), ACCESS, &for_a_stranger());
+        fs::create_dir(backing.join("other")).unwrap();
+        set_mode(&backing.join("other"), 0o750);
+    });
+    cache.remove_xattr("dir", ACCESS).unwrap();
+    cache.set_mode("dir", 0o750).unwrap();
+    cache.set_mode("other", 0o755).unwrap();
+    cache.replace();
+    let dir = cache.backing().join("dir");
+    let until = Instant::now() + Duration::from_secs(30);
+    while mode(&dir) != 0o750 || has(&dir, ACCESS) {
+        assert!(Instant::now() < until, "{:o}", mode(&dir));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(mode(&cache.backing().join("other")), 0o750, "that has time");
 }

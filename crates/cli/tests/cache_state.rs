@@ -198,6 +198,49 @@ fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
 }
 
 #[test]
+fn what_was_lost_is_told_also_if_the_server_that_found_it_was_killed_before_it_could_tell() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    let state = state(&mounted);
+    let record = state.join("instance.json");
+    mounted.run("echo lost > file");
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    mounted.kill();
+    let lost = fs::read(&record).unwrap();
+    assert!(told(&mounted).contains("is lost"));
+    mounted.kill();
+    // As it is until the new one's record has taken the place of the former.
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    fs::write(&record, lost).unwrap();
+    assert!(told(&mounted).contains("is lost, because its store was unmounted"));
+    let read = || serde_json::from_slice::<serde_json::Value>(&fs::read(&record).unwrap()).unwrap();
+    let await_noted = || {
+        let until = Instant::now() + Duration::from_secs(10);
+        while !read()["lost_before"].is_null() {
+            assert!(Instant::now() < until, "it was told");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    // And as it is from then on until somebody was told: with a store, and also without.
+    for has_store in [true, false] {
+        await_noted();
+        mounted.kill();
+        let mut read = read();
+        read["lost_before"] = "the one before is lost".into();
+        fs::write(&record, read.to_string()).unwrap();
+        if !has_store {
+            succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+        }
+        let message = told(&mounted);
+        assert!(message.contains("the one before is lost"), "{message}");
+        assert_eq!(message.contains("recovered"), has_store, "{message}");
+    }
+    await_noted();
+    mounted.kill();
+    let message = told(&mounted);
+    assert!(!message.contains("lost"), "{message}");
+}
+
+#[test]
 fn a_user_whose_groups_have_changed_since_a_kill_goes_on_and_another_user_does_not() {
     let own = |backing: &Path| sh(backing, "chown nobody .").truncate(0);
     let Some(mounted) = Mounted::with(&["--age", "1h", "--user", "nobody"], own) else { return };

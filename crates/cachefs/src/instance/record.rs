@@ -71,6 +71,9 @@ pub struct Record {
     /// The run of `ondeck run` that alone sees it, if it is one's.
     #[serde(default)]
     pub run: Option<String>,
+    /// What an earlier cache at this place has lost, as long as nobody was told.
+    #[serde(default)]
+    pub lost_before: Option<String>,
 }
 
 impl Record {
@@ -98,11 +101,18 @@ impl Record {
             read_only: false,
             open: false,
             run,
+            lost_before: None,
         })
     }
 
-    /// What may be lost if the store of this cache is gone; nothing of one that was never used, or has ended in order.
+    /// What may be lost if the store of this cache is gone, and what was lost before it and not told; nothing of one that was never
+    /// used, or has ended in order.
     pub fn lost(&self) -> Option<String> {
+        let all: Vec<String> = self.lost_before.iter().cloned().chain(self.lost_now()).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    fn lost_now(&self) -> Option<String> {
         if !self.open && self.unwritten == 0 {
             return None;
         }
@@ -187,6 +197,20 @@ mod tests {
     use super::*;
     use ondeck_core::Bytes;
     use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn what_an_earlier_cache_has_lost_is_told_until_it_was() {
+        let settings = Settings::new(Bytes(1 << 30));
+        let at = Path::new("/mnt/fast");
+        let mut record = Record::new(at, at, (1, 2), None, false, settings, None).unwrap();
+        assert_eq!(record.lost(), None);
+        record.lost_before = Some("the one before is lost".into());
+        assert_eq!(record.lost().unwrap(), "the one before is lost");
+        record.open = true;
+        assert!(
+            record.lost().unwrap().starts_with("the one before is lost; the cache that was at /mnt/fast")
+        );
+    }
 
     #[test]
     fn a_record_is_read_as_it_was_written_whatever_bytes_its_paths_have() {

@@ -77,6 +77,7 @@ pub fn serve(plan: &Plan) -> bool {
         Ok((cache, mut notes)) => {
             notes.extend(hardened);
             say(&Ready::Serving { notes });
+            cache.note_told();
             cache.live(signals);
             true
         }
@@ -104,6 +105,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
     match find(&instance, plan)? {
         Found::Store(record) => {
             notes.push(format!("recovered the cache that was at {at}"));
+            notes.extend(record.lost_before.clone());
             resume(plan, &instance, &record)?;
             let cache = assemble(plan, instance, claim, *record);
             cache.map(|cache| (cache, notes))
@@ -113,13 +115,14 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
                 Found::Lost(record) => Some(*record),
                 _ => None,
             };
-            notes.extend(lost.as_ref().and_then(Record::lost));
+            let untold = lost.as_ref().and_then(Record::lost);
+            notes.extend(untold.clone());
             take_away_dead(&plan.mount_point)?;
             // Before anything is removed: what was lost is told by the record, and by nobody else.
             let backing = look(plan, &caches, &instance)?;
             // Also what a start that was killed has made.
             instance.clear(&claim).map_err(StartError::io("remove what is left in", &plan.base))?;
-            let made = prepare(plan, &instance, backing).and_then(|record| {
+            let made = prepare(plan, &instance, backing, untold).and_then(|record| {
                 // It is given up if the rest fails.
                 let place = instance.clone();
                 assemble(plan, place, claim, record)
@@ -158,11 +161,12 @@ fn look(plan: &Plan, caches: &Caches, instance: &Instance) -> Result<(OwnedFd, (
     Ok((backing, id))
 }
 
-/// Makes the places of a new cache, and its record.
+/// Makes the places of a new cache, and its record, which keeps what was lost before and is not told yet.
 fn prepare(
     plan: &Plan,
     instance: &Instance,
     (backing, id): (OwnedFd, (u64, u64)),
+    untold: Option<String>,
 ) -> Result<Record, StartError> {
     let (user, settings, run) = (plan.user.clone(), plan.settings.clone(), plan.run.clone());
     let record = Record::new(&plan.mount_point, &plan.backing, id, user, plan.others, settings, run);
@@ -170,6 +174,7 @@ fn prepare(
     let mut record = record.map_err(keep())?;
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from);
     let like = like.map_err(StartError::io("look at", &plan.backing))?.f_flag;
+    record.lost_before = untold;
     record.read_only = like.contains(StatVfsMountFlags::RDONLY);
     kept::show(backing.as_fd(), &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
     // From here on there is something to recover.
@@ -551,6 +556,16 @@ impl Cache {
             && let Err(error) = mounts::take_away(mount, true)
         {
             tracing::error!(%error, "can't unmount {}", mount.at.display());
+        }
+    }
+
+    /// Notes that whoever has started this was told what was lost before.
+    fn note_told(&self) {
+        let mut record = lock(&self.record);
+        if record.lost_before.take().is_some()
+            && let Err(error) = self.instance.keep(&record)
+        {
+            tracing::warn!(%error, "what was lost before is told once more by the next mount");
         }
     }
 

@@ -157,7 +157,7 @@ impl Core {
     /// # Errors
     /// The backing directory can't be reached or written to: nothing was done.
     pub fn apply_some(&self) -> Result<bool, (Ino, Errno)> {
-        let (round, shown, wide) = {
+        let (round, shown, wide_directories) = {
             let mut state = self.lock();
             let round = if state.stopped { Vec::new() } else { state.next_round() };
             let Some((last, _)) = round.last() else { return Ok(false) };
@@ -165,12 +165,17 @@ impl Core {
             let mut shown: Vec<Ino> = (round.iter().filter_map(|(_, turn)| turn.operation()))
                 .flat_map(|operation| state.shown_by(operation))
                 .collect();
+            let wide = state.wide_for(&round);
+            shown.extend(wide.files);
             shown.sort_unstable();
             shown.dedup();
-            let wide = state.wide_for(&round);
-            (round, shown, wide)
+            (round, shown, wide.directories)
         };
-        if let Err(failed) = self.narrow_directories(&wide) {
+        if let Err(failed) = self.narrow_directories(&wide_directories) {
+            // That is how the end is told.
+            if failed.1 != Errno::AGAIN {
+                self.tell_unmade(&round, failed.1);
+            }
             self.lock().batch_end = 0;
             return Err(failed);
         }
@@ -279,7 +284,7 @@ impl Core {
             let name = unfinished(&self.store, ino);
             let removed = self.backing_directory(within).and_then(|directory| {
                 let at = directory.as_fd();
-                backing::within(self.backing.uid(), at, || remove(at, &name))
+                self.within(&[(within, at)], || remove(at, &name))
             });
             match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -292,7 +297,7 @@ impl Core {
         let is_at = |ino: Ino, dir: Ino, name: &OsStr| -> Result<bool, Errno> {
             let seen = self.lock().seen(ino);
             let found = match self.backing_directory(dir) {
-                Ok(directory) => self.look(directory.as_fd(), name)?,
+                Ok(directory) => self.look((dir, directory.as_fd()), name)?,
                 // A directory that is not made there yet.
                 Err(Errno::STALE) => None,
                 Err(error) => return Err(error),
@@ -347,7 +352,7 @@ impl Core {
             state = self.wait(state);
         }
         state.applier_awaits.clear();
-        let pass = UnderWay { began: Instant::now(), dirty_since: None };
+        let pass = UnderWay { began: Instant::now(), dirty_since: None, changes: false };
         state.passes.extend(held.iter().map(|ino| (*ino, pass)));
         state.moving = Some(std::thread::current().id());
         held
@@ -365,7 +370,7 @@ impl Core {
             }
             state = self.wait(state);
         }
-        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None });
+        state.passes.insert(ino, UnderWay { began: Instant::now(), dirty_since: None, changes: false });
         Ok(())
     }
 
@@ -490,6 +495,18 @@ impl Core {
         failed
     }
 
+    /// Has the next fsync(2) or close(2) of what a round was to make tell why nothing of it could be done.
+    fn tell_unmade(&self, round: &[(u64, Turn)], error: Errno) {
+        let mut state = self.lock();
+        for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
+            if let Operation::Make { ino, .. } = operation
+                && let Some(data) = state.inodes.get_mut(ino).and_then(|inode| inode.data_or_new())
+            {
+                data.error = Some(error.raw_os_error());
+            }
+        }
+    }
+
     /// Makes an inode under the name of what is unfinished, in the nearest directory that is there.
     fn prepare(&self, ino: Ino, dir: Ino) -> Result<(), Errno> {
         let (mode, rdev, target, within, may_inherit) = {
@@ -509,7 +526,7 @@ impl Core {
         let directory = self.backing_directory(within)?;
         let at = directory.as_fd();
         let mut name = unfinished(&self.store, ino);
-        let made = backing::within(self.backing.uid(), at, || {
+        let made = self.within(&[(within, at)], || {
             let make = |name: &OsStr| make(at, name, mode, rdev, target.as_deref());
             match make(&name) {
                 Err(Errno::EXIST) => {
@@ -577,7 +594,7 @@ impl Core {
                     return Ok(Done::default());
                 }
                 let _ = ino;
-                self.in_both(from.as_fd(), to.as_fd(), || {
+                self.in_both((*dir, from.as_fd()), (*to_dir, to.as_fd()), || {
                     rustix::fs::renameat_with(
                         &from,
                         name.as_os_str(),
@@ -595,7 +612,7 @@ impl Core {
     fn unmake(&self, ino: Ino, home: &Home) -> Result<Done, Errno> {
         self.keep_open(ino)?;
         let directory = self.backing_directory(home.dir)?;
-        let gone = backing::within(self.backing.uid(), directory.as_fd(), || {
+        let gone = self.within(&[(home.dir, directory.as_fd())], || {
             rustix::fs::unlinkat(&directory, &*home.name, AtFlags::empty())
         });
         match gone {
@@ -612,11 +629,11 @@ impl Core {
 
     fn in_both<T>(
         &self,
-        a: BorrowedFd<'_>,
-        b: BorrowedFd<'_>,
-        mut act: impl FnMut() -> Result<T, Errno>,
+        a: (Ino, BorrowedFd<'_>),
+        b: (Ino, BorrowedFd<'_>),
+        act: impl FnMut() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        backing::within(self.backing.uid(), a, || backing::within(self.backing.uid(), b, &mut act))
+        self.within(&[a, b], act)
     }
 
     /// Gives something its new name on the backing directory.
@@ -636,8 +653,8 @@ impl Core {
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
         let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
-        let at_source = self.look(from, name)?;
-        let at_target = self.look(to, to_name)?;
+        let at_source = self.look((dir, from), name)?;
+        let at_target = self.look((to_dir, to), to_name)?;
         if !at_source.as_ref().is_some_and(is_ours) {
             if at_target.as_ref().is_some_and(is_ours) {
                 // Done already, and not noted.
@@ -645,7 +662,7 @@ impl Core {
             }
             // Ours may be beside, from before a crash.
             let other = self.beside(to_name, ino);
-            if self.look(to, &other)?.as_ref().is_some_and(is_ours) {
+            if self.look((to_dir, to), &other)?.as_ref().is_some_and(is_ours) {
                 return Ok(Done { beside: Some(other), kept: None });
             }
             return Err(Errno::STALE);
@@ -659,7 +676,7 @@ impl Core {
         };
         if free {
             let flags = if at_target.is_some() { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-            match self.in_both(from, to, || rename(from, name, to, to_name, flags)) {
+            match self.in_both((dir, from), (to_dir, to), || rename(from, name, to, to_name, flags)) {
                 Ok(()) => return Ok(Done::default()),
                 // Made by somebody else in this moment.
                 Err(Errno::EXIST | Errno::NOTEMPTY) => {}
@@ -667,12 +684,12 @@ impl Core {
             }
         }
         let other = self.beside(to_name, ino);
-        self.in_both(from, to, || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
+        self.in_both((dir, from), (to_dir, to), || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
         Ok(Done { beside: Some(other), kept: None })
     }
 
-    fn look(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Stat>, Errno> {
-        match backing::within(self.backing.uid(), directory, || backing::stat(directory, name)) {
+    fn look(&self, (dir, directory): (Ino, BorrowedFd<'_>), name: &OsStr) -> Result<Option<Stat>, Errno> {
+        match self.within(&[(dir, directory)], || backing::stat(directory, name)) {
             Ok(found) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
@@ -688,7 +705,7 @@ impl Core {
         let Some(home) = home else { return Ok(Done::default()) };
         let (from, to) = (self.backing_directory(home.dir)?, self.backing_directory(dir)?);
         let link = |name: &OsStr| {
-            self.in_both(from.as_fd(), to.as_fd(), || {
+            self.in_both((home.dir, from.as_fd()), (dir, to.as_fd()), || {
                 rustix::fs::linkat(&from, &*home.name, &to, name, AtFlags::empty())
             })
         };
@@ -702,13 +719,13 @@ impl Core {
             Err(error) => return Err(error),
         }
         let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
-        if self.look(to.as_fd(), name)?.is_some_and(is_ours) {
+        if self.look((dir, to.as_fd()), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
         let other = self.beside(name, ino);
         match link(&other) {
             Ok(()) => {}
-            Err(Errno::EXIST) if self.look(to.as_fd(), &other)?.is_some_and(is_ours) => {}
+            Err(Errno::EXIST) if self.look((dir, to.as_fd()), &other)?.is_some_and(is_ours) => {}
             Err(error) => return Err(error),
         }
         Ok(Done { beside: Some(other), kept: None })
@@ -725,7 +742,7 @@ impl Core {
         }
         let directory = self.backing_directory(dir)?;
         let at = directory.as_fd();
-        let Some(found) = self.look(at, name)? else { return Ok(Done::default()) };
+        let Some(found) = self.look((dir, at), name)? else { return Ok(Done::default()) };
         let is_ours = seen
             .is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
         if !is_ours {
@@ -733,7 +750,7 @@ impl Core {
         }
         self.keep_open(ino)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        match backing::within(self.backing.uid(), at, || rustix::fs::unlinkat(at, name, flags)) {
+        match self.within(&[(dir, at)], || rustix::fs::unlinkat(at, name, flags)) {
             Ok(()) | Err(Errno::NOENT) => Ok(Done::default()),
             // Somebody else has put something there.
             Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
@@ -759,7 +776,7 @@ impl Core {
             return Ok(());
         }
         let entry = self.backing_entry(ino)?;
-        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true, true)?);
+        let file: Arc<File> = Arc::new(self.reopen(ino, &entry, true)?);
         if let Some(data) = self.lock().inodes.get_mut(&ino).and_then(|inode| inode.data_or_new()) {
             data.orphan = Some(file);
         }

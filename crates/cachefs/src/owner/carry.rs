@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec,
 use rustix::io::Errno;
 
 use super::Core;
-use super::blocks::BLOCK;
+use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Homes, Seen, dirty};
 use super::narrow::narrow;
 use super::pass::{Pass, is_file};
@@ -33,7 +33,7 @@ impl Core {
             Err(Errno::STALE) if is_file(pass.mode) => return self.set_aside(pass),
             Err(error) => return Err(error),
         };
-        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+        let mut found = backing::stat(entry.as_fd(), OsStr::new(""))?;
         if is_file(pass.mode) && pass.seen.is_some_and(|seen| !seen.is_as_left(found.ino, found.ctime)) {
             return self.set_aside(pass);
         }
@@ -41,14 +41,38 @@ impl Core {
         if is_file(pass.mode) && writes_data {
             let wide = self.lock().wide_above_file(pass.ino);
             self.narrow_directories(&wide).map_err(|(_, error)| error)?;
-            let file = Arc::new(self.reopen(pass.ino, &entry, true, false)?);
-            pass.begun = true;
-            narrow(pass, &entry, &found)?;
+            let file = Arc::new(self.reopen(pass.ino, &entry, true)?);
+            let is_made = {
+                let mut state = self.lock();
+                state.begin_changes(pass);
+                state.inodes.get(&pass.ino).is_some_and(|inode| inode.made_by != 0)
+            };
+            let is_its = (found.uid, found.gid) == (pass.uid, pass.gid);
+            if is_made && found.size == 0 && pass.bits & dirty::OWNER != 0 && !is_its {
+                self.give_to_owner(pass, file.as_fd());
+                found = backing::stat(entry.as_fd(), OsStr::new(""))?;
+            }
+            narrow(pass, entry.as_fd(), &found)?;
             self.carry_data(pass, &file)?;
             pass.file = Some(file);
         }
-        pass.begun = true;
+        self.lock().begin_changes(pass);
+        let is_dir = FileType::from_raw_mode(pass.mode) == FileType::Directory;
+        let _held = (is_dir && self.backing.is_of_a_user()).then(|| self.backing.hold_modes());
         carry_attributes(pass, &entry, self.backing.uid())
+    }
+
+    /// Gives a file that was just made, has no data and is its owner's alone to the one who is to have it: so a disk counts what is
+    /// written as that owner's, and refuses what there is no quota for. Not all do when a file is given away that has data already. If
+    /// it is refused, that is told when its attributes are brought.
+    fn give_to_owner(&self, pass: &Pass, file: BorrowedFd<'_>) {
+        let (uid, gid) = (Uid::from_raw(pass.uid), Gid::from_raw(pass.gid));
+        // A user's own are that user's.
+        if self.backing.uid() == 0
+            && let Err(error) = rustix::fs::fchown(file, Some(uid), Some(gid))
+        {
+            tracing::debug!(pass.ino, %error, "can't give a new file to its owner");
+        }
     }
 
     /// What is to be written to. A file that has lost all names that are known here has others.
@@ -73,16 +97,23 @@ impl Core {
     }
 
     fn carry_data(&self, pass: &mut Pass, to: &File) -> Result<(), Errno> {
+        // The pass itself is changed as this goes.
+        let extents = std::mem::take(&mut pass.extents);
+        let done = self.carry_extents(pass, &extents, to);
+        pass.extents = extents;
+        done
+    }
+
+    fn carry_extents(&self, pass: &mut Pass, extents: &[(u32, Blocks)], to: &File) -> Result<(), Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         if pass.cut {
             // What was cut off here must not come back when the file grows there.
             rustix::fs::ftruncate(to, pass.backing_len.min(pass.size))?;
         }
-        let from =
-            if pass.extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
+        let from = if extents.is_empty() { None } else { Some(self.store.file(pass.ino).map_err(errno)?) };
         let mut length = to.metadata().map_err(errno)?.len();
         let mut buffer = Vec::new();
-        for (number, blocks) in &pass.extents {
+        for (number, blocks) in extents {
             let first = u64::from(*number) * EXTENT;
             for (begin, end) in blocks.runs() {
                 let (begin, end) =
@@ -97,9 +128,17 @@ impl Core {
                         store::read(from, part.begin, &mut buffer).map_err(errno)?;
                         self.store.check()?;
                     }
-                    if self.lock().was_cut_during(pass) {
+                    let (is_cut, has_lost_rights) = {
+                        let state = self.lock();
+                        (state.was_cut_during(pass), state.has_lost_rights_during(pass))
+                    };
+                    if is_cut {
                         // What was found may be the zeros of a file that is cut, which has never had them. All of it comes again.
                         return Ok(());
+                    }
+                    if has_lost_rights {
+                        // What was found may have been written since, and is not for whom had them.
+                        self.narrow_again(pass, to)?;
                     }
                     if part.data {
                         to.write_all_at(&buffer, part.begin).map_err(errno)?;
@@ -130,16 +169,17 @@ impl Core {
                 if has_home {
                     // Its removal there is still to come, and then it stays open.
                     let entry = self.backing_entry(pass.ino)?;
-                    Arc::new(self.reopen(pass.ino, &entry, true, false)?)
+                    Arc::new(self.reopen(pass.ino, &entry, true)?)
                 } else {
                     let flags =
                         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let directory = self.backing_directory(ROOT)?;
                     let name = unfinished(&self.store, pass.ino);
-                    let file = backing::within(self.backing.uid(), directory.as_fd(), || {
+                    let file = self.within(&[(ROOT, directory.as_fd())], || {
                         rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
                     })?;
                     rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())?;
+                    self.give_to_owner(pass, file.as_fd());
                     Arc::new(File::from(file))
                 }
             }
@@ -160,12 +200,12 @@ impl Core {
             pass.orphan = true;
             return Ok(());
         }
-        let home = {
-            let mut state = self.lock();
-            // Nothing of theirs is changed: whoever goes on after a kill must find once more that it is theirs.
-            state.journal_seen(pass.ino);
-            state.inodes.get(&pass.ino).and_then(|inode| inode.homes.first().cloned()).ok_or(Errno::STALE)?
-        };
+        let home = self
+            .lock()
+            .inodes
+            .get(&pass.ino)
+            .and_then(|inode| inode.homes.first().cloned())
+            .ok_or(Errno::STALE)?;
         let directory = self.backing_directory(home.dir)?;
         let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
@@ -201,7 +241,7 @@ impl Core {
         let rest = match &theirs {
             _ if pass.backing_len == 0 => None,
             Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
-            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false, false)?)),
+            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false)?)),
             None => self.backing.known_file(pass.ino),
         };
         let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;
@@ -211,16 +251,17 @@ impl Core {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if !takes_its_name {
             // Of a process that was killed before it could note that; nobody else has this name.
-            match backing::within(self.backing.uid(), directory.as_fd(), || {
+            match self.within(&[(home.dir, directory.as_fd())], || {
                 rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())
             }) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error),
             }
         }
-        let ours = backing::within(self.backing.uid(), directory.as_fd(), || {
+        let ours = self.within(&[(home.dir, directory.as_fd())], || {
             rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)
         })?;
+        self.give_to_owner(pass, ours.as_fd());
         let mut ours = File::from(ours);
         if let Some(rest) = rest {
             let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -355,10 +396,12 @@ fn carry_attributes(pass: &mut Pass, entry: &OwnedFd, user: u32) -> Result<(), E
     // Every other change may have taken set-id bits away, or the group's bits for an ACL's.
     let changes_mode = pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0;
     if !is_symlink && changes_mode {
+        // A directory that could still give rights has not lost them yet: that is done before anything new appears below it.
+        let lacks = dirty::MODE | pass.bits & dirty::WIDE;
         if is_private {
-            pass.refused = pass.refused.map(|(bits, error)| (bits | dirty::MODE, error));
+            pass.refused = pass.refused.map(|(bits, error)| (bits | lacks, error));
         } else if let Err(error) = rustix::fs::chmod(path.as_str(), Mode::from_raw_mode(pass.mode & 0o7777)) {
-            pass.refuse(dirty::MODE, error);
+            pass.refuse(lacks, error);
         }
     }
     let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };

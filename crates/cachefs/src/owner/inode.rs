@@ -320,6 +320,8 @@ pub struct UnderWay {
     pub began: Instant,
     /// The generation since which its inode was dirty; `None`: it brings nothing, but keeps others from beginning.
     pub dirty_since: Option<u64>,
+    /// It changes what the backing directory has: the time of change there is ours, and not known before its end.
+    pub changes: bool,
 }
 
 /// Write-back that takes a file in parts, from its beginning to its end: whoever writes to the beginning all the while does not keep it

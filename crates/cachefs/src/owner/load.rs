@@ -177,7 +177,7 @@ impl Core {
                 (inode.homes.first().ok_or(Errno::STALE)?.clone(), inode.seen)
             };
             let directory = self.backing_directory(home.dir)?;
-            let open = backing::within(self.backing.uid(), directory.as_fd(), || {
+            let open = self.within(&[(home.dir, directory.as_fd())], || {
                 backing::open_path(directory.as_fd(), &home.name)
             });
             match open {
@@ -271,7 +271,7 @@ impl Core {
         let file = match backing::reopen(entry.as_fd(), false) {
             Err(Errno::ACCESS) => {
                 self.hold_one_still(ino)?;
-                let file = self.reopen(ino, &entry, false, true);
+                let file = self.reopen(ino, &entry, false);
                 self.let_go(&[ino]);
                 file?
             }
@@ -280,38 +280,6 @@ impl Core {
         let file = Arc::new(file);
         self.backing.keep_file(ino, &file);
         Ok(file)
-    }
-
-    /// Opens the file of an inode there, also if its mode keeps its owner out. That changes its time of change, and is nobody else's
-    /// work: nothing else may look at it meanwhile, so the caller has a pass of it, or holds it still. A pass has told the journal that it
-    /// changes the file; else `note` is set.
-    pub fn reopen(&self, ino: Ino, entry: &OwnedFd, write: bool, note: bool) -> Result<File, Errno> {
-        match backing::reopen(entry.as_fd(), write) {
-            Err(Errno::ACCESS) => {}
-            other => return other,
-        }
-        let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        let is_ours = {
-            let mut state = self.lock();
-            let seen = state.inodes.get(&ino).and_then(|inode| inode.seen);
-            let is_ours = seen.is_some_and(|seen| seen.is_as_left(found.ino, found.ctime));
-            if is_ours && note && state.journal.known.contains(&ino) {
-                state.journal_writing(ino);
-            }
-            is_ours
-        };
-        let file = backing::reopen_closed(self.backing.uid(), entry.as_fd(), &found, write);
-        if is_ours {
-            let now = backing::stat(entry.as_fd(), OsStr::new(""))?;
-            let mut state = self.lock();
-            if let Some(inode) = state.inodes.get_mut(&ino) {
-                inode.seen = Some(Seen { ino: now.ino, ctime: now.ctime });
-            }
-            if note {
-                state.journal_seen(ino);
-            }
-        }
-        file
     }
 
     /// Reads what a request needs, and has it tried again.

@@ -485,7 +485,11 @@ impl State {
             bits |= dirty::XATTRS;
         }
         let (mode, uid, gid) = before;
-        inode.note_narrowed(ino, mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid));
+        // Where a directory has become sticky, others can't remove or replace what is not theirs any more.
+        let is_sticky = !mode & inode.mode & libc::S_ISVTX != 0;
+        let is_narrower =
+            mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid) || is_sticky;
+        self.note_narrowed(ino, is_narrower);
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);
         Ok(())
@@ -545,7 +549,7 @@ impl State {
                 xattrs.remove(name);
             }
         }
-        inode.note_narrowed(ino, name == acl::ACCESS);
+        self.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS | if mode.is_some() { dirty::MODE } else { 0 });
         self.journal_inode(ino);
         Ok(())
@@ -561,7 +565,7 @@ impl State {
             return if is_acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
         inode.ctime = Time::now();
-        inode.note_narrowed(ino, name == acl::ACCESS);
+        self.note_narrowed(ino, name == acl::ACCESS);
         self.mark_dirty(ino, dirty::XATTRS);
         self.journal_inode(ino);
         Ok(())

@@ -1,11 +1,15 @@
 //! Rights that are taken away here are gone on the backing directory before what only others may reach comes there: whoever reaches
 //! that directory itself would reach it by the rights of before.
 //!
-//! A file loses them with the pass that brings its data ([`narrow`]). A directory is passed when its names have been changed, and that
-//! may be much later than names and data appear in it; so it loses them apart from that, and before. What it gains comes with its pass.
+//! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is
+//! passed when its names have been changed, and that may be much later than names and data appear in it; so it loses them apart from
+//! that, and before. So does all that is below a directory before that is moved to where others may look. What a directory gains comes
+//! with its pass.
 
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -32,10 +36,10 @@ struct Wanted {
 
 impl Wanted {
     /// The rights of what is there that it may keep until it has all that it is to have.
-    fn keeps(&self, entry: &OwnedFd, found: &backing::Stat) -> Result<u32, Errno> {
+    fn keeps(&self, entry: BorrowedFd<'_>, found: &backing::Stat) -> Result<u32, Errno> {
         let mut keeps = self.mode & RIGHTS;
         let changes_acl =
-            self.bits & dirty::XATTRS != 0 && (self.has_acl || has_acl(&backing::xattrs(entry.as_fd())?));
+            self.bits & dirty::XATTRS != 0 && (self.has_acl || has_acl(&backing::xattrs(entry)?));
         if self.bits & dirty::OWNER != 0 || changes_acl {
             // Its group, and whom an ACL names, may be others.
             keeps &= libc::S_IRWXU;
@@ -47,12 +51,20 @@ impl Wanted {
     }
 }
 
+/// What has to lose rights before names are changed.
+#[derive(Default)]
+pub struct Wide {
+    pub directories: BTreeSet<Ino>,
+    /// Passes take their rights.
+    pub files: BTreeSet<Ino>,
+}
+
 fn has_acl(xattrs: &Xattrs) -> bool {
     xattrs.contains_key(OsStr::new(crate::acl::ACCESS))
 }
 
 /// Takes rights from a file there that it is to lose, before its data comes. It gets all of its rights when it has that.
-pub fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(), Errno> {
+pub fn narrow(pass: &Pass, entry: BorrowedFd<'_>, found: &backing::Stat) -> Result<(), Errno> {
     if pass.bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
         return Ok(());
     }
@@ -62,71 +74,155 @@ pub fn narrow(pass: &Pass, entry: &OwnedFd, found: &backing::Stat) -> Result<(),
     if left == found.mode & RIGHTS {
         return Ok(());
     }
-    rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(left))
-}
-
-impl Inode {
-    /// Notes whether a change of mode, owner or ACL has taken rights from a directory that the backing directory may still give.
-    pub fn note_narrowed(&mut self, ino: Ino, is_narrower: bool) {
-        // What is not there yet is made for its owner alone.
-        if self.is_dir() && is_narrower && (ino == ROOT || !self.homes.is_empty()) {
-            self.dirty |= dirty::WIDE;
-        }
-    }
+    rustix::fs::chmod(backing::by_descriptor(entry).as_str(), Mode::from_raw_mode(left))
 }
 
 impl State {
-    /// Of a directory and those above it, where they are on the backing directory: those that have to lose rights there.
-    fn wide_above(&self, dir: Ino, wide: &mut Vec<Ino>) {
-        let mut at = dir;
-        for _ in 0..MOST_LEVELS {
-            let Some(inode) = self.inodes.get(&at) else { return };
-            if (inode.dirty | inode.writing) & dirty::WIDE != 0 && !wide.contains(&at) {
-                wide.push(at);
-            }
-            if at == ROOT {
-                return;
-            }
-            // What is not there yet is made further up.
-            at = match inode.homes.first() {
-                Some(home) => home.dir,
-                None => self.directory(at).map_or(ROOT, |directory| directory.parent),
-            };
+    /// Notes whether a change of mode, owner or ACL has taken rights from a file or directory that the backing directory may still
+    /// give.
+    pub fn note_narrowed(&mut self, ino: Ino, is_narrower: bool) {
+        if !is_narrower {
+            return;
+        }
+        self.rights_lost += 1;
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        // What is not there yet is made for its owner alone.
+        if inode.is_dir() && (ino == ROOT || !inode.homes.is_empty()) {
+            inode.dirty |= dirty::WIDE;
+            self.wide.insert(ino);
+        } else if !inode.is_dir() && !inode.homes.is_empty() {
+            self.wide_files.insert(ino);
         }
     }
 
-    /// The directories that have to lose rights before a round gives names in them, or below them, or to them.
-    pub fn wide_for(&self, round: &[(u64, Turn)]) -> Vec<Ino> {
-        let operations = round.iter().filter_map(|(_, turn)| turn.operation());
-        let named = |operation: &Operation| {
-            let subjects = operation.subjects().into_iter();
-            let moved = subjects.filter(|ino| self.inodes.get(ino).is_some_and(Inode::is_dir));
-            operation.directories().into_iter().chain(moved).collect::<Vec<_>>()
+    /// Notes whether something has lost all the rights there by now that it was to lose.
+    pub fn settle_rights(&mut self, ino: Ino) {
+        let bits = self.inodes.get(&ino).map_or(0, |inode| inode.dirty | inode.writing);
+        if bits & dirty::WIDE == 0 {
+            self.wide.remove(&ino);
+        }
+        if bits & (dirty::MODE | dirty::OWNER | dirty::XATTRS) == 0 {
+            self.wide_files.remove(&ino);
+        }
+    }
+
+    /// The same of all that was recovered. A directory may have lost more there than it was to lose, and gets the rest back soon.
+    pub fn recover_rights(&mut self) {
+        for (ino, inode) in self.inodes.iter() {
+            if inode.dirty & dirty::WIDE != 0 {
+                self.wide.insert(ino);
+                self.urgent.insert(ino);
+            } else if !inode.is_dir()
+                && !inode.homes.is_empty()
+                && inode.dirty & (dirty::MODE | dirty::OWNER | dirty::XATTRS) != 0
+            {
+                self.wide_files.insert(ino);
+            }
+        }
+    }
+
+    /// Has a pass bring the rights that its file has now, if any were lost since it began or since this was asked last: what it reads
+    /// next may have been written after that. Returns the directories above that have to lose rights first.
+    fn renew_rights(&mut self, pass: &mut Pass) -> Option<BTreeSet<Ino>> {
+        if !self.has_lost_rights_during(pass) {
+            return None;
+        }
+        pass.rights_lost = self.rights_lost;
+        if let Some(inode) = self.inodes.get_mut(&pass.ino) {
+            let bits = inode.dirty & (dirty::MODE | dirty::OWNER | dirty::XATTRS);
+            inode.dirty &= !bits;
+            inode.writing |= bits;
+            pass.bits |= bits;
+            (pass.mode, pass.uid, pass.gid) = (inode.mode, inode.uid, inode.gid);
+            if bits & dirty::XATTRS != 0 {
+                pass.xattrs = inode.xattrs.as_deref().cloned();
+            }
+        }
+        Some(self.wide_above_file(pass.ino))
+    }
+
+    /// Whether anybody has lost rights since a pass began, or took over what its file had.
+    pub fn has_lost_rights_during(&self, pass: &Pass) -> bool {
+        self.rights_lost != pass.rights_lost && !pass.orphan
+    }
+
+    /// Of a directory and those above it, where they are on the backing directory: those that have to lose rights there.
+    fn wide_above(&self, dir: Ino, wide: &mut BTreeSet<Ino>) {
+        wide.extend(self.above(dir).filter(|ino| self.wide.contains(ino)));
+    }
+
+    /// A directory and those above it, where they are on the backing directory.
+    fn above(&self, dir: Ino) -> impl Iterator<Item = Ino> {
+        let next = |at: &Ino| {
+            let inode = self.inodes.get(at).filter(|_| *at != ROOT)?;
+            // What is not there yet is made further up.
+            Some(match inode.homes.first() {
+                Some(home) => home.dir,
+                None => self.directory(*at).map_or(ROOT, |directory| directory.parent),
+            })
         };
-        let mut dirs: Vec<Ino> =
-            operations.filter(|operation| operation.gives_a_name()).flat_map(named).collect();
-        dirs.sort_unstable();
-        dirs.dedup();
-        let mut wide = Vec::new();
-        dirs.into_iter().for_each(|dir| self.wide_above(dir, &mut wide));
-        wide
+        std::iter::successors(Some(dir), next).take(MOST_LEVELS)
+    }
+
+    /// What has to lose rights before a round gives names to it, or in it, or below it, or moves a directory that it is in.
+    pub fn wide_for(&self, round: &[(u64, Turn)]) -> Wide {
+        let mut found = Wide::default();
+        if self.wide.is_empty() && self.wide_files.is_empty() {
+            return found;
+        }
+        let (mut dirs, mut moved) = (BTreeSet::new(), HashSet::new());
+        let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
+        for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
+            if operation.gives_a_name() {
+                dirs.extend(operation.directories());
+            }
+            if let Operation::Rename { .. } | Operation::Exchange { .. } = operation {
+                moved.extend(operation.subjects().into_iter().filter(is_dir));
+            }
+        }
+        if !self.wide.is_empty() {
+            dirs.into_iter().for_each(|dir| self.wide_above(dir, &mut found.directories));
+        }
+        if !moved.is_empty() {
+            // Whoever may not enter a private directory may enter the one where these come to.
+            let goes = |dir: Ino| self.above(dir).any(|ino| moved.contains(&ino));
+            found.directories.extend(self.wide.iter().copied().filter(|ino| goes(*ino)));
+            let goes_along = |ino: &Ino| {
+                self.inodes.get(ino).is_some_and(|inode| inode.homes.iter().any(|home| goes(home.dir)))
+            };
+            found.files.extend(self.wide_files.iter().copied().filter(goes_along));
+        }
+        found
     }
 
     /// The directories that have to lose rights before data of a file comes to where it is there.
-    pub fn wide_above_file(&self, ino: Ino) -> Vec<Ino> {
-        let mut wide = Vec::new();
-        let homes = self.inodes.get(&ino).into_iter().flat_map(|inode| inode.homes.iter());
-        homes.for_each(|home| self.wide_above(home.dir, &mut wide));
+    pub fn wide_above_file(&self, ino: Ino) -> BTreeSet<Ino> {
+        let mut wide = BTreeSet::new();
+        if !self.wide.is_empty() {
+            let homes = self.inodes.get(&ino).into_iter().flat_map(|inode| inode.homes.iter());
+            homes.for_each(|home| self.wide_above(home.dir, &mut wide));
+        }
         wide
     }
 }
 
 impl Core {
+    /// Takes rights from a file of a pass, and from the directories above it, that they have lost since the pass began.
+    ///
+    /// # Errors
+    /// As of a pass.
+    pub fn narrow_again(&self, pass: &mut Pass, file: &File) -> Result<(), Errno> {
+        let wide = self.lock().renew_rights(pass);
+        let Some(wide) = wide else { return Ok(()) };
+        self.narrow_directories(&wide).map_err(|(_, error)| error)?;
+        narrow(pass, file.as_fd(), &backing::stat(file.as_fd(), OsStr::new(""))?)
+    }
+
     /// Takes the rights from directories there that they are to lose. What is refused is refused to their passes, too, which tell it.
     ///
     /// # Errors
     /// The backing directory can't be reached or written to.
-    pub fn narrow_directories(&self, wide: &[Ino]) -> Result<(), (Ino, Errno)> {
+    pub fn narrow_directories(&self, wide: &BTreeSet<Ino>) -> Result<(), (Ino, Errno)> {
         for ino in wide {
             match self.narrow_directory(*ino) {
                 Err(error) if !is_its_own(error) => return Err((*ino, error)),
@@ -166,6 +262,7 @@ impl Core {
                 inode.dirty |= dirty::WIDE;
             }
         }
+        state.settle_rights(ino);
         if done == Ok(true) {
             // Those who are to have the others back need not wait for long.
             state.urgent.insert(ino);
@@ -176,16 +273,17 @@ impl Core {
     /// Takes rights from a directory there. Whether it is to get some of them again.
     fn take_rights(&self, ino: Ino, wanted: &Wanted) -> Result<bool, Errno> {
         let entry = self.backing_entry(ino)?;
+        let _held = self.backing.is_of_a_user().then(|| self.backing.hold_modes());
         let found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        let mut keeps = wanted.keeps(&entry, &found)?;
+        let mut keeps = wanted.keeps(entry.as_fd(), &found)?;
         if found.uid == wanted.uid {
             // Names in it are changed by the rights of its owner, who had them when that was begun.
             keeps |= libc::S_IRWXU;
         }
         let left = found.mode & RIGHTS & keeps;
-        if left != found.mode & RIGHTS {
-            let mode = Mode::from_raw_mode(found.mode & 0o7000 | left);
-            rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), mode)?;
+        let mode = found.mode & 0o7000 | wanted.mode & libc::S_ISVTX | left;
+        if mode != found.mode & 0o7777 {
+            rustix::fs::chmod(backing::by_descriptor(entry.as_fd()).as_str(), Mode::from_raw_mode(mode))?;
         }
         Ok(found.mode & RIGHTS & wanted.mode & !left != 0)
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use super::blocks::Blocks;
-use super::inode::{Home, Name, Operation, Seen};
+use super::inode::{Home, Name, Operation, Seen, dirty};
 use super::journal::{HEADER, Image, Record, new_file};
 use super::state::State;
 use crate::message::{Ino, Time};
@@ -39,10 +39,13 @@ impl State {
         }
     }
 
-    fn add_image(&mut self, ino: Ino, image: Image) {
+    fn add_image(&mut self, ino: Ino, mut image: Image) {
+        if self.open_there.contains(&ino) {
+            image.dirty |= dirty::MODE;
+        }
         self.journal.add(&Record::Inode(ino, Box::new(image)));
         // It says how this was left on the backing directory, where it is being changed again.
-        if self.passes.contains_key(&ino) {
+        if self.passes.get(&ino).is_some_and(|pass| pass.changes) {
             self.journal.add(&Record::Writing(ino));
         }
     }
@@ -187,11 +190,25 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that something is about to be changed on the backing directory.
-    pub fn journal_writing(&mut self, ino: Ino) {
+    /// Notes that something is about to be changed on the backing directory, by a pass or who holds it still: whoever goes on after a
+    /// kill must not take that for somebody else's work.
+    pub fn journal_changes(&mut self, ino: Ino) {
+        if let Some(pass) = self.passes.get_mut(&ino) {
+            pass.changes = true;
+        }
         self.anchor(ino);
         self.journal.add(&Record::Writing(ino));
         self.end_record();
+    }
+
+    /// Notes that something has another mode on the backing directory for a moment, or no longer.
+    pub fn journal_open(&mut self, ino: Ino, is_open: bool) {
+        if is_open {
+            self.open_there.insert(ino);
+        } else {
+            self.open_there.remove(&ino);
+        }
+        self.journal_inode(ino);
     }
 
     /// Notes that the kernel writes to a file without asking, or no longer.
@@ -226,6 +243,7 @@ impl State {
         self.journal.add(&Record::Begins(self.first_pending));
         let mut relevant: BTreeSet<Ino> = self.dirty_by_age.keys().copied().collect();
         relevant.extend(&self.unasked);
+        relevant.extend(&self.open_there);
         let mut names = Vec::new();
         // What was cancelled has no names, and may be of what is not there any more.
         for pending in self.log.iter().filter(|pending| !pending.cancelled) {

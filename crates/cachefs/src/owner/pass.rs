@@ -36,6 +36,8 @@ pub struct Pass {
     pub cut: bool,
     pub cuts: u64,
     pub orphan: bool,
+    /// [`State::rights_lost`] when it began, or took over the rights that its file had.
+    pub rights_lost: u64,
     /// Something of it may be there: the time of change there is ours then, and not known before its end.
     pub begun: bool,
     /// Set as it goes.
@@ -117,6 +119,7 @@ impl State {
             cuts,
             // One whose removal there is still to come is as any other: it may be shown before, and is known by how we left it.
             orphan: inode.is_orphan() && inode.homes.is_empty(),
+            rights_lost: self.rights_lost,
             begun: false,
             file: orphan,
             seen: inode.seen,
@@ -137,12 +140,17 @@ impl State {
             }
         }
         let dirty_since = pass.since.map(|since| since.generation);
-        self.passes.insert(ino, UnderWay { began: begins.since, dirty_since });
-        if !pass.orphan {
-            // Whoever has to go on after us must not take what we change for somebody else's work.
-            self.journal_writing(ino);
-        }
+        self.passes.insert(ino, UnderWay { began: begins.since, dirty_since, changes: false });
         Some(pass)
+    }
+
+    /// Notes that a pass changes what the backing directory has from now on, and not before: until then the journal says how it was
+    /// left, by which others' work is known.
+    pub fn begin_changes(&mut self, pass: &mut Pass) {
+        if !pass.begun {
+            pass.begun = true;
+            self.journal_changes(pass.ino);
+        }
     }
 
     /// Whether a file was cut since the pass of it began.
@@ -194,6 +202,7 @@ impl State {
                 data.error = None;
             }
         }
+        self.settle_rights(ino);
         let is_unasked = self.unasked.contains(&ino);
         if is_unasked && let Some(inode) = self.inodes.get_mut(&ino) {
             inode.dirty |= dirty::TIMES;
@@ -252,10 +261,6 @@ impl State {
             {
                 data.error = Some(error.raw_os_error());
             }
-        }
-        if !pass.begun && !pass.orphan {
-            // The journal has it as being changed.
-            self.journal_seen(ino);
         }
         self.settle(pass, |extent, blocks| {
             // What was cut off meanwhile is not in flight any more.

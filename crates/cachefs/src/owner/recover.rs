@@ -126,6 +126,10 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         moving: None,
         is_recovering: false,
         draining: false,
+        open_there: BTreeSet::new(),
+        wide: BTreeSet::new(),
+        wide_files: BTreeSet::new(),
+        rights_lost: 0,
         stopped: false,
     })
 }
@@ -451,6 +455,7 @@ impl State {
                 dirty.push(ino);
             }
         }
+        self.recover_rights();
         for ino in complete {
             self.now_complete(ino);
         }

@@ -165,6 +165,14 @@ pub struct State {
     pub is_recovering: bool,
     /// Whether write-back goes on until the low watermark.
     pub draining: bool,
+    /// What is [open](super::closed) on the backing directory just now, and has its mode back in a moment.
+    pub open_there: BTreeSet<Ino>,
+    /// Directories with [`WIDE`](super::inode::dirty::WIDE).
+    pub wide: BTreeSet<Ino>,
+    /// Files that may give rights there that they have lost here.
+    pub wide_files: BTreeSet<Ino>,
+    /// How often something was changed so that somebody has lost rights.
+    pub rights_lost: u64,
     pub stopped: bool,
 }
 
@@ -280,6 +288,7 @@ impl State {
         {
             self.several.remove(&(inode.dev, seen.ino));
         }
+        self.settle_rights(ino);
         // Its number may be another's soon.
         self.journal_forgotten(ino);
     }
@@ -481,6 +490,7 @@ impl State {
         inode.dirty = 0;
         let is_referenced = inode.references > 0;
         self.unlist_if_clean(ino);
+        self.settle_rights(ino);
         if !is_referenced {
             self.remove(ino);
         }

@@ -4,9 +4,10 @@
 //! have no room for certain kinds. So a set of attributes is tried there on a file that nobody sees.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Core;
@@ -45,7 +46,7 @@ impl Core {
             Ok(directory) => {
                 // No inode has the number 0.
                 let name = unfinished(&self.store, 0);
-                backing::try_xattrs(self.backing.uid(), directory.as_fd(), &name, &tried)
+                self.try_on_a_file((dir, directory.as_fd()), &name, &tried)
             }
             // Gone, or not there yet: it can't be known.
             Err(_) => Ok(()),
@@ -58,6 +59,47 @@ impl Core {
             }
             Err(Errno::OPNOTSUPP | Errno::INVAL) => state.waits.fail(need, Errno::OPNOTSUPP),
             Err(error) => state.waits.fail(need, error),
+        }
+    }
+
+    /// Tries whether a filesystem holds these extended attributes together, on a file in `directory` that nobody sees, or at most for a
+    /// moment under `name`. If none can be made there, that is not known, and is taken for a yes.
+    ///
+    /// # Errors
+    /// Why it does not.
+    fn try_on_a_file(
+        &self,
+        (dir, directory): (Ino, BorrowedFd<'_>),
+        name: &OsStr,
+        wanted: &Xattrs,
+    ) -> Result<(), Errno> {
+        let private = Mode::RUSR | Mode::WUSR;
+        let make = |path: &OsStr, more: OFlags| {
+            self.within(&[(dir, directory)], || {
+                rustix::fs::openat(directory, path, OFlags::RDWR | OFlags::CLOEXEC | more, private)
+            })
+        };
+        let remove = || {
+            // Whether it is there does not matter.
+            let _ =
+                self.within(&[(dir, directory)], || rustix::fs::unlinkat(directory, name, AtFlags::empty()));
+        };
+        let hold = |file: &OwnedFd| match backing::set_xattrs(file.as_fd(), wanted)?.first() {
+            Some((_, error)) => Err(*error),
+            None => Ok(()),
+        };
+        if let Ok(file) = make(OsStr::new("."), OFlags::TMPFILE) {
+            return hold(&file);
+        }
+        // Of a process that was killed in between.
+        remove();
+        match make(name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
+            Ok(file) => {
+                let held = hold(&file);
+                remove();
+                held
+            }
+            Err(_) => Ok(()),
         }
     }
 }

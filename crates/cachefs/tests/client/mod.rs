@@ -123,11 +123,21 @@ impl Cache {
             return None;
         }
         std::os::unix::fs::chown(backing.path(), Some(uid), Some(uid)).unwrap();
-        let mut cache = Cache::over(settings, backing);
-        let (name, home) = (format!("user-{uid}"), PathBuf::from("/"));
-        cache.user = Some(User { name, uid, gid: uid, groups: vec![uid], home });
-        cache.forget_everything();
+        let store = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut cache = Cache::of_user_at(settings, uid, backing.path(), store.path());
+        cache.temporary = vec![backing, store];
         Some(cache)
+    }
+
+    /// The same at given places.
+    pub fn of_user_at(settings: Settings, uid: u32, backing: &Path, store: &Path) -> Cache {
+        let (name, home) = (format!("user-{uid}"), PathBuf::from("/"));
+        let user = Some(User { name, uid, gid: uid, groups: vec![uid], home });
+        let (backing, store) = (backing.to_owned(), store.to_owned());
+        let (temporary, held) = (Vec::new(), Mutex::default());
+        let mut cache = Cache { owner: None, settings, user, backing, store, temporary, held };
+        cache.open_owner();
+        cache
     }
 
     fn open_owner(&mut self) {
@@ -359,6 +369,10 @@ impl Cache {
 
     pub fn set_mode(&self, path: &str, mode: u32) -> Result<()> {
         self.change(path, Change { mode: Some(mode), ..Change::default() })
+    }
+
+    pub fn set_owner(&self, path: &str, uid: u32, gid: u32) -> Result<()> {
+        self.change(path, Change { uid: Some(uid), gid: Some(gid), ..Change::default() })
     }
 
     pub fn set_times(&self, path: &str, secs: i64, nanos: u32) -> Result<()> {
