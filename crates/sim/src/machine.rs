@@ -104,3 +104,32 @@ impl Default for Steps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_job_that_may_stage_has_its_part_of_what_the_site_gives() {
+        let rate = |bytes: u64| Rate(Bytes(bytes));
+        let staging = |bandwidth: Option<u64>, jobs: Option<u32>, nodes: u32| {
+            let site = Site { bandwidth: bandwidth.map(rate), staging: jobs, ..Site::default() };
+            let accelerated = Accelerated {
+                nodes: 8,
+                memory: Bytes(1 << 30),
+                link: rate(1000),
+                site,
+                wait: WaitPolicy::Disk,
+                depth: 1,
+                interval: Duration::from_secs(1),
+                steps: Steps::default(),
+            };
+            accelerated.staging(nodes)
+        };
+        // By the link alone, by its part, which its nodes share, and by the link where the part is more.
+        assert_eq!(staging(None, Some(2), 1), 1000.0);
+        assert_eq!(staging(Some(1000), Some(2), 1), 500.0);
+        assert_eq!(staging(Some(1000), Some(2), 4), 125.0);
+        assert_eq!(staging(Some(1_000_000), Some(2), 4), 1000.0);
+    }
+}
