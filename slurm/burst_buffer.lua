@@ -12,7 +12,8 @@
 --
 -- It decides nothing: each function runs `ondeck burst-buffer`, which asks the scheduler. slurm_bb_job_process, slurm_bb_pools
 -- and slurm_bb_paths are called inside slurmctld, which waits for them: they run no program. Written for the Lua 5.1 that
--- Slurm 22.05 is linked with, and tested with that; later versions of Slurm pass more arguments, which are not needed here.
+-- Slurm 22.05 is linked with, and tested with that; later versions of Slurm pass more arguments, which are not needed here. What
+-- Slurm calls from 24.05 on was tried with functions that call it as Slurm's documentation says, and with no such version.
 
 -- Settings may stand beside it, in ondeck.env, as for Prolog and Epilog: ONDECK (the binary), ONDECK_CONFIG (the configuration).
 local DIRECTORY = ((os.getenv("SLURM_CONF") or ""):match("^(.*)/[^/]*$")) or "/etc/slurm"
@@ -58,13 +59,17 @@ local function ask(call, job, script, option)
     return word, message
 end
 
+-- From 24.05 on Slurm asks again and again whether it is over (every PollInterval of burst_buffer.conf), and no call has to wait for it.
+local function polls() return slurm.SLURM_BB_BUSY ~= nil end
+
 local function log(call, job, word, message)
     slurm.log_info("ondeck: %s of job %s: %s: %s", call, job, word, message)
 end
 
 -- A job starts on disk rather than not at all, unless it must have its input.
-local function before_the_start(call, job, script)
-    local word, message = ask(call, job, script)
+local function before_the_start(call, job, script, option)
+    local word, message = ask(call, job, script, option)
+    if option and (word == "later" or word == "unheard") then return slurm.SUCCESS, slurm.SLURM_BB_BUSY end
     log(call, job, word, message)
     if word == "done" or word == "on disk" then return slurm.SUCCESS, message end
     if call == "data_in" then return slurm.ERROR, message end
@@ -72,8 +77,9 @@ local function before_the_start(call, job, script)
 end
 
 -- Only what is done counts as done: results that are not home keep the job in the queue.
-local function after_the_end(call, job, script)
-    local word, message = ask(call, job, script)
+local function after_the_end(call, job, script, option)
+    local word, message = ask(call, job, script, option)
+    if option and (word == "later" or word == "unheard") then return slurm.SUCCESS, slurm.SLURM_BB_BUSY end
     log(call, job, word, message)
     if word == "done" then return slurm.SUCCESS, message end
     return slurm.ERROR, message
@@ -118,11 +124,13 @@ function slurm_bb_setup(job_id, uid, gid, pool, bb_size, job_script)
 end
 
 function slurm_bb_data_in(job_id, job_script)
+    if polls() then return slurm.SUCCESS, "" end
     return before_the_start("data_in", job_id, job_script)
 end
 
 function slurm_bb_test_data_in(job_id, job_script)
-    return slurm.SUCCESS, ""
+    if not polls() then return slurm.SUCCESS, "" end
+    return before_the_start("data_in", job_id, job_script, "--poll")
 end
 
 function slurm_bb_real_size(job_id)
@@ -145,11 +153,13 @@ function slurm_bb_post_run(job_id, job_script)
 end
 
 function slurm_bb_data_out(job_id, job_script)
+    if polls() then return slurm.SUCCESS, "" end
     return after_the_end("data_out", job_id, job_script)
 end
 
 function slurm_bb_test_data_out(job_id, job_script)
-    return slurm.SUCCESS, ""
+    if not polls() then return slurm.SUCCESS, "" end
+    return after_the_end("data_out", job_id, job_script, "--poll")
 end
 
 function slurm_bb_job_teardown(job_id, job_script, hurry)

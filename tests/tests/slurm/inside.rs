@@ -731,6 +731,65 @@ fn only_the_user_of_slurmctld_on_its_host_may_ask() {
     cluster.assert_clean_inside();
 }
 
+/// From 24.05 on it calls functions again and again which say whether it is over.
+#[test]
+fn slurm_polls_for_input_and_results() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup { rsa_nodes: 1, ..Setup::default() });
+    let conf = cluster.slurm.client(&["sh", "-c", "dirname $SLURM_CONF"]).stdout;
+    let path = PathBuf::from(conf.trim()).join("burst_buffer.lua");
+    let text = fs::read_to_string(&path).unwrap();
+    // Each poll is noted.
+    let polls = cluster.bed.dir().join("polls");
+    let poll = format!(
+        "\nslurm.SLURM_BB_BUSY = 'BUSY'\n\
+         for _, name in ipairs({{ 'data_in', 'data_out' }}) do\n\
+             local begins, test = _G['slurm_bb_' .. name], _G['slurm_bb_test_' .. name]\n\
+             _G['slurm_bb_' .. name] = function(...)\n\
+                 local status, message = begins(...)\n\
+                 while status == slurm.SUCCESS do\n\
+                     status, message = test(...)\n\
+                     local file = io.open('{}', 'a')\n\
+                     file:write(name, ' ', message, '\\n')\n\
+                     file:close()\n\
+                     if message ~= slurm.SLURM_BB_BUSY then break end\n\
+                 end\n\
+                 return status, message\n\
+             end\n\
+         end\n",
+        polls.display()
+    );
+    fs::write(&polls, "").unwrap();
+    fs::set_permissions(&polls, fs::Permissions::from_mode(0o666)).unwrap();
+    fs::write(&path, text + &poll).unwrap();
+    let alice = cluster.user("alice");
+    cluster.lend(false);
+    let content = files(2, 100_000);
+    let (input, output) = (folder(alice, "in", &content), folder(alice, "out", &BTreeMap::new()));
+    let lines = [
+        "WAIT=hold".to_owned(),
+        "OUT_SIZE=1MiB".to_owned(),
+        format!("DATA_IN={}", input.display()),
+        format!("DATA_OUT={}", output.display()),
+    ];
+    let seen = alice.scratch.join("seen");
+    let body = format!("{}cp {}/* {}", note_source(&input, &seen), input.display(), output.display());
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    wait_until(LONG, "it is polled for its input", || {
+        fs::read_to_string(&polls).unwrap().matches("data_in BUSY").count() > 1
+    });
+    cluster.wait_shown(job, "PENDING BurstBufferStageIn");
+    cluster.lend(true);
+    cluster.wait_shown(job, "COMPLETED");
+    assert!(was_ram(&seen));
+    assert_eq!(tree(&output), content);
+    let polled = fs::read_to_string(&polls).unwrap();
+    assert!(polled.lines().any(|line| line.starts_with("data_out") && !line.contains("BUSY")), "{polled}");
+    cluster.assert_clean_inside();
+}
+
 /// Slurm looks at its queue once an hour here, unless something has changed.
 #[test]
 fn slurm_looks_at_its_queue_once_the_input_is_there() {

@@ -18,6 +18,9 @@ use crate::inherited;
 /// How long one question waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long one waits that Slurm repeats.
+const POLL: Duration = Duration::from_secs(2);
+
 /// How long the scheduler has to answer beyond that.
 const MARGIN: Duration = Duration::from_secs(5);
 
@@ -53,6 +56,10 @@ pub struct BurstBufferArgs {
     #[arg(long)]
     hurry: bool,
 
+    /// Ask once, and say `later` if it is not over: Slurm asks again
+    #[arg(long)]
+    poll: bool,
+
     /// The configuration [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -87,7 +94,7 @@ pub fn burst_buffer(args: &BurstBufferArgs) -> ExitCode {
     // Slurm 22.05 makes the pipe by which it hears of a call's end, and then a process, from many threads: one that another
     // thread makes meanwhile has the pipe as well, and Slurm does not notice the end before that process has ended, too. A call
     // may wait until the job of that other one has started. If it can't be told, it is as if it were so.
-    let in_the_way = inherited::has_pipes_of_others().unwrap_or(true);
+    let in_the_way = !args.poll && inherited::has_pipes_of_others().unwrap_or(true);
     let (word, message) = match ask(args, in_the_way) {
         Ok(BurstBufferAnswer { verdict, message }) => (word(verdict), message),
         Err(error) => unheard(args, &error),
@@ -135,6 +142,9 @@ fn ask(args: &BurstBufferArgs, in_the_way: bool) -> Result<BurstBufferAnswer> {
     let until = called + Duration::from_secs(args.limit);
     let waits_for_us = args.call == Call::DataOut || args.call == Call::DataIn && must_have_its_input(args);
     let mut mounts = false;
+    if args.poll {
+        return ask_once(&config, args, in_the_way, POLL + MARGIN);
+    }
     loop {
         let began = Instant::now();
         let left = until.saturating_duration_since(began);
@@ -174,7 +184,7 @@ fn ask_once(
     left: Duration,
 ) -> Result<BurstBufferAnswer> {
     let patience = PATIENCE.min(left.saturating_sub(MARGIN));
-    let last = left <= PATIENCE + MARGIN + MARGIN;
+    let last = !args.poll && left <= PATIENCE + MARGIN + MARGIN;
     let question = BurstBufferQuestion {
         last,
         hurry: args.hurry,
