@@ -5,7 +5,7 @@ mod report;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -89,7 +89,7 @@ pub struct SimulateArgs {
     memory: Bytes,
 
     /// The share of it that a checkpoint writes
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share_or_all)]
     checkpoint: f64,
 
     /// What happens to a job that could start before its input is in RAM
@@ -104,7 +104,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "DURATION", value_parser = horizon)]
     horizon: Option<Duration>,
 
-    /// So many compute nodes get one RSA node [default: of --config, or 4]
+    /// So many compute nodes get one RSA node [default: of --config, where it is 1 unless it says otherwise, or 4]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     proportion: Vec<u32>,
 
@@ -207,6 +207,13 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+fn share_or_all(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to 1, such as 0.1".to_owned()),
+    }
+}
+
 fn horizon(text: &str) -> Result<Duration, String> {
     duration::parse(text, 1).map_err(|error| error.to_string())
 }
@@ -238,6 +245,10 @@ fn stop_on_interrupt() {
 
 /// Runs the command.
 pub fn simulate(args: &SimulateArgs) -> ExitCode {
+    if args.gantt.is_some() && args.rsa_nodes.iter().all(|nodes| *nodes == 0) {
+        eprintln!("ondeck simulate: --gantt draws RSA nodes, and --rsa-nodes names none");
+        return ExitCode::from(exit::USAGE);
+    }
     match try_simulate(args) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -373,16 +384,13 @@ fn try_simulate(args: &SimulateArgs) -> Result<u8> {
     ] {
         if let (Some(file), Some(text)) = (file, text)
             && let Err(error) =
-                fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+                replace(file, &text).with_context(|| format!("cannot write {}", file.display()))
         {
             failed.get_or_insert(error);
         }
     }
     if let Some(error) = failed {
         return Err(error);
-    }
-    if args.gantt.is_some() && timeline.is_none() && is_whole {
-        eprintln!("ondeck simulate: --gantt draws RSA nodes, and --rsa-nodes names none");
     }
     if is_whole {
         return Ok(exit::OK);
@@ -517,13 +525,47 @@ fn gantt_time(text: &str) -> Result<(u64, u64), String> {
     }
 }
 
-/// That nothing is written over the log, or over each other, and that all can be written: a simulation may take long.
+/// Writes a file. What was there before stays if that fails.
+fn replace(file: &Path, text: &str) -> std::io::Result<()> {
+    let is_plain = fs::symlink_metadata(file).is_ok_and(|found| found.is_file() && found.nlink() == 1);
+    let Some(name) = file.file_name().filter(|_| is_plain) else {
+        // A device, a pipe, or one that is known by other names, too.
+        return fs::write(file, text);
+    };
+    let mut new = name.to_owned();
+    new.push(".new");
+    let new = file.with_file_name(new);
+    let mode = fs::metadata(file)?.permissions();
+    let mut opened = match fs::OpenOptions::new().write(true).create_new(true).open(&new) {
+        // No new file can be made there.
+        Err(error) if error.kind() != std::io::ErrorKind::StorageFull => return fs::write(file, text),
+        opened => opened?,
+    };
+    let written = opened
+        .write_all(text.as_bytes())
+        .and_then(|()| opened.set_permissions(mode))
+        .and_then(|()| fs::rename(&new, file));
+    if written.is_err() {
+        // What is there is incomplete.
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+/// That nothing is written over what is read, or over each other, and that all can be written: a simulation may take long.
 fn try_files(args: &SimulateArgs) -> Result<()> {
     let identity = |found: &fs::Metadata| (found.dev(), found.ino());
     let log = if args.log == Path::new("-") { Path::new("/dev/stdin") } else { &args.log };
     let of_log = fs::metadata(log).with_context(|| format!("cannot look at {}", log.display()))?;
     let mut taken: Vec<((u64, u64), &Path)> = vec![(identity(&of_log), log)];
+    // --io may be the name of a model.
+    for file in args.config.as_deref().into_iter().chain(args.io.as_deref().map(Path::new)) {
+        taken.extend(fs::metadata(file).ok().map(|found| (identity(&found), file)));
+    }
     for file in [&args.csv, &args.html, &args.gantt].into_iter().flatten() {
+        if file == Path::new("-") {
+            bail!("`-` is no file to write; /dev/stdout is standard output");
+        }
         let tried = fs::OpenOptions::new().create(true).append(true).open(file);
         let found = tried.and_then(|opened| opened.metadata());
         let found = found.with_context(|| format!("cannot write {}", file.display()))?;

@@ -152,6 +152,17 @@ fn what_is_wrong_is_named() {
     // Neither the log nor another answer is written over.
     refused(&["jobs.swf", "--csv", "jobs.swf"], 1, &["jobs.swf would be written over jobs.swf"]);
     refused(&["jobs.swf", "--csv", "out", "--html", "out"], 1, &["out would be written over out"]);
+    refused(&["jobs.swf", "--csv", "-"], 1, &["`-` is no file to write"]);
+    // Nor anything else that is read.
+    scene.file("ondeck.toml", "nodes = [\"r1\"]\n");
+    let over = ["jobs.swf", "--config", "ondeck.toml", "--csv", "ondeck.toml"];
+    refused(&over, 1, &["ondeck.toml would be written over ondeck.toml"]);
+    scene.file("io.csv", "1,1GB,1GB\n");
+    let over = ["jobs.swf", "--io", "io.csv", "--html", "io.csv"];
+    refused(&over, 1, &["io.csv would be written over io.csv"]);
+    let none = ["jobs.swf", "--rsa-nodes", "0", "--gantt", "out.json"];
+    refused(&none, 2, &["--gantt draws RSA nodes, and --rsa-nodes names none"]);
+    refused(&["jobs.swf", "--checkpoint", "1.1"], 2, &["a share is a number from 0 to 1"]);
     assert_eq!(scene.read("jobs.swf"), FOUR);
     // A log that can't be read leaves no empty file.
     refused(&["gone.swf", "--csv", "new.csv"], 1, &["cannot open gone.swf"]);
@@ -234,7 +245,10 @@ fn an_interrupted_study_prints_what_is_finished() {
     let ran = Ran::of(child.wait_with_output().unwrap());
     ran.assert_code(130);
     assert!(ran.err.contains("interrupted; ") && ran.err.contains(" of 15 machines"), "{}", ran.err);
-    assert!(ran.out.starts_with("4999 jobs in "), "{}", ran.out);
+    let mut lines = ran.out.lines();
+    let (first, second) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    assert!(first.starts_with("Interrupted: ") && second.starts_with("4999 jobs in "), "{}", ran.out);
+    assert!(lines.last().is_some_and(|last| last == first), "{}", ran.out);
     let csv = scene.read("out.csv");
     assert!(csv.contains("\nalone,0,"), "what is finished is there: {csv}");
 }

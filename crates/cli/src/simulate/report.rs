@@ -18,6 +18,9 @@ use serde_json::{Value, json};
 
 use crate::display::count;
 
+/// What stands beside an answer that is not whole.
+const INTERRUPTED: &str = "Interrupted: this is what was simulated until then, and other sizes may pay.";
+
 /// What a study has found.
 pub struct Report<'a> {
     study: &'a Study<'a>,
@@ -146,6 +149,13 @@ impl<'a> Report<'a> {
                 study.estimates.word()
             ));
         }
+        if self.lacks.some_requested_times > 0 {
+            facts.push(format!(
+                "{} of them do not say how long they might have run: {} estimates (--estimates)",
+                self.lacks.some_requested_times,
+                study.estimates.word()
+            ));
+        }
         if self.lacks.waits && self.before.rescaled.is_none() {
             facts.push(
                 "all jobs fit on the machine when they are submitted: these are probably the times of their starts, and \
@@ -192,6 +202,12 @@ impl<'a> Report<'a> {
             WaitPolicy::Hold => "jobs are held until their input is in RAM (RSA_WAIT=hold)",
             _ => "jobs that could start do (RSA_WAIT=disk)",
         };
+        let list = |values: Vec<String>| values.join(", ");
+        facts.push(format!(
+            "one RSA node for {} compute nodes (--proportion); the first {} of the queue are next (--depth)",
+            list(study.proportions.iter().map(u32::to_string).collect()),
+            list(study.depths.iter().map(usize::to_string).collect())
+        ));
         let horizon = study.accelerator.site.horizon;
         let expected = match horizon.is_zero() {
             true => String::new(),
@@ -331,6 +347,9 @@ impl<'a> Report<'a> {
     /// For a terminal.
     pub fn text(&self) -> String {
         let mut text = String::new();
+        if !self.is_whole {
+            let _ = writeln!(text, "{INTERRUPTED}");
+        }
         for fact in self.facts() {
             let _ = writeln!(text, "{fact}");
         }
@@ -341,6 +360,9 @@ impl<'a> Report<'a> {
         }
         if let Some(advice) = self.advice() {
             let _ = writeln!(text, "\n{advice}");
+        }
+        if !self.is_whole {
+            let _ = writeln!(text, "{INTERRUPTED}");
         }
         text
     }
@@ -426,7 +448,7 @@ impl<'a> Report<'a> {
     pub fn html(&self, gantt: Option<&str>) -> String {
         let mut parts: Vec<Part> = Vec::new();
         if !self.is_whole {
-            parts.push(Part::Paragraph("Interrupted: this is what was simulated until then.".to_owned()));
+            parts.push(Part::Paragraph(INTERRUPTED.to_owned()));
         }
         parts.extend(self.advice().map(Part::Paragraph));
         let sizes = self.sizes();

@@ -2,9 +2,10 @@
 //!
 //! The columns may stand in any order and be more than are needed: `JobIDRaw` (or `JobID`), `Submit`, `Start`, `End`, `NNodes`
 //! (or `AllocNodes`), and if they are there `Timelimit` (or `TimelimitRaw`), `UID` and `User`. Steps are passed over: the line
-//! of their job has all of it. Source: sacct(1) of Slurm 22.05.
+//! of their job has all of it. A job is told from others by all of its number (12_3, 12+1) and by its start: one that was started
+//! anew ran twice. Source: sacct(1) of Slurm 22.05.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::BufRead;
 
 use ondeck_core::text::plain;
@@ -44,7 +45,7 @@ pub fn read(source: impl BufRead) -> Result<Trace, TraceError> {
     let mut trace = Trace::default();
     let mut columns = None;
     let mut names = String::new();
-    let mut users = BTreeMap::new();
+    let (mut users, mut runs) = (BTreeMap::new(), HashSet::new());
     for_each_line(source, |number, line| {
         match &columns {
             _ if line.trim().is_empty() => {}
@@ -54,14 +55,14 @@ pub fn read(source: impl BufRead) -> Result<Trace, TraceError> {
             }
             // Two answers of sacct, one after the other.
             Some(_) if line == names => {}
-            Some(columns) => take(&mut trace, &mut users, columns, number, line)?,
+            Some(columns) => take(&mut trace, &mut users, &mut runs, columns, number, line)?,
         }
         Ok(())
     })?;
     if trace.jobs.is_empty() {
         return Err(TraceError::NoJobs(NothingButLeftOut(trace.left_out)));
     }
-    Ok(trace.in_order())
+    Ok(trace.by_submission())
 }
 
 impl Columns {
@@ -93,6 +94,7 @@ impl Columns {
 fn take(
     trace: &mut Trace,
     users: &mut BTreeMap<String, u32>,
+    runs: &mut HashSet<(String, u64)>,
     columns: &Columns,
     number: u64,
     line: &str,
@@ -150,6 +152,10 @@ fn take(
         trace.left_out.never_ran += 1;
         return Ok(());
     }
+    if !runs.insert((id.to_owned(), start)) {
+        trace.left_out.repeated += 1;
+        return Ok(());
+    }
     let user = columns.user.map(|(place, _)| words[place]).filter(|user| !user.is_empty()).map(|user| {
         let next = users.len() as u32;
         *users.entry(user.to_owned()).or_insert(next)
@@ -194,10 +200,14 @@ fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     since_march_of_1969 - 306
 }
 
-/// Seconds; nothing if there is no limit. `raw`: in minutes.
+/// Seconds; nothing if it is not told. `raw`: in minutes.
 fn read_limit(text: &str, raw: bool) -> Result<Option<u64>, ()> {
-    if matches!(text, "UNLIMITED" | "Partition_Limit" | "" | "INVALID") {
-        return Ok(None);
+    /// What Slurm's backfill takes no limit for.
+    const A_YEAR: u64 = 365 * 86_400;
+    match text {
+        "UNLIMITED" => return Ok(Some(A_YEAR)),
+        "Partition_Limit" | "" | "INVALID" => return Ok(None),
+        _ => {}
     }
     let seconds = if raw {
         text.parse::<u64>().map_err(|_| ())?.checked_mul(60).ok_or(())?
@@ -245,7 +255,14 @@ mod tests {
         );
         let trace = read(text.as_bytes()).unwrap();
         let expected = [
-            TraceJob { number: 15, submitted: 0, run: 5, nodes: 1, requested: None, user: Some(1) },
+            TraceJob {
+                number: 15,
+                submitted: 0,
+                run: 5,
+                nodes: 1,
+                requested: Some(365 * 86_400),
+                user: Some(1),
+            },
             TraceJob { number: 12, submitted: 5, run: 60, nodes: 2, requested: Some(86_460), user: Some(0) },
         ];
         assert_eq!(trace.jobs, expected);
@@ -257,6 +274,19 @@ mod tests {
         let line = "12|2026-02-28T23:59:50|2026-03-01T00:00:10|2026-03-01T00:01:10|2|00:01:00|1000\n";
         let trace = read(format!("\u{feff}{NAMES}{line}{NAMES}{line}").as_bytes()).unwrap();
         assert_eq!((trace.jobs.len(), trace.left_out.repeated), (1, 1));
+    }
+
+    #[test]
+    fn elements_components_and_runs_of_a_job_are_told_apart_and_overlaps_are_not_counted_twice() {
+        let times = "2026-02-28T08:00:00|2026-02-28T08:00:00|2026-02-28T09:00:00|4|02:00:00|1";
+        let again = "2026-02-28T08:00:00|2026-02-28T10:00:00|2026-02-28T11:00:00|4|02:00:00|1";
+        let ids = ["100_1", "100_2", "12+0", "12+1", "7"];
+        let mut text: String = ids.iter().map(|id| format!("{id}|{times}\n")).collect();
+        text += &format!("7|{again}\n");
+        let names = NAMES.replace("JobIDRaw", "JobID");
+        let trace = read(format!("{names}{text}{text}").as_bytes()).unwrap();
+        assert_eq!((trace.jobs.len(), trace.left_out.repeated), (6, 6));
+        assert_eq!(trace.jobs.iter().filter(|job| job.number == 100).count(), 2);
     }
 
     #[test]
