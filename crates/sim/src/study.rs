@@ -7,13 +7,14 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ondeck_core::schedule::LockIn;
 use serde::Serialize;
 
 use crate::io::IoModel;
 use crate::machine::{Accelerated, Machine};
 use crate::remedy::Estimates;
 use crate::simulation::{Impossible, Scenario, simulate};
-use crate::summary::Summary;
+use crate::summary::{Overtaken, Summary};
 use crate::trace::Trace;
 use crate::workload_manager::Order;
 
@@ -250,7 +251,16 @@ impl Study<'_> {
         let scenario = Scenario { stop: Some(stop), ..self.scenario(point, trace, seed) };
         let rsa_nodes = scenario.accelerator.as_ref().map_or(0, |accelerator| accelerator.nodes);
         let record = simulate(&scenario)?;
-        Ok(Summary::of(trace, &scenario.machine, rsa_nodes, &record))
+        let mut summary = Summary::of(trace, &scenario.machine, rsa_nodes, &record);
+        // Who is kept in front overtakes others: what that costs them is seen by its absence.
+        let mut without = scenario;
+        if let Some(accelerator) = &mut without.accelerator
+            && accelerator.nodes > 0
+            && std::mem::replace(&mut accelerator.site.lock_in, LockIn::Off) != LockIn::Off
+        {
+            summary.overtaken = Overtaken::of(&record, &simulate(&without)?);
+        }
+        Ok(summary)
     }
 
     /// What is simulated for one machine and one seed; `trace` says how long each job might run.

@@ -62,6 +62,28 @@ pub struct Summary {
     pub disk_occupancy: f64,
     /// Sums of the accelerator.
     pub totals: Totals,
+    /// What staged jobs that are kept in front of the queue cost others; nothing if none are.
+    pub overtaken: Overtaken,
+}
+
+/// The jobs that start later because staged ones are kept in front of the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Overtaken {
+    /// How many.
+    pub jobs: u64,
+    /// By how many seconds each, in the mean.
+    pub delay_s: f64,
+}
+
+impl Overtaken {
+    /// By comparison with the same machine, where nobody is kept in front.
+    pub fn of(record: &Record, without: &Record) -> Overtaken {
+        let late =
+            |(with, without): (&JobRecord, &JobRecord)| with.started_ms.checked_sub(without.started_ms);
+        let late = record.jobs.iter().zip(&without.jobs).filter_map(late).filter(|ms| *ms > 0);
+        let (jobs, sum) = late.fold((0, 0), |(jobs, sum), ms| (jobs + 1, sum + ms));
+        Overtaken { jobs, delay_s: sum as f64 / 1000.0 / jobs.max(1) as f64 }
+    }
 }
 
 /// This share of the time of submissions is the warm-up: the machine is empty at first, and nobody waits.
@@ -112,6 +134,7 @@ impl Summary {
             rsa_occupancy: share(totals.rsa_node_ms, f64::from(rsa_nodes) * totals.home_ms as f64),
             disk_occupancy: share(totals.disk_busy_ms as f64, totals.home_ms as f64),
             totals,
+            overtaken: Overtaken::default(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ondeck_core::schedule::Site;
+use ondeck_core::schedule::{LockIn, Site};
 use ondeck_core::timeline::Span;
 use ondeck_core::{Bytes, Rate, WaitPolicy};
 use ondeck_sim::io::IoModel;
@@ -13,6 +13,7 @@ use ondeck_sim::record::Record;
 use ondeck_sim::remedy::Estimates;
 use ondeck_sim::simulation::{Scenario, simulate, simulate_with_timeline};
 use ondeck_sim::study::{Point, Study};
+use ondeck_sim::summary::Overtaken;
 use ondeck_sim::trace::{Trace, TraceJob};
 use ondeck_sim::workload_manager::Order;
 
@@ -194,6 +195,44 @@ fn more_rsa_nodes_make_jobs_wait_no_longer_for_io() {
 }
 
 #[test]
+fn who_is_kept_in_front_costs_others_what_is_said() {
+    let trace = workload(8, 100);
+    let study = |lock_in| {
+        let mut accelerator = accelerator(0, WaitPolicy::Disk);
+        accelerator.site.lock_in = lock_in;
+        let study = Study {
+            trace: &trace,
+            estimates: Estimates::Exact,
+            machine: machine(),
+            accelerator,
+            sizes: vec![2, 4],
+            depths: vec![4],
+            proportions: vec![4],
+            io: IoModel::bursts(),
+            order: Order::Fcfs,
+            seeds: 1,
+            seed: 1,
+        };
+        let starts = |index: usize| {
+            let scenario = study.scenario(study.points()[index], &trace, 1);
+            let record = simulate(&scenario).unwrap_or_else(|error| panic!("{error}"));
+            record.jobs.iter().map(|job| job.started_ms).collect::<Vec<_>>()
+        };
+        let results = study.run(1, &AtomicBool::new(false), &()).unwrap_or_else(|error| panic!("{error}"));
+        let overtaken: Vec<Overtaken> = results.iter().map(|of| of.summaries[0].overtaken).collect();
+        (overtaken, (0..results.len()).map(starts).collect::<Vec<_>>())
+    };
+    let (none, without) = study(LockIn::Off);
+    assert!(none.iter().all(|of| *of == Overtaken::default()));
+    let (said, with) = study(LockIn::Priority);
+    assert!(said.iter().any(|of| of.jobs > 0), "{said:?}");
+    for ((said, with), without) in said.iter().zip(with).zip(without) {
+        let late = with.iter().zip(&without).filter(|(with, without)| with > without);
+        assert_eq!(said.jobs, late.count() as u64);
+    }
+}
+
+#[test]
 fn the_same_seed_gives_the_same_results_whatever_the_number_of_threads() {
     let trace = workload(8, 100);
     let study = Study {
@@ -216,7 +255,7 @@ fn the_same_seed_gives_the_same_results_whatever_the_number_of_threads() {
     };
     let first = run(1);
     assert!(first.len() > 1000);
-    for round in 0..20 {
+    for round in 0..100 {
         assert_eq!(run(1 + round % 3), first);
     }
     assert_eq!(study.points().len(), 1 + 4 + 2);

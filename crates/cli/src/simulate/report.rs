@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use ondeck_core::schedule::LockIn;
 use ondeck_core::timeline::Timeline;
 use ondeck_core::{Bytes, WaitPolicy, duration};
 use ondeck_sim::io::{IoModel, Overrun};
@@ -279,6 +280,10 @@ impl<'a> Report<'a> {
             .collect();
         head.extend(shown.iter().map(|served| served.words().to_owned()));
         head.extend(["staged in, used %", "demoted", "staged in and wasted"].map(str::to_owned));
+        let locks_in = self.study.accelerator.site.lock_in != LockIn::Off;
+        if locks_in {
+            head.extend(["overtaken", "later by s"].map(str::to_owned));
+        }
         let rows = accelerated().map(|result| {
             let mut row = vec![self.machine_name(result.point)];
             row.extend(
@@ -288,6 +293,10 @@ impl<'a> Report<'a> {
             row.push(interval(result.over_seeds(|of| of.totals.demotions as f64), 0));
             let wasted = result.over_seeds(|of| of.totals.wasted.0 as f64).mean;
             row.push(ondeck_core::Bytes(wasted as u64).to_string());
+            if locks_in {
+                row.push(interval(result.over_seeds(|of| of.overtaken.jobs as f64), 0));
+                row.push(interval(result.over_seeds(|of| of.overtaken.delay_s), 0));
+            }
             row
         });
         Table {
