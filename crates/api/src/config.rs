@@ -229,8 +229,8 @@ impl<'de> Deserialize<'de> for PortRange {
 #[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("can't read the configuration {}: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("can't read the configuration {}: {why}", .path.display())]
+    Unreadable { path: PathBuf, why: std::io::Error },
     /// The file is not understood.
     #[error("{}: {message}{hint}", .path.display())]
     Malformed {
@@ -255,7 +255,7 @@ impl Config {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => {
                 Ok(Config::default())
             }
-            Err(source) => Err(ConfigError::Unreadable { path, source }),
+            Err(why) => Err(ConfigError::Unreadable { path, why }),
         }
     }
 

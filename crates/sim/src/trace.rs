@@ -159,12 +159,12 @@ pub enum TraceError {
     #[error(transparent)]
     Line(#[from] LineError),
     /// The file could not be read.
-    #[error("line {line}: {source}")]
+    #[error("line {line}: {why}")]
     Read {
         /// The line that was being read, from 1.
         line: u64,
-        /// What the system says.
-        source: io::Error,
+        /// What the system says, which stands in the words above already.
+        why: io::Error,
     },
     /// There is no job in it that ran.
     #[error("no job in it has run{0}")]
@@ -216,7 +216,7 @@ pub(crate) fn for_each_line(
         number += 1;
         bytes.clear();
         let read = (&mut source).take(LONGEST_LINE).read_until(b'\n', &mut bytes);
-        match read.map_err(|source| TraceError::Read { line: number, source })? {
+        match read.map_err(|why| TraceError::Read { line: number, why })? {
             0 => return Ok(()),
             length if length as u64 == LONGEST_LINE => {
                 let what = format!("it has more than {LONGEST_LINE} bytes; this is no log of jobs");
