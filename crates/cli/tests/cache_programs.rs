@@ -171,7 +171,7 @@ fn a_repository_of_git_of_many_files_is_whole() {
 
 /// HDF5 by its own library: `ctypes` needs no package beside it.
 const HDF5: &str = r#"
-import ctypes, ctypes.util, os, sys, time
+import ctypes, ctypes.util, glob, os, sys, time
 h = ctypes.CDLL(ctypes.util.find_library('hdf5_serial') or ctypes.util.find_library('hdf5'))
 Id, Size = ctypes.c_int64, ctypes.c_uint64
 h.H5open()
@@ -224,14 +224,19 @@ def verify(data, begin, end, seed):
 what, path, parts = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
 "#;
 
-/// One writes, and others read at the same time (SWMR).
+/// One writes, and two others read at the same time (SWMR): what is written last comes when both have seen some of it.
 const SWMR: &str = r#"
 if what == 'write':
     file = call('H5Fcreate', path, 2, i(0), i(access()))
     data = make(file, b'data')
     call('H5Fstart_swmr_write', i(file))
     print('begun', flush=True)
+    until = time.monotonic() + 60
     for part in range(parts):
+        while part == parts - 1 and len(glob.glob(path + b'.seen-*')) < 2:
+            if time.monotonic() > until:
+                sys.exit('nobody reads')
+            time.sleep(0.001)
         append(data, part, 0)
         call('H5Dflush', i(data))
     call('H5Dclose', i(data)); call('H5Fclose', i(file))
@@ -248,7 +253,9 @@ else:
         steps += now > had
         verify(data, had, max(had, now - CHUNK) if now < parts * CHUNK else now, 0)
         had = max(had, now - CHUNK) if now < parts * CHUNK else now
-    print(steps > 1 or parts < 3)
+        if steps == 1:
+            open(path + b'.seen-%d' % os.getpid(), 'w').close()
+    print(steps > 1)
 "#;
 
 /// Several write one file, one after the other: HDF5's own lock keeps the others out.
