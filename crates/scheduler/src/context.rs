@@ -37,6 +37,9 @@ pub(crate) trait Events: Send + Sync {
 
     /// The workload manager is told everything that it is to be told of a job.
     fn told(&self, job: JobId) -> DoneFuture<'_>;
+
+    /// Tells a job's user something, after everything that was to be told of it before.
+    fn say(&self, context: &Arc<Context>, id: Incarnation, text: String);
 }
 
 /// What the parts of the daemon share.
@@ -178,6 +181,11 @@ impl Context {
         // What was decided before is begun before this is answered, and a tick is never refused.
         let _ = self.event(Event::Tick).await;
         self.events.told(job).await;
+    }
+
+    /// Tells a job's user something that is not kept.
+    pub fn say(self: &Arc<Self>, id: Incarnation, text: String) {
+        self.events.say(self, id, text);
     }
 
     /// Wakes whoever waits for a state, or for a time that may have come nearer.

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use ondeck_core::JobId;
-use ondeck_core::schedule::{Action, Effects, Event, Job, Refused};
+use ondeck_core::schedule::{Action, Effects, Event, Job, Notice, Refused};
 use ondeck_core::text::{MESSAGE, plain};
+use ondeck_core::{Incarnation, JobId};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -51,6 +51,10 @@ impl Events for Dispatcher {
 
     fn told(&self, job: JobId) -> DoneFuture<'_> {
         Box::pin(self.orders.told(job))
+    }
+
+    fn say(&self, context: &Arc<Context>, id: Incarnation, text: String) {
+        self.orders.give(context, id, Action::Tell(id, Notice::Words(text)));
     }
 }
 

@@ -29,7 +29,6 @@ use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::Status;
 use ondeck_api::server::Json;
 use ondeck_api::wire::{Refusal, RefusalCode};
-use ondeck_core::Incarnation;
 use ondeck_core::Owner;
 use ondeck_core::schedule::Refused;
 use ondeck_wlm::Controller;
@@ -43,8 +42,8 @@ struct Api {
     controller: tokio::sync::Mutex<Option<(Instant, Result<Controller, String>)>>,
     /// When the start of the workload manager's daemon was last asked for.
     start_asked: tokio::sync::Mutex<Option<Instant>>,
-    /// Whose `data_in` was answered, and when, for whom Slurm is to look at its queue.
-    answered: Mutex<Vec<(Incarnation, Instant)>>,
+    /// For whom Slurm is to look at its queue.
+    waking: Mutex<burst_buffer::Waking>,
     /// How many stage-outs Slurm waits for.
     stage_outs: AtomicUsize,
     /// The description of the API, for programs.
@@ -56,12 +55,12 @@ struct Api {
 /// Answers for the daemon whose parts share this.
 pub(crate) fn router(context: Arc<Context>) -> Router {
     let document = openapi::value();
-    let (stage_outs, controller, start_asked, answered) = Default::default();
+    let (stage_outs, controller, start_asked, waking) = Default::default();
     let api = Arc::new(Api {
         context,
         controller,
         start_asked,
-        answered,
+        waking,
         stage_outs,
         page: page::page(&document),
         document,

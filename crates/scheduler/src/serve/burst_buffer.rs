@@ -12,7 +12,7 @@ use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferV
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::schedule::{BurstBuffer, BurstBufferCall as Call, Event, Job, JobState, RsaState};
 use ondeck_core::{Incarnation, JobId};
-use ondeck_wlm::{Controller, WlmError};
+use ondeck_wlm::Controller;
 
 use super::routes::LONGEST_WAIT;
 use super::{Api, refused};
@@ -298,38 +298,37 @@ impl Api {
     /// have a size (slurmctld 22.05, `_start_stage_in`); others wait for its next look, which may be a minute away, or for a change of
     /// any job. One such change serves all who are answered until then.
     fn wake_the_queue_for(self: &Arc<Self>, id: Incarnation) {
-        /// So long it takes from the answer until slurmctld has noted it.
-        const NOTED: Duration = Duration::from_millis(300);
+        /// So long it takes from the answer until slurmctld has noted it; and, if a call of another job keeps it from noticing the end,
+        /// until that one has ended as well.
+        const NOTED: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(3)];
         {
-            let mut answered = self.answered();
-            answered.push((id, Instant::now()));
-            if answered.len() > 1 {
+            let mut waking = self.waking();
+            waking.answered.push(id);
+            if std::mem::replace(&mut waking.is_under_way, true) {
                 return;
             }
         }
-        let api = Arc::clone(self);
+        let awake = Awake(Arc::clone(self));
         tokio::spawn(async move {
             loop {
-                let now: Vec<_> = api.answered().clone();
-                let Some((_, last)) = now.last() else { return };
-                tokio::time::sleep_until((*last + NOTED).into()).await;
-                for (id, _) in &now {
-                    if wake_the_queue(&api.context, *id).await {
-                        break;
+                let answered = {
+                    let mut waking = awake.0.waking();
+                    if waking.answered.is_empty() {
+                        waking.is_under_way = false;
+                        return;
                     }
-                }
-                // Others may have been answered meanwhile.
-                let mut answered = api.answered();
-                answered.drain(..now.len());
-                if answered.is_empty() {
-                    return;
+                    std::mem::take(&mut waking.answered)
+                };
+                for pause in NOTED {
+                    tokio::time::sleep(pause).await;
+                    wake_the_queue(&awake.0.context, &answered).await;
                 }
             }
         });
     }
 
-    fn answered(&self) -> MutexGuard<'_, Vec<(Incarnation, Instant)>> {
-        self.answered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn waking(&self) -> MutexGuard<'_, Waking> {
+        self.waking.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     async fn tell(&self, call: Call, job: &Job) -> Result<(), Refusal> {
@@ -338,27 +337,52 @@ impl Api {
     }
 }
 
-/// Changes a job that waits for nodes in nothing: the line that is ours to what it is. Returns whether that was done.
-async fn wake_the_queue(context: &Context, id: Incarnation) -> bool {
-    const HERE: &str = "ondeck: Slurm may start it";
-    let waits = |job: &Job| job.job_state == JobState::Ondeck && !job.hold.is_held();
-    if context.config().scheduler.simulate.is_some() || !context.job(id).is_some_and(|job| waits(&job)) {
-        return false;
+/// Whose `data_in` was answered, for whom Slurm is to look at its queue.
+#[derive(Default)]
+pub(super) struct Waking {
+    answered: Vec<Incarnation>,
+    /// Whether somebody sees to it.
+    is_under_way: bool,
+}
+
+/// Who sees to it, as long as that goes on.
+struct Awake(Arc<Api>);
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.waking().is_under_way = false;
+        }
     }
-    let woken = async {
-        let line = context.workload_manager.details(id.job).await?.admin_comment;
-        let ours = match line.as_str() {
-            "" => HERE,
-            ours if ours.starts_with("ondeck: ") => ours,
-            // Somebody else's is not touched.
-            _ => return Ok(false),
+}
+
+/// Changes one of those that wait for nodes still in nothing but the line that is ours.
+async fn wake_the_queue(context: &Arc<Context>, answered: &[Incarnation]) {
+    /// So many are looked at: where the site writes lines of its own, none is ours.
+    const MOST: usize = 3;
+    let waiting = answered.iter().rev().filter_map(|id| {
+        let job = context.job(*id)?;
+        (job.job_state == JobState::Ondeck && !job.hold.is_held()).then_some(job)
+    });
+    for job in waiting.take(MOST) {
+        if context.config().scheduler.simulate.is_some() {
+            return;
+        }
+        let details = match context.workload_manager.details(job.id.job).await {
+            Ok(details) => details,
+            Err(error) => {
+                tracing::debug!(job = job.id.key(), %error, "Slurm starts it when it looks at its queue the next time");
+                return;
+            }
         };
-        context.workload_manager.set_comment(id.job, ours).await.map(|()| true)
-    };
-    woken.await.unwrap_or_else(|error: WlmError| {
-        tracing::debug!(job = id.key(), %error, "Slurm starts it when it looks at its queue the next time");
-        false
-    })
+        let line = details.admin_comment;
+        // Somebody else's is not touched; nor is a job that has been started, or cancelled, since.
+        if details.state == "PENDING" && (line.is_empty() || line.starts_with("ondeck: ")) {
+            let text = if job.message.is_empty() { "Slurm may start it".to_owned() } else { job.message };
+            context.say(job.id, text);
+            return context.told(job.id.job).await;
+        }
+    }
 }
 
 /// What is to be answered by the state of a job; nothing while it is to be waited for.

@@ -35,7 +35,7 @@ impl Job {
 
     /// Whether the workload manager was told so.
     pub(super) fn is_told_to_fail(&self) -> bool {
-        self.burst_buffer == BurstBuffer::Answered && !self.hold.is_held() && self.fails_without_its_input()
+        self.burst_buffer == BurstBuffer::Answered && self.hold == Hold::No && self.fails_without_its_input()
     }
 
     /// Whether the workload manager keeps it waiting until its input is there.
@@ -115,10 +115,13 @@ impl Handling<'_> {
         self.tell(id, why);
     }
 
-    /// The call in which a job waits for its input must end. If it must have that, it is held instead.
+    /// The call in which a job waits for its input must end: it is held instead.
     pub(super) fn must_not_wait(&mut self, id: Incarnation) {
-        let waits =
-            |job: &Job| job.job_state == JobState::Ondeck && job.is_kept_waiting() && job.hold == Hold::No;
+        // Also one that waits for the results of others, and one that was released before and is asked for anew.
+        let waits = |job: &Job| {
+            let is_asked = job.burst_buffer == BurstBuffer::DataIn;
+            job.job_state == JobState::Ondeck && is_asked && !job.hold.is_held()
+        };
         if self.schedule.jobs.get(&id).is_some_and(waits) {
             self.hold_instead(id, HeldBack::MustNotWait);
         }
@@ -252,7 +255,9 @@ impl Handling<'_> {
     /// Answers whoever waits for a job with a burst buffer. Returns whether anybody did.
     pub(super) fn answer_burst_buffer(&mut self, id: Incarnation) -> bool {
         let Some(job) = self.schedule.jobs.get(&id) else { return false };
-        let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
+        // That it will not get its input is said once its hold stands: before, the workload manager might start it.
+        let is_refused = job.rsa_state == RsaState::Ineligible && job.hold != Hold::Ordered;
+        let is_decided = job.rsa_state == RsaState::Ready || is_refused;
         // Shown on some nodes only, it is taken away first.
         let is_in_between =
             matches!(job.rsa_state, RsaState::Mounting | RsaState::UnmountNeeded | RsaState::Unmounting);

@@ -206,7 +206,8 @@ impl World {
             let has_nodes = !matches!(job.rsa_state, RsaState::Initial | RsaState::Ineligible);
             assert_eq!(has_nodes, job.allocation.is_some(), "{job:?}");
             // Who asks is answered as soon as there is something to say.
-            let is_decided = matches!(job.rsa_state, RsaState::Ready | RsaState::Ineligible);
+            let is_refused = job.rsa_state == RsaState::Ineligible && job.hold != Hold::Ordered;
+            let is_decided = job.rsa_state == RsaState::Ready || is_refused;
             match job.burst_buffer {
                 BurstBuffer::DataIn => {
                     let is_on_its_way = |other: &Job| {

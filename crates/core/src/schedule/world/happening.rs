@@ -95,7 +95,7 @@ impl World {
             Buffer::SetUp => all.push(asks(Call::DataIn)),
             Buffer::StagingIn => {
                 all.push(asks(Call::DataIn));
-                let may_be_held = job.is_some_and(|job| job.hold == Hold::No);
+                let may_be_held = job.is_some_and(|job| !job.hold.is_held());
                 // Where one may have no place, it comes to the same.
                 let has_a_place = self.schedule.site().kept_waiting > 1;
                 if may_be_held && has_a_place && !is_answered(BurstBuffer::Answered) {
