@@ -104,7 +104,10 @@ impl Cluster {
         let job = self.submit(script, nodes);
         self.wait_rsa(job, "READY");
         self.slurm.cancel(blocker);
-        self.slurm.wait_state(job, "RUNNING", DEADLINE);
+        // It may have ended between two looks.
+        wait_until(DEADLINE, &format!("job {job} has started"), || {
+            !matches!(self.slurm.job(job)["JobState"].as_str(), "PENDING" | "CONFIGURING")
+        });
         job
     }
 
