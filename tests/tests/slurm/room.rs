@@ -202,7 +202,11 @@ fn a_job_that_is_ready_and_can_not_start_keeps_no_idle_rsa_nodes_from_others() {
     let stuck = held(&cluster, &["NODES=1"], 4);
     cluster.wait_rsa(stuck, "READY");
     for others in [held(&cluster, &[], 1), held(&cluster, &[], 1)] {
-        cluster.wait_rsa(others, "READY");
+        // It starts then, and may have ended between two looks.
+        wait_until(LONG, "it was READY", || {
+            let is_known = cluster.ondeck(&["job", "show", &others.to_string()]).success();
+            is_known && cluster.states(others).iter().any(|state| state == "READY")
+        });
     }
     assert_eq!(cluster.job(stuck).unwrap()["rsa_state"], "READY");
     cluster.slurm.cancel(blocker);
