@@ -119,7 +119,7 @@ enum Command {
     /// Scheduler benchmark: jobs on a real Slurm, beside what `ondeck simulate` makes of their journal; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
-    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes, and 6 GB of the temporary directory.
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes seven minutes, and 6 GB of the temporary directory.
     Replay(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]

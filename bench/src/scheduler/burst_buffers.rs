@@ -34,8 +34,8 @@ pub fn run(options: &Options) -> Result<()> {
     part.introduction = "Clusters of a real Slurm each, with four compute nodes and four RSA nodes, of which only Slurm's way to \
                          RAM disks differs: its burst buffers with our functions, its burst buffers with functions that do \
                          nothing and without anything of ours, and the integration from outside. The defaults of `ondeck \
-                         serve` and of Slurm's SchedulerParameters. All nodes are namespaces of one machine; one job at a time, the ways in rotated order. The \
-                         first round is dropped."
+                         serve` and of Slurm's SchedulerParameters. All nodes are namespaces of one machine; one job at a \
+                         time, the ways in rotated order. The first round is dropped."
         .into();
     let cluster = |integration| {
         Cluster::new(&Setup { lends: "512MiB", disk: None, scheduler: "", integration, slurm: USUAL_PACE })

@@ -69,7 +69,8 @@ pub fn run(options: &Options) -> Result<()> {
     part.introduction = format!(
         "{jobs} jobs with 10 to 100 MB of input and as much output, 5 to 20 s of computing, on one compute node and one RSA node each, \
          are submitted to a real Slurm with {NODES} compute nodes and {NODES} RSA nodes in {BETWEEN:.0} s each in the mean, held until \
-         their input is in RAM. All copying together has {DISK}, {STAGING} jobs at a time (`bandwidth` and `staging` in the configuration). The journal is simulated then: \
+         their input is in RAM. All copying together has {DISK}, {STAGING} jobs at a time (`bandwidth` and `staging` in the \
+         configuration). The journal is simulated then: \
          the same submissions, run times and bytes on the same machine."
     );
     let settings = format!("proportion = 1\nbandwidth = \"{DISK}\"\nstaging = {STAGING}");

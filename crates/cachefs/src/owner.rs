@@ -9,8 +9,8 @@
 //!   too much
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them; `closed`: what a mode keeps the user out of
-//! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`: names, `turns`: in which order,
-//!   `applied`: what is known after
+//! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`:
+//!   names, `turns`: in which order, `applied`: what is known after; `doubt`: what a killed process may have done of that
 //! - `orders`: what people want of it
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
 //!
@@ -34,6 +34,7 @@ mod carry;
 mod changes;
 mod closed;
 mod data;
+mod doubt;
 mod forget;
 mod handles;
 mod holes;

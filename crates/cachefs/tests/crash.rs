@@ -580,10 +580,33 @@ fn data_that_somebody_has_removed_from_the_store_is_missed_and_never_written_bac
     assert_eq!(cache.read("d/new", 0, 3).unwrap(), b"new");
 }
 
+/// A lease of a file: whoever else opens it waits until it is given back, which nobody does here.
+struct Lease(fs::File);
+
+impl Lease {
+    fn of(path: &Path) -> Lease {
+        extern "C" fn hears_it(_: libc::c_int) {}
+        // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
+        unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+        let lease = Lease(fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
+        assert_eq!(lease.does(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        lease
+    }
+
+    /// Whether somebody waits for it.
+    fn is_wanted(&self) -> bool {
+        self.does(libc::F_GETLEASE, 0) != libc::F_WRLCK
+    }
+
+    fn does(&self, command: libc::c_int, kind: libc::c_int) -> libc::c_int {
+        // SAFETY: it changes nothing but a lease of a file that is open here.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), command, kind) }
+    }
+}
+
 /// Another one, which puts a file beside others' work that it can't read yet, and changes its mode meanwhile.
 #[test]
 fn the_process_that_puts_a_file_aside() {
-    extern "C" fn hears_it(_: libc::c_int) {}
     let Ok(told) = std::env::var(CHILD) else { return };
     let mut told = told.split(' ');
     let (backing, store) = (PathBuf::from(told.next().unwrap()), told.next().unwrap());
@@ -591,16 +614,10 @@ fn the_process_that_puts_a_file_aside() {
     let mut out = fs::File::create("/proc/self/fd/9").unwrap();
     cache.write("file", 0, b"ours!!").unwrap();
     fs::write(backing.join("file"), "theirs").unwrap();
-    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
-    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
-    let holder = fs::OpenOptions::new().read(true).write(true).open(backing.join("file")).unwrap();
-    // SAFETY: it changes nothing but a lease of a file that is open here.
-    let lease =
-        |command: libc::c_int, kind: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, kind) };
-    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    let lease = Lease::of(&backing.join("file"));
     std::thread::scope(|scope| {
         scope.spawn(|| cache.flush());
-        while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+        while !lease.is_wanted() {
             std::thread::sleep(Duration::from_millis(1));
         }
         cache.set_mode("file", 0o640).unwrap();
@@ -637,20 +654,13 @@ const USER: u32 = 4711;
 /// One of a user's own, which opens a file against its mode, and does not come to its end; with an odd seed only to read it.
 #[test]
 fn the_process_that_opens_what_is_closed() {
-    extern "C" fn hears_it(_: libc::c_int) {}
     let Ok(told) = std::env::var(CHILD) else { return };
     let mut told = told.split(' ');
     let (backing, store) = (PathBuf::from(told.next().unwrap()), told.next().unwrap());
     let reads = told.next() == Some("1");
     let settings = Settings { idle: true, ..settings() };
     let cache = Cache::of_user_at(settings, USER, &backing, Path::new(store));
-    // SAFETY: the handler does nothing; without one the kernel's word that a lease is to be given back would end this process.
-    unsafe { libc::signal(libc::SIGIO, hears_it as extern "C" fn(libc::c_int) as libc::sighandler_t) };
-    let holder = fs::OpenOptions::new().read(true).write(true).open(backing.join("file")).unwrap();
-    // SAFETY: it changes nothing but a lease of a file that is open here.
-    let lease =
-        |command: libc::c_int, kind: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, kind) };
-    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    let lease = Lease::of(&backing.join("file"));
     let mut out = fs::File::create("/proc/self/fd/9").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -661,7 +671,7 @@ fn the_process_that_opens_what_is_closed() {
                 cache.flush();
             }
         });
-        while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+        while !lease.is_wanted() {
             std::thread::sleep(Duration::from_millis(1));
         }
         out.write_all(b".").unwrap();

@@ -545,17 +545,7 @@ pub fn revive(instance: &Instance) -> Result<()> {
         .record()
         .with_context(|| format!("can't read {}", instance.record_path().display()))?
         .context("the record of the cache is missing: nobody can say what its data belongs to")?;
-    let plan = Plan {
-        base: instance.base().to_owned(),
-        mount_point: record.mount_point,
-        backing: record.backing,
-        user: record.user,
-        others: record.others,
-        settings: record.settings,
-        run: record.run,
-        attach: Attach::Nowhere,
-    };
-    start(&plan)?;
+    start(&Plan::to_write_back(instance, record))?;
     Ok(())
 }
 

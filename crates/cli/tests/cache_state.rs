@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cached::{Mounted, sh, succeeds};
 use ondeck_cachefs::instance::control::{Answer, Order, ask};
-use ondeck_cachefs::instance::{self, Attach, Caches, Plan};
+use ondeck_cachefs::instance::{self, Caches, Plan};
 use scene::wait_until;
 
 /// The directory of the only cache of a scene.
@@ -152,19 +152,28 @@ fn a_store_without_its_record_or_its_journal_is_not_thrown_away() {
     assert!(!told(&mounted).contains("recovered"));
 }
 
+/// A server is killed whose store somebody has unmounted.
+fn lose(mounted: &Mounted, state: &Path) {
+    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
+    mounted.kill();
+}
+
+/// That the next mount tells what was lost, and the one after it does not.
+fn is_told_once(mounted: &Mounted) {
+    let message = told(mounted);
+    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
+    mounted.ondeck(&["unmount", "fast"]);
+    let message = told(mounted);
+    assert!(!message.contains("lost"), "{message}");
+}
+
 #[test]
 fn a_store_that_was_unmounted_is_told_however_young_the_last_write_was() {
     let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
     let state = state(&mounted);
     mounted.run("echo young > file");
-    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
-    mounted.kill();
-    let message = told(&mounted);
-    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
-    // One that has ended in order is not.
-    mounted.ondeck(&["unmount", "fast"]);
-    let message = told(&mounted);
-    assert!(!message.contains("lost"), "{message}");
+    lose(&mounted, &state);
+    is_told_once(&mounted);
 }
 
 #[test]
@@ -172,8 +181,7 @@ fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
     let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
     let state = state(&mounted);
     mounted.run("echo lost > file");
-    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
-    mounted.kill();
+    lose(&mounted, &state);
     let mount =
         |capacity: &str| mounted.refused(&["mount", "--backing", "backing", "--capacity", capacity, "fast"]);
     assert_eq!(mount("8MiB").0, 2);
@@ -189,12 +197,7 @@ fn what_was_lost_is_told_also_if_a_mount_was_refused_or_failed_in_between() {
     fs::write(socket.join("file"), "").unwrap();
     assert_eq!(mount("32MiB").0, 1);
     fs::remove_dir_all(&socket).unwrap();
-    let message = told(&mounted);
-    assert!(message.contains("is lost, because its store was unmounted"), "{message}");
-    // Once.
-    mounted.ondeck(&["unmount", "fast"]);
-    let message = told(&mounted);
-    assert!(!message.contains("lost"), "{message}");
+    is_told_once(&mounted);
 }
 
 #[test]
@@ -203,8 +206,7 @@ fn what_was_lost_is_told_also_if_the_server_that_found_it_was_killed_before_it_c
     let state = state(&mounted);
     let record = state.join("instance.json");
     mounted.run("echo lost > file");
-    succeeds(Command::new("umount").arg("-l").arg(state.join("store")));
-    mounted.kill();
+    lose(&mounted, &state);
     let lost = fs::read(&record).unwrap();
     assert!(told(&mounted).contains("is lost"));
     mounted.kill();
@@ -280,16 +282,7 @@ fn a_server_that_only_writes_back_is_there_for_who_has_started_it_and_asks_a_lit
     // As `unmount` does.
     let instance = Caches::new(state.parent().unwrap()).at(&mounted.fast);
     let record = instance.record().unwrap().unwrap();
-    let plan = Plan {
-        base: instance.base().to_owned(),
-        mount_point: record.mount_point,
-        backing: record.backing,
-        user: record.user,
-        others: record.others,
-        settings: record.settings,
-        run: record.run,
-        attach: Attach::Nowhere,
-    };
+    let plan = Plan::to_write_back(&instance, record);
     let scene = mounted.scene.ondeck(&[]);
     let mut command = Command::new(scene.get_program());
     command.arg("cache-server").envs(scene.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -58,8 +58,8 @@ pub struct LeftOut {
 pub struct Lacks {
     /// No job says how long it might have run.
     pub requested_times: bool,
-    /// So many don't, where others do.
-    pub some_requested_times: u64,
+    /// How many jobs don't say it, where others do.
+    pub jobs_without_time: u64,
     /// Started when they were submitted, all jobs would have found room: these are probably the times of their starts.
     pub waits: bool,
 }
@@ -71,12 +71,12 @@ impl Trace {
     }
 
     /// Sorts the jobs by their submission, each once, and counts time from the first.
-    pub(crate) fn in_order(mut self) -> Trace {
-        self.jobs.sort_by_key(|job| (job.submitted, job.number));
-        let all = self.jobs.len();
-        self.jobs.dedup();
-        self.left_out.repeated += (all - self.jobs.len()) as u64;
-        self.by_submission()
+    pub(crate) fn in_order(self) -> Trace {
+        let mut sorted = self.by_submission();
+        let all = sorted.jobs.len();
+        sorted.jobs.dedup();
+        sorted.left_out.repeated += (all - sorted.jobs.len()) as u64;
+        sorted
     }
 
     /// Sorts the jobs by their submission, and counts time from the first. Several may have one number.
@@ -114,7 +114,7 @@ impl Trace {
         let silent = self.jobs.iter().filter(|job| job.requested.is_none()).count();
         Lacks {
             requested_times: !self.jobs.is_empty() && silent == self.jobs.len(),
-            some_requested_times: if silent < self.jobs.len() { silent as u64 } else { 0 },
+            jobs_without_time: if silent < self.jobs.len() { silent as u64 } else { 0 },
             waits: self.jobs.len() > 1 && self.peak() <= u64::from(self.machine()),
         }
     }
@@ -244,7 +244,7 @@ mod tests {
     fn times_that_fit_the_machine_without_any_wait_are_taken_for_starts() {
         let jobs = vec![job(1, 0, 10, 3), job(2, 5, 10, 1), job(3, 10, 10, 3)];
         let trace = Trace { jobs, nodes: Some(4), ..Trace::default() };
-        assert_eq!(trace.lacks(), Lacks { requested_times: true, some_requested_times: 0, waits: true });
+        assert_eq!(trace.lacks(), Lacks { requested_times: true, jobs_without_time: 0, waits: true });
         let jobs = vec![job(1, 0, 10, 3), job(2, 5, 10, 2)];
         assert!(!Trace { jobs, nodes: Some(4), ..Trace::default() }.lacks().waits);
     }

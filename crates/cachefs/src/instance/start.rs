@@ -47,6 +47,22 @@ pub struct Plan {
     pub attach: Attach,
 }
 
+impl Plan {
+    /// For a server that only writes back what a dead one has left.
+    pub fn to_write_back(instance: &Instance, record: Record) -> Plan {
+        Plan {
+            base: instance.base().to_owned(),
+            mount_point: record.mount_point,
+            backing: record.backing,
+            user: record.user,
+            others: record.others,
+            settings: record.settings,
+            run: record.run,
+            attach: Attach::Nowhere,
+        }
+    }
+}
+
 /// Who sees a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

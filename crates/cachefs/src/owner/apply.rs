@@ -24,8 +24,8 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::inode::{Home, Homes, Kind, Operation, Seen, UnderWay, dirty};
-use super::state::{Pending, State};
-use super::turns::{Held, LONGEST_ROUND, Turn, is_its_own};
+use super::state::State;
+use super::turns::{Held, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};
 use super::wait::Need;
 use crate::acl;
@@ -38,28 +38,21 @@ const CONFLICTS: usize = 1000;
 
 /// What became of an operation.
 #[derive(Debug, Default)]
-struct Done {
+pub(super) struct Done {
     /// The name that ours has, if it is not the one it should have.
-    beside: Option<OsString>,
+    pub beside: Option<OsString>,
     /// Why a removal was not carried out, if it was not.
-    kept: Option<ConflictKind>,
+    pub kept: Option<ConflictKind>,
 }
 
 impl State {
-    /// The operation that may have been done and not noted.
-    pub fn doubtful(&self) -> Option<(u64, Pending)> {
-        let number = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
-        let index = number.checked_sub(self.first_pending)? as usize;
-        self.log.get(index).map(|pending| (number, pending.clone()))
-    }
-
-    fn has_home(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {
+    pub(super) fn has_home(&self, ino: Ino, dir: Ino, name: &OsStr) -> bool {
         self.inodes
             .get(&ino)
             .is_some_and(|inode| inode.homes.iter().any(|home| home.dir == dir && *home.name == *name))
     }
 
-    fn seen(&self, ino: Ino) -> Option<Seen> {
+    pub(super) fn seen(&self, ino: Ino) -> Option<Seen> {
         self.inodes.get(&ino).and_then(|inode| inode.seen)
     }
 
@@ -71,7 +64,7 @@ impl State {
     }
 
     /// Where something is made that is to be in a directory: the nearest one that is on the backing directory.
-    fn place_for(&self, dir: Ino) -> Ino {
+    pub(super) fn place_for(&self, dir: Ino) -> Ino {
         let mut within = dir;
         while within != ROOT && self.inodes.get(&within).is_some_and(|inode| inode.homes.is_empty()) {
             within = self.directory(within).map_or(ROOT, |directory| directory.parent);
@@ -249,97 +242,6 @@ impl Core {
         done
     }
 
-    /// Looks whether the operation of a recovered log that was carried out last is done already, and notes it then. Until that is
-    /// known, nothing else may look at its files: they may not be where the journal says.
-    ///
-    /// # Errors
-    /// The kernel's, if that can't be seen.
-    pub fn settle_doubt(&self) -> Result<(), Errno> {
-        let doubtful = self.lock().doubtful();
-        match doubtful {
-            Some((number, pending)) if !pending.cancelled => {
-                if let Some(done) = self.is_done(&pending.operation)? {
-                    self.end(number, &pending.operation, &done);
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes what was made by a process that was killed before it could note that. It may be made again under the same name,
-    /// or never.
-    pub fn remove_half_made(&self) {
-        let half_made: Vec<(Ino, Ino)> = {
-            let state = self.lock();
-            let tried = state.log.iter().filter(|pending| !pending.cancelled).take(LONGEST_ROUND);
-            let makes = tried.filter_map(|pending| match &pending.operation {
-                Operation::Make { ino, dir, .. } => Some((*ino, *dir)),
-                _ => None,
-            });
-            let is_unnoted = |ino: &Ino| state.inodes.get(ino).is_none_or(|inode| inode.homes.is_empty());
-            makes.filter(|(ino, _)| is_unnoted(ino)).map(|(ino, dir)| (ino, state.place_for(dir))).collect()
-        };
-        for (ino, within) in half_made {
-            let name = unfinished(&self.store, ino);
-            let removed = self.backing_directory(within).and_then(|directory| {
-                let at = directory.as_fd();
-                self.within(&[(within, at)], || remove(at, &name))
-            });
-            match removed {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => tracing::warn!(?name, %error, "can't remove what a killed server has left"),
-            }
-        }
-    }
-
-    fn is_done(&self, operation: &Operation) -> Result<Option<Done>, Errno> {
-        let is_at = |ino: Ino, dir: Ino, name: &OsStr| -> Result<bool, Errno> {
-            let seen = self.lock().seen(ino);
-            let found = match self.backing_directory(dir) {
-                Ok(directory) => self.look((dir, directory.as_fd()), name)?,
-                // A directory that is not made there yet.
-                Err(Errno::STALE) => None,
-                Err(error) => return Err(error),
-            };
-            Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.ino == found.ino)))
-        };
-        let done = |at: bool, beside: Option<OsString>| {
-            (at || beside.is_some()).then_some(Done { beside, kept: None })
-        };
-        let appeared = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
-            if is_at(ino, dir, name)? {
-                return Ok(done(true, None));
-            }
-            let other = self.beside(name, ino);
-            Ok(if is_at(ino, dir, &other)? { done(false, Some(other)) } else { None })
-        };
-        let vanished = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
-            let had = self.lock().has_home(ino, dir, name);
-            Ok(if had && !is_at(ino, dir, name)? { done(true, None) } else { None })
-        };
-        match operation {
-            Operation::Make { ino, dir, name } => {
-                let home = self.lock().inodes.get(ino).and_then(|inode| inode.homes.first().cloned());
-                match home {
-                    Some(home) if !is_at(*ino, home.dir, &home.name)? => appeared(*ino, *dir, name),
-                    _ => Ok(None),
-                }
-            }
-            Operation::Link { ino, dir, name } => appeared(*ino, *dir, name),
-            Operation::Unlink { ino, dir, name } => vanished(*ino, *dir, name),
-            Operation::Rename { ino, dir, name, to_dir, to_name, over } => {
-                let is_there = self.lock().has_home(*ino, *dir, name);
-                match over {
-                    _ if is_there && !is_at(*ino, *dir, name)? => appeared(*ino, *to_dir, to_name),
-                    Some(over) if !is_there => vanished(*over, *to_dir, to_name),
-                    _ => Ok(None),
-                }
-            }
-            Operation::Exchange { other, dir, name, .. } => Ok(done(is_at(*other, *dir, name)?, None)),
-        }
-    }
-
     /// Waits for the passes of the files of an operation, and keeps others from beginning.
     fn hold_still(&self, operation: &Operation) -> Vec<Ino> {
         let mut held = operation.inodes();
@@ -386,7 +288,7 @@ impl Core {
         self.wake_all();
     }
 
-    fn end(&self, number: u64, operation: &Operation, done: &Done) {
+    pub(super) fn end(&self, number: u64, operation: &Operation, done: &Done) {
         let moved = self.seen_now(operation, done.beside.as_deref());
         let mut state = self.lock();
         for (ino, seen) in moved {
@@ -688,7 +590,11 @@ impl Core {
         Ok(Done { beside: Some(other), kept: None })
     }
 
-    fn look(&self, (dir, directory): (Ino, BorrowedFd<'_>), name: &OsStr) -> Result<Option<Stat>, Errno> {
+    pub(super) fn look(
+        &self,
+        (dir, directory): (Ino, BorrowedFd<'_>),
+        name: &OsStr,
+    ) -> Result<Option<Stat>, Errno> {
         match self.within(&[(dir, directory)], || backing::stat(directory, name)) {
             Ok(found) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),
@@ -809,7 +715,7 @@ fn make(
     backing::just_made(at, name, kind, since)
 }
 
-fn remove(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+pub(super) fn remove(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR),
         other => other,

@@ -318,12 +318,13 @@ impl Core {
         if self.lock().inodes.get(&pass.ino).is_some_and(|inode| inode.xattrs.is_some()) {
             return Ok(Xattrs::new());
         }
-        let is_it = |open: &BorrowedFd<'_>| {
-            let found = backing::stat(*open, OsStr::new(""));
-            found.is_ok_and(|found| pass.seen.is_some_and(|seen| seen.ino == found.ino))
-        };
-        let open = [theirs.map(OwnedFd::as_fd), rest.map(File::as_fd)];
-        open.into_iter().flatten().find(is_it).map_or_else(|| Ok(Xattrs::new()), backing::xattrs)
+        for open in [theirs.map(OwnedFd::as_fd), rest.map(File::as_fd)].into_iter().flatten() {
+            let found = backing::stat(open, OsStr::new(""))?;
+            if pass.seen.is_some_and(|seen| seen.ino == found.ino) {
+                return backing::xattrs(open);
+            }
+        }
+        Ok(Xattrs::new())
     }
 }
 

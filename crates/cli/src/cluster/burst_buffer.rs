@@ -18,7 +18,7 @@ use crate::inherited;
 /// How long one question waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long one waits that Slurm repeats.
+/// How long a question with `--poll` waits for its answer, beside [`MARGIN`]: Slurm asks again.
 const POLL: Duration = Duration::from_secs(2);
 
 /// How long the scheduler has to answer beyond that.

@@ -150,10 +150,10 @@ impl<'a> Report<'a> {
                 study.estimates.word()
             ));
         }
-        if self.lacks.some_requested_times > 0 {
+        if self.lacks.jobs_without_time > 0 {
             facts.push(format!(
                 "{} of them do not say how long they might have run: {} estimates (--estimates)",
-                self.lacks.some_requested_times,
+                self.lacks.jobs_without_time,
                 study.estimates.word()
             ));
         }

@@ -360,19 +360,20 @@ impl Drop for Awake {
 async fn wake_the_queue(context: &Arc<Context>, answered: &[Incarnation]) {
     /// So many are looked at: where the site writes lines of its own, none is ours.
     const MOST: usize = 3;
+    if context.config().scheduler.simulate.is_some() {
+        return;
+    }
     let waiting = answered.iter().rev().filter_map(|id| {
         let job = context.job(*id)?;
         (job.job_state == JobState::Ondeck && !job.hold.is_held()).then_some(job)
     });
     for job in waiting.take(MOST) {
-        if context.config().scheduler.simulate.is_some() {
-            return;
-        }
         let details = match context.workload_manager.details(job.id.job).await {
             Ok(details) => details,
+            // It may be gone; another one may wait still.
             Err(error) => {
-                tracing::debug!(job = job.id.key(), %error, "Slurm starts it when it looks at its queue the next time");
-                return;
+                tracing::debug!(job = job.id.key(), %error, "Slurm is not woken for it");
+                continue;
             }
         };
         let line = details.admin_comment;

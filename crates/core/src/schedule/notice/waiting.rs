@@ -147,7 +147,7 @@ impl fmt::Display for HeldBack {
                 "held until its input is in RAM: so many jobs wait for theirs that Slurm has no place for one more",
             ),
             HeldBack::MustNotWait => f.write_str(
-                "held until its input is in RAM: the call in which Slurm waited for it had to end",
+                "held until its input, or what it reads of other jobs, is there: the call in which Slurm waited had to end",
             ),
             HeldBack::Results { other, path } => {
                 write!(f, "held until the results of job {other} for {} are on disk", path.display())
