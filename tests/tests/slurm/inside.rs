@@ -578,6 +578,45 @@ fn what_is_staged_outlives_a_restart_of_the_controller() {
 }
 
 #[test]
+fn a_job_whose_input_is_lost_before_it_has_started_waits_until_it_is_there_again() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let body = format!(
+        "findmnt -n -o SOURCE -T {i} > {s}/where; cp {i}/* {o}",
+        i = input.display(),
+        s = alice.scratch.display(),
+        o = output.display()
+    );
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    cluster.wait_rsa(job, "READY");
+    let node = cluster.rsa_nodes(job)[0].clone();
+    cluster.crash(&node);
+    let says = || cluster.log_of(job).contains("held until its input is in RAM again");
+    wait_until(LONG, "it is held", says);
+    blocker.release();
+    cluster.wait_done(job);
+    assert_eq!(tree(&output), content);
+    assert!(was_ram(&alice.scratch.join("where")));
+    assert_eq!(
+        cluster.states(job).iter().filter(|state| *state == "READY").count(),
+        2,
+        "{:?}",
+        cluster.states(job)
+    );
+    cluster.wait_shown(job, "COMPLETED");
+    cluster.boot(&node);
+    cluster.wait_lends_all(&node);
+    cluster.assert_clean_inside();
+}
+
+#[test]
 fn agents_that_are_killed_in_any_phase_lose_no_job_and_no_result() {
     if !available() {
         return;

@@ -90,7 +90,7 @@ impl Notice {
             Notice::NoRamDisk(none) => none.told(),
             Notice::Work(work) => work.told(),
             Notice::Results(results) => results.told(),
-            Notice::HeldBack(HeldBack::Places | HeldBack::MustNotWait) => Told::Ready,
+            Notice::HeldBack(HeldBack::Places | HeldBack::MustNotWait | HeldBack::InputLost) => Told::Ready,
             Notice::Words(text) if text.is_empty() => Told::Nothing,
             _ => Told::Other,
         }

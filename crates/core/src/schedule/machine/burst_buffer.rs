@@ -109,7 +109,7 @@ impl Handling<'_> {
     }
 
     /// A job is held from now on, and not kept waiting in a call.
-    fn hold_instead(&mut self, id: Incarnation, why: HeldBack) {
+    pub(super) fn hold_instead(&mut self, id: Incarnation, why: HeldBack) {
         self.job(id).hold = Hold::Ordered;
         self.order(Action::Hold(id), id);
         self.tell(id, why);

@@ -50,6 +50,19 @@ impl Handling<'_> {
         self.now
     }
 
+    /// A job that must not start without its input, and that the workload manager may start at any moment, is held again once
+    /// that input is lost.
+    pub(super) fn hold_without_input(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        let is_lost = job.job_state == JobState::Ondeck && job.rsa_state == RsaState::Ready && job.broken;
+        let may_be_started = job.hold == Hold::LetGo || job.is_promised() && !job.hold.is_released_by_others();
+        if !is_lost || !may_be_started || job.may_start_on_disk() || job.component_of.is_some() {
+            return;
+        }
+        self.hold_instead(id, HeldBack::InputLost);
+        self.undo_lock_in(id);
+    }
+
     /// What READY brings about besides waiting.
     pub(super) fn on_ready(&mut self, id: Incarnation) {
         let lock_in = self.schedule.site.lock_in != LockIn::Off;

@@ -287,6 +287,7 @@ impl Handling<'_> {
                     // The table does not lead here; if it ever did, the results would come first.
                     return self.waits(id, Waiting::HoldsResults);
                 }
+                self.hold_without_input(id);
                 self.work(id, Work::Destroy, RsaState::Teardown)
             }
             Transition::Release => {

@@ -131,6 +131,8 @@ pub enum HeldBack {
     Places,
     /// The same, and the call in which it waited had to end.
     MustNotWait,
+    /// The RAM disk with its input is lost, after the workload manager was told that it may start.
+    InputLost,
     /// It depends on another job, whose results are not on disk.
     Results {
         other: JobId,
@@ -149,6 +151,9 @@ impl fmt::Display for HeldBack {
             HeldBack::MustNotWait => f.write_str(
                 "held until its input, or what it reads of other jobs, is there: the call in which Slurm waited had to end",
             ),
+            HeldBack::InputLost => {
+                f.write_str("held until its input is in RAM again: a server of the RAM disk that had it is lost")
+            }
             HeldBack::Results { other, path } => {
                 write!(f, "held until the results of job {other} for {} are on disk", path.display())
             }
