@@ -105,7 +105,7 @@ enum Command {
     /// Scheduler benchmark: what burst buffers add, beside functions that do nothing and the integration from outside; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
-    /// environment variables ONDECK and ONDECK_TESTBED name. Takes ten minutes.
+    /// environment variables ONDECK and ONDECK_TESTBED name. Takes a quarter of an hour.
     BurstBuffers(scheduler::Options),
     /// Scheduler benchmark: the thesis's tables 5.1 to 5.4, on a disk of 50 MB/s beside a real Slurm; needs root
     ///

@@ -20,6 +20,8 @@ pub enum Subject {
     Tmpfs,
     /// `ondeck cache`.
     Ondeck,
+    /// The same, where the kernel writes to files by itself.
+    OndeckPassthrough,
     /// The disk as it is, with the kernel's page cache.
     PageCache,
     /// overlayfs: changes go to a tmpfs, to be brought home by rsync.
@@ -31,9 +33,10 @@ pub enum Subject {
 }
 
 impl Subject {
-    pub const ALL: [Subject; 6] = [
+    pub const ALL: [Subject; 7] = [
         Subject::Tmpfs,
         Subject::Ondeck,
+        Subject::OndeckPassthrough,
         Subject::PageCache,
         Subject::Overlay,
         Subject::Mergerfs,
@@ -44,6 +47,7 @@ impl Subject {
         match self {
             Subject::Tmpfs => "tmpfs",
             Subject::Ondeck => "ondeck cache",
+            Subject::OndeckPassthrough => "ondeck cache --writes passthrough",
             Subject::PageCache => "page cache",
             Subject::Overlay => "overlayfs",
             Subject::Mergerfs => "mergerfs",
@@ -54,6 +58,11 @@ impl Subject {
     /// The name of its directories.
     pub fn directory(self) -> String {
         self.name().replace(' ', "-")
+    }
+
+    /// Whether it is `ondeck cache`.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Subject::Ondeck | Subject::OndeckPassthrough)
     }
 
     /// The program that it needs, if that is not there.
@@ -118,10 +127,12 @@ impl<'a> Mounted<'a> {
         let (dir, backing) = (self.dir.clone(), self.backing.clone());
         match self.subject {
             Subject::Tmpfs => tmpfs(&dir, self.site.capacity),
-            Subject::Ondeck => {
+            Subject::Ondeck | Subject::OndeckPassthrough => {
                 let capacity = format!("{}MiB", self.site.capacity / MIB);
                 // Nothing is written back because it is old.
-                let options = ["--capacity", &capacity, "--age", "1h"];
+                let writes =
+                    if self.subject == Subject::OndeckPassthrough { "passthrough" } else { "server" };
+                let options = ["--capacity", &capacity, "--age", "1h", "--writes", writes];
                 self.ondeck(
                     &[&["mount", "--backing", text(&backing)?], &options[..], &[text(&dir)?]].concat(),
                 )
@@ -201,7 +212,7 @@ impl<'a> Mounted<'a> {
     /// They can't be brought.
     pub fn flush(&self) -> Result<()> {
         match self.subject {
-            Subject::Ondeck => self.ondeck(&["flush", text(&self.dir)?]),
+            Subject::Ondeck | Subject::OndeckPassthrough => self.ondeck(&["flush", text(&self.dir)?]),
             _ => crate::scratch::sync_filesystem(&self.backing),
         }
     }
@@ -211,7 +222,7 @@ impl<'a> Mounted<'a> {
     /// # Errors
     /// It can't be.
     pub fn forget(&self) -> Result<()> {
-        if self.subject == Subject::Ondeck {
+        if self.subject.is_ours() {
             self.ondeck(&["evict", text(&self.dir)?])?;
         }
         crate::evict::evict(&self.backing)
@@ -225,7 +236,7 @@ impl Drop for Mounted<'_> {
                 eprintln!("{}: {error:#}", self.subject.name());
             }
         };
-        if self.subject == Subject::Ondeck {
+        if self.subject.is_ours() {
             let lose = |dir| self.ondeck_ends(&["unmount", "--force-lose", "--yes", dir], exit::ABANDONED);
             said(text(&self.dir).and_then(lose));
         } else {

@@ -16,6 +16,8 @@ pub enum Work {
     Read,
     /// Read blocks of 4 KiB anywhere in that file.
     RandomRead,
+    /// Write blocks of 4 KiB anywhere in it.
+    RandomWrite,
     /// Write new files, so many at a time, with so many KiB at a time.
     Write { writers: usize, kib: u64 },
     /// Make new files of 1 MiB.
@@ -35,8 +37,8 @@ pub enum Work {
 pub struct Amount {
     /// Bytes that are read, and that are written by all writers together.
     pub bytes: u64,
-    /// Reads at random places.
-    pub reads: usize,
+    /// Reads, and writes, at random places.
+    pub places: usize,
     /// Files of 1 MiB.
     pub files: usize,
     /// Files without content.
@@ -47,9 +49,10 @@ pub struct Amount {
 pub const INPUT: &str = "input";
 
 impl Work {
-    pub const ALL: [Work; 11] = [
+    pub const ALL: [Work; 12] = [
         Work::Read,
         Work::RandomRead,
+        Work::RandomWrite,
         Work::Write { writers: 1, kib: 1024 },
         Work::Write { writers: 1, kib: 128 },
         Work::Write { writers: 4, kib: 128 },
@@ -65,6 +68,7 @@ impl Work {
         match self {
             Work::Read => "read, 1 MiB at a time".into(),
             Work::RandomRead => "read 4 KiB at random".into(),
+            Work::RandomWrite => "write 4 KiB at random".into(),
             Work::Write { writers: 1, kib } => format!("write a new file, {kib} KiB at a time"),
             Work::Write { writers, kib } => format!("{writers} writers, {kib} KiB at a time"),
             Work::Files => "new files of 1 MiB".into(),
@@ -80,6 +84,7 @@ impl Work {
         match self {
             Work::Read | Work::Write { .. } | Work::Files => "MB/s",
             Work::RandomRead => "reads/s",
+            Work::RandomWrite => "writes/s",
             Work::Create | Work::Stat | Work::Walk | Work::Unlink => "files/s",
         }
     }
@@ -94,7 +99,7 @@ impl Work {
         match self {
             Work::Write { .. } => 2 * amount.bytes,
             Work::Files => 2 * amount.files as u64 * MIB,
-            Work::Read | Work::RandomRead | Work::Create | Work::Stat | Work::Walk | Work::Unlink => 0,
+            Work::Read | Work::RandomRead | Work::RandomWrite | Work::Create | Work::Stat | Work::Walk | Work::Unlink => 0,
         }
     }
 
@@ -105,7 +110,17 @@ impl Work {
     pub fn run(self, dir: &Path, amount: &Amount) -> Result<f64> {
         match self {
             Work::Read => read(&dir.join(INPUT), amount.bytes),
-            Work::RandomRead => random_reads(&dir.join(INPUT), amount),
+            Work::RandomRead => {
+                let path = dir.join(INPUT);
+                let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+                at_random(amount, |buffer, place| file.read_exact_at(buffer, place))
+            }
+            Work::RandomWrite => {
+                let path = dir.join(INPUT);
+                let file = File::options().write(true).open(&path);
+                let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+                at_random(amount, |buffer, place| file.write_all_at(buffer, place))
+            }
             Work::Write { writers, kib } => write(dir, writers, kib * KIB, amount.bytes),
             Work::Files => files(dir, amount.files),
             Work::Create => {
@@ -160,19 +175,21 @@ pub fn read(path: &Path, bytes: u64) -> Result<f64> {
     Ok(rate)
 }
 
-fn random_reads(path: &Path, amount: &Amount) -> Result<f64> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+fn at_random(
+    amount: &Amount,
+    mut act: impl FnMut(&mut [u8], u64) -> std::io::Result<()>,
+) -> Result<f64> {
     let blocks = amount.bytes / (4 * KIB);
     let mut buffer = [0; 4096];
     let mut place = 88_172_645_463_325_252_u64;
     let began = Instant::now();
-    for _ in 0..amount.reads {
+    for _ in 0..amount.places {
         place ^= place << 13;
         place ^= place >> 7;
         place ^= place << 17;
-        file.read_exact_at(&mut buffer, place % blocks * 4 * KIB)?;
+        act(&mut buffer, place % blocks * 4 * KIB)?;
     }
-    Ok(amount.reads as f64 / began.elapsed().as_secs_f64())
+    Ok(amount.places as f64 / began.elapsed().as_secs_f64())
 }
 
 fn fill(path: &Path, bytes: u64, block: u64) -> std::io::Result<()> {
