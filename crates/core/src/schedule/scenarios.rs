@@ -546,36 +546,38 @@ fn a_job_whose_call_is_in_the_way_of_others_is_held_instead_until_its_input_is_t
 /// Slurm was told that its input is there, and may start it at any moment.
 #[test]
 fn a_job_that_loses_its_input_before_it_has_started_is_held_until_it_is_there_again() {
-    let hold = Request { wait: Some(WaitPolicy::Hold), ..request(Some("/a"), None, false) };
-    let requests = [hold, request(Some("/b"), None, false)];
-    let mut world = World::new(2, 0, 3, site(), 0).with_burst_buffers();
-    world.slurm.fill(Slurm::Next);
-    let job = |world: &World, index| world.schedule.jobs()[&id(index)].clone();
-    let done = |world: &mut World, index| {
-        let order = job(world, index).under_way.expect("something is done for it");
-        let done = Event::Ended { job: id(index), number: order.number, outcome: Outcome::Done(String::new()) };
-        world.schedule.handle(NOW, done).unwrap();
-    };
-    for index in [0, 1] {
-        world.happen(&Happening::Asks(index, BurstBufferCall::Setup), &requests);
-        world.happen(&Happening::Asks(index, BurstBufferCall::DataIn), &requests);
-        while job(&world, index).rsa_state != RsaState::Ready {
-            done(&mut world, index);
+    for must_have_it in [true, false] {
+        let wait = must_have_it.then_some(WaitPolicy::Hold);
+        let requests = [Request { wait, ..request(Some("/a"), None, false) }];
+        let mut world = World::new(1, 0, 2, site(), 2).with_burst_buffers();
+        world.slurm.fill(Slurm::Next);
+        let job = |world: &World| world.schedule.jobs()[&id(0)].clone();
+        let is_ready = |world: &mut World| {
+            while job(world).rsa_state != RsaState::Ready {
+                let order = job(world).under_way.expect("something is done for it");
+                let outcome = Outcome::Done(String::new());
+                let done = Event::Ended { job: id(0), number: order.number, outcome };
+                world.schedule.handle(NOW, done).unwrap();
+            }
+        };
+        world.happen(&Happening::Asks(0, BurstBufferCall::Setup), &requests);
+        world.happen(&Happening::Asks(0, BurstBufferCall::DataIn), &requests);
+        world.happen(&Happening::Queue, &requests);
+        is_ready(&mut world);
+        assert_eq!((job(&world).hold, job(&world).burst_buffer), (Hold::No, BurstBuffer::Answered));
+        world.happen(&Happening::Broken(0), &requests);
+        let wanted = if must_have_it { Hold::Ordered } else { Hold::No };
+        assert_eq!((job(&world).hold, job(&world).rsa_state), (wanted, RsaState::Teardown));
+        if must_have_it {
+            world.happen(&Happening::Queue, &requests);
+            assert_eq!(job(&world).hold, Hold::Stands);
+            is_ready(&mut world);
+            // Released, it may be started at any moment, too.
+            assert_eq!(job(&world).hold, Hold::LetGo);
+            world.happen(&Happening::Broken(0), &requests);
+            assert_eq!(job(&world).hold, Hold::Ordered);
         }
-        assert_eq!((job(&world, index).hold, job(&world, index).burst_buffer), (Hold::No, BurstBuffer::Answered));
-        world.happen(&Happening::Broken(index), &requests);
-        assert_eq!(job(&world, index).rsa_state, RsaState::Teardown);
     }
-    assert_eq!([job(&world, 0).hold, job(&world, 1).hold], [Hold::Ordered, Hold::No]);
-    world.happen(&Happening::Queue, &requests);
-    assert_eq!(job(&world, 0).hold, Hold::Stands);
-    while job(&world, 0).rsa_state != RsaState::Ready {
-        done(&mut world, 0);
-    }
-    // Released, it may be started at any moment, too.
-    assert_eq!(job(&world, 0).hold, Hold::LetGo);
-    world.happen(&Happening::Broken(0), &requests);
-    assert_eq!(job(&world, 0).hold, Hold::Ordered);
 }
 
 /// Slurm has so many places for jobs that wait, and loses that of one which is cancelled then.
