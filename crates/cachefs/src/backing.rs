@@ -14,6 +14,7 @@ use hashlink::LruCache;
 use ondeck_transfer::credentials::User;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
+use twox_hash::XxHash3_128;
 
 use crate::acl;
 use crate::descriptors::share;
@@ -30,6 +31,9 @@ const LARGEST_XATTR: usize = 64 << 10;
 
 /// The longest name that Linux has.
 pub const LONGEST_NAME: usize = 255;
+
+/// What tells an identity that is no inode number.
+const IDENTITY: u64 = 1 << 63;
 
 /// No filesystem whose names are shorter is a backing directory: the cache's own would not fit.
 const LEAST_NAME: usize = 64;
@@ -63,6 +67,8 @@ pub struct Backing {
 pub struct Stat {
     pub dev: u64,
     pub ino: u64,
+    /// What tells it from all others that its device has, and has had: [`identity`].
+    pub identity: u64,
     pub mode: u32,
     pub nlink: u32,
     pub uid: u32,
@@ -122,6 +128,11 @@ impl Backing {
         self.user.is_some()
     }
 
+    /// Whether it is reached by root's rights for all users.
+    pub fn is_for_others(&self) -> bool {
+        self.others && self.user.is_none()
+    }
+
     /// The directory itself.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
@@ -132,7 +143,7 @@ impl Backing {
         lock(&self.directories).get(&ino).cloned()
     }
 
-    /// Opens the directory that these names lead to, and keeps it as that of `ino`; it has the number `theirs` there.
+    /// Opens the directory that these names lead to, and keeps it as that of `ino`, if it is the one that is wanted.
     ///
     /// # Errors
     /// The kernel's; `ENOENT` if the names lead to another directory.
@@ -140,7 +151,7 @@ impl Backing {
         &self,
         ino: Ino,
         names: &[OsString],
-        theirs: Option<u64>,
+        is_it: impl FnOnce(&Stat) -> bool,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut at: Option<OwnedFd> = None;
@@ -157,9 +168,7 @@ impl Backing {
             Some(directory) => directory,
             None => rustix::fs::openat(&self.root, ".", flags, Mode::empty())?,
         });
-        if let Some(theirs) = theirs
-            && stat(directory.as_fd(), OsStr::new(""))?.ino != theirs
-        {
+        if !is_it(&stat(directory.as_fd(), OsStr::new(""))?) {
             return Err(Errno::NOENT);
         }
         lock(&self.directories).insert(ino, Arc::clone(&directory));
@@ -249,10 +258,11 @@ pub fn stat(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Stat, Errno> {
     if name.is_empty() {
         flags |= AtFlags::EMPTY_PATH;
     }
-    let found = rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)?;
+    let found = rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
     Ok(Stat {
         dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
         ino: found.stx_ino,
+        identity: identity(&found),
         mode: u32::from(found.stx_mode),
         nlink: found.stx_nlink,
         uid: found.stx_uid,
@@ -264,6 +274,21 @@ pub fn stat(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Stat, Errno> {
         mtime: time(found.stx_mtime),
         ctime: time(found.stx_ctime),
     })
+}
+
+/// The inode number, and, where the filesystem keeps it, the time when the inode was made: a number is given again as soon as its inode
+/// is removed, maybe to something that is private to somebody else. No number has the highest bit.
+fn identity(found: &rustix::fs::Statx) -> u64 {
+    let born = found.stx_btime;
+    let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+    if !told || (born.tv_sec, born.tv_nsec) == (0, 0) {
+        return found.stx_ino;
+    }
+    let mut bytes = [0; 20];
+    bytes[..8].copy_from_slice(&found.stx_ino.to_le_bytes());
+    bytes[8..16].copy_from_slice(&born.tv_sec.to_le_bytes());
+    bytes[16..].copy_from_slice(&born.tv_nsec.to_le_bytes());
+    IDENTITY | XxHash3_128::oneshot(&bytes) as u64
 }
 
 /// Looks at something that was just made under a name: `AGAIN` if it is not that, because somebody else has put it there. Where the
@@ -312,10 +337,11 @@ pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
 }
 
 /// Whether an attribute is one that a copy of a file has, too: not what the filesystem tells of itself, nor a label of SELinux or Smack.
-/// The kernel gives these, lets nobody take them away, and lets few change them.
+/// The kernel gives these, lets nobody take them away, and lets few change them. Nor the second name that XFS has for an ACL, by which
+/// one that was removed would come back.
 pub fn is_kept(name: &[u8]) -> bool {
     let begins = |with: &str| name.starts_with(with.as_bytes());
-    if name == b"security.selinux" || begins("security.SMACK64") {
+    if name == b"security.selinux" || begins("security.SMACK64") || begins("trusted.SGI_ACL_") {
         return false;
     }
     begins("user.") || begins("security.") || begins("trusted.") || begins("system.posix_acl_")

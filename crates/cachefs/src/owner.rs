@@ -351,7 +351,7 @@ impl Core {
                 let value = state.xattrs(*ino)?.get(name.as_os_str()).cloned();
                 value.map(Reply::Data).ok_or(Stop::Error(Errno::NODATA))
             }
-            Request::ListXattrs { ino } => state.list_xattrs(*ino).map(Reply::Data),
+            Request::ListXattrs { ino } => state.list_xattrs(caller, *ino).map(Reply::Data),
             Request::SetXattr { ino, name, value, flags } => {
                 state.set_xattr(caller, *ino, name, value, *flags).map(|()| Reply::Done)
             }
@@ -665,8 +665,9 @@ impl Owner {
         let oldest_data = state.dirty_by_age.front().map(|(_, dirty)| dirty.since);
         let oldest_name = state.log.front().map(|pending| pending.since);
         let oldest = oldest_data.into_iter().chain(oldest_name).min();
-        let under_way = state.passes.iter().min_by_key(|(_, pass)| pass.began);
-        let under_way = under_way.map(|(ino, pass)| (*ino, now.duration_since(pass.began)));
+        let passes = state.passes.iter().map(|(ino, pass)| (*ino, pass.began));
+        let under_way = passes.chain(state.applying).min_by_key(|(_, began)| *began);
+        let under_way = under_way.map(|(ino, began)| (ino, now.duration_since(began)));
         let failing = |(ino, (error, _)): (&Ino, &(Errno, Instant))| Failing {
             path: state.shown(*ino),
             error: io::Error::from(*error).to_string(),

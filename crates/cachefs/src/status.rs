@@ -114,6 +114,8 @@ pub enum ConflictKind {
     /// A directory was removed here, and holds hidden files there that the server of a cache has left which was killed, or whose machine
     /// was lost: it stays.
     Unfinished,
+    /// Others have removed or replaced a file that was moved here, and what it had was not in the cache.
+    Gone,
     /// Others have changed a file of which attributes alone were changed here: theirs stays, with its attributes.
     Attributes,
 }

@@ -117,6 +117,100 @@ fn what_was_removed_here_and_changed_by_others_stays() {
 }
 
 #[test]
+fn after_a_kill_nothing_of_others_is_taken_for_what_the_cache_had_begun() {
+    let theirs = |cache: &Cache| fs::write(cache.backing().join("file"), "theirs").unwrap();
+    type Change = fn(&Cache);
+    let changes: [Change; 3] = [
+        |cache| cache.unlink("file").unwrap(),
+        |cache| {
+            cache.unlink("file").unwrap();
+            cache.create("file", 0o644).unwrap();
+            cache.write("file", 0, b"ours").unwrap();
+        },
+        |cache| {
+            cache.rename("file", "other", 0).unwrap();
+            cache.create("file", 0o644).unwrap();
+            cache.unlink("other").unwrap();
+        },
+    ];
+    for change in changes {
+        for before in [true, false] {
+            let mut cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+            cache.read("file", 0, 6).unwrap();
+            change(&cache);
+            if before {
+                theirs(&cache);
+            }
+            cache.replace();
+            if !before {
+                theirs(&cache);
+            }
+            cache.flush();
+            let found = there(&cache);
+            assert!(found.iter().any(|(_, content)| content == "theirs"), "{found:?}");
+            assert!(!conflicts(&cache).is_empty(), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_others_changed_stays_also_if_it_was_moved_here_before_it_was_removed() {
+    let cache = cache(|dir| {
+        fs::write(dir.join("file"), "before").unwrap();
+        fs::write(dir.join("old"), "old").unwrap();
+    });
+    cache.rename("file", "other", 0).unwrap();
+    cache.unlink("other").unwrap();
+    fs::write(cache.backing().join("file"), "theirs").unwrap();
+    cache.flush();
+    assert!(there(&cache).iter().any(|(_, content)| content == "theirs"), "{:?}", there(&cache));
+    // The same if another one takes its new name.
+    let moved = there(&cache).into_iter().find(|(_, content)| content == "theirs").unwrap().0;
+    assert_eq!(conflicts(&cache), [(moved, ConflictKind::NotRemoved)]);
+}
+
+#[test]
+fn a_file_that_was_moved_here_and_taken_away_by_others_holds_nothing_up() {
+    for (replaced, resident) in [(false, true), (true, true), (true, false)] {
+        let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+        if resident {
+            cache.read("file", 0, 6).unwrap();
+        } else {
+            cache.attributes("file").unwrap();
+        }
+        cache.rename("file", "other", 0).unwrap();
+        if replaced {
+            fs::write(cache.backing().join("new"), "theirs").unwrap();
+            fs::rename(cache.backing().join("new"), cache.backing().join("file")).unwrap();
+        } else {
+            fs::remove_file(cache.backing().join("file")).unwrap();
+        }
+        cache.flush();
+        let theirs = replaced.then_some(("file", "theirs"));
+        let ours = resident.then_some(("other", "before"));
+        let expected: Vec<(&str, &str)> = theirs.into_iter().chain(ours).collect();
+        assert_there(&cache, &expected);
+        let kind = if resident { ConflictKind::Removed } else { ConflictKind::Gone };
+        assert_eq!(conflicts(&cache), [("other".to_owned(), kind)]);
+    }
+}
+
+#[test]
+fn what_others_have_put_in_the_place_of_a_file_gets_no_link_and_is_not_copied() {
+    let cache = cache(|dir| fs::write(dir.join("file"), "before").unwrap());
+    cache.link("file", "second").unwrap();
+    let dir = cache.backing().to_owned();
+    fs::rename(dir.join("file"), dir.join("away")).unwrap();
+    fs::write(dir.join("file"), "theirs").unwrap();
+    assert!(cache.owner().flush(&mut |_| true).is_err(), "it can't be made");
+    assert_there(&cache, &[("away", "before"), ("file", "theirs")]);
+    // Once it is there again, it can.
+    fs::rename(dir.join("away"), dir.join("file")).unwrap();
+    cache.flush();
+    assert_there(&cache, &[("file", "before"), ("second", "before")]);
+}
+
+#[test]
 fn a_directory_that_stays_because_of_what_a_dead_cache_has_left_is_not_blamed_on_others() {
     let cache = cache(|dir| {
         for name in ["left", "theirs"] {

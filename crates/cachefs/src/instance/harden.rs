@@ -13,6 +13,33 @@ const OOM_SCORE: &str = "-900";
 /// So many files of the backing directory and of the store may be open.
 const OPEN_FILES: u64 = 1 << 20;
 
+/// Limits that are those of whoever mounts the cache, and would end its server, by a signal: what it is called.
+const LIMITS: [(Resource, &str); 2] =
+    [(Resource::Fsize, "of file sizes (`ulimit -Hf`)"), (Resource::Cpu, "of processor time (`ulimit -Ht`)")];
+
+/// Whether this process may raise its limits.
+fn may_raise() -> bool {
+    let sets = rustix::thread::capabilities(None);
+    sets.is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE))
+}
+
+/// A limit that a server which is started here would have, and which can't be raised.
+pub fn limit_that_stays() -> Option<&'static str> {
+    let stays = |(resource, _): &&(Resource, &str)| getrlimit(*resource).maximum.is_some();
+    LIMITS.iter().find(stays).filter(|_| !may_raise()).map(|(_, name)| *name)
+}
+
+/// Has no limit of whoever mounts the cache end it.
+fn lift_limits() {
+    for (resource, name) in LIMITS {
+        let now = getrlimit(resource);
+        let maximum = if may_raise() { None } else { now.maximum };
+        if let Err(error) = setrlimit(resource, Rlimit { current: maximum, maximum }) {
+            tracing::warn!(%error, "the limit {name} stays");
+        }
+    }
+}
+
 /// Has all threads allocate from a few arenas. Names are made by one thread and forgotten by another: with an arena each, what is free
 /// in one would be of no use to the others. To be called before there is any thread.
 pub fn share_memory() {
@@ -30,6 +57,7 @@ pub fn harden() -> Option<String> {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
         tracing::warn!(%error, "may be killed for want of memory as others are");
     }
+    lift_limits();
     if let Err(error) = open_files() {
         tracing::warn!(%error, "few files can be open at a time");
     }

@@ -38,6 +38,24 @@ impl From<CacheUser> for User {
     }
 }
 
+/// Where a directory is in its filesystem, which may be mounted several times.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The filesystem's device.
+    pub device: (u32, u32),
+    /// The path from its root.
+    #[serde(with = "path")]
+    pub path: PathBuf,
+}
+
+impl Place {
+    /// Whether one of two directories is in the other, or both are the same.
+    pub fn overlaps(&self, other: &Place) -> bool {
+        self.device == other.device
+            && (self.path.starts_with(&other.path) || other.path.starts_with(&self.path))
+    }
+}
+
 /// What a cache is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -50,6 +68,9 @@ pub struct Record {
     pub backing: PathBuf,
     /// Device and inode of that directory: a path can lead elsewhere one day.
     pub backing_id: (u64, u64),
+    /// Where that directory is in its filesystem, by whatever mount it is named.
+    #[serde(default)]
+    pub place: Option<Place>,
     /// Whose it is; nobody: root's.
     pub user: Option<CacheUser>,
     /// Whether all users may use it.
@@ -92,6 +113,7 @@ impl Record {
             mount_point: mount_point.to_owned(),
             backing: backing.to_owned(),
             backing_id,
+            place: None,
             user,
             others,
             settings,

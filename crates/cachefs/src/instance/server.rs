@@ -36,7 +36,7 @@ use super::harden::{EndSignals, harden, share_memory};
 use super::record::boot;
 use super::start::{
     Attach, Plan, Ready, StartError, check_acls, check_backing, check_ram, check_settings, open_backing,
-    open_mount_point, say, store_size, there_is_one,
+    open_mount_point, place_of, say, store_size, there_is_one,
 };
 use super::{CacheUser, Caches, Claim, Instance, Record, is_cache, kept, make_private};
 use crate::message::Service;
@@ -165,6 +165,7 @@ fn prepare(
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from);
     let like = like.map_err(StartError::io("look at", &plan.backing))?.f_flag;
     record.lost_before = untold;
+    record.place = place_of(plan, backing.as_fd());
     record.read_only = like.contains(StatVfsMountFlags::RDONLY);
     kept::show(backing.as_fd(), &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
     // From here on there is something to recover.

@@ -14,7 +14,8 @@ use ondeck_transfer::credentials::User;
 use serde::{Deserialize, Serialize};
 
 use super::control::{read_line, write_line};
-use super::record::path;
+use super::harden;
+use super::record::{Place, path};
 use super::{CacheUser, Caches, Instance, Record, is_cache};
 use crate::backing;
 use crate::descriptors;
@@ -199,6 +200,11 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), StartError> {
             descriptors::limit()
         ));
     }
+    if let Some(limit) = harden::limit_that_stays() {
+        return refused(format!(
+            "the limit {limit} of this shell would be that of the cache's server, and end it: mount the cache from one without"
+        ));
+    }
     if settings.capacity < LEAST_CAPACITY {
         return refused(format!(
             "a cache of {} is too small: the least is {LEAST_CAPACITY}",
@@ -279,6 +285,21 @@ pub(super) fn open_backing(plan: &Plan) -> Result<OwnedFd, StartError> {
     })
 }
 
+/// What statfs(2) calls an overlayfs.
+const OVERLAYFS: u64 = 0x794c_7630;
+
+/// Where a directory that a mount shows is in the filesystem of that mount.
+fn place_in(table: &[mounts::Mount], mount: u64, path: &Path) -> Option<Place> {
+    let shown = table.iter().find(|known| known.id == mount)?;
+    let below = path.strip_prefix(&shown.at).ok()?;
+    Some(Place { device: shown.device, path: shown.root.join(below) })
+}
+
+/// Where the backing directory of a plan is in its filesystem, if that can be told.
+pub(super) fn place_of(plan: &Plan, backing: BorrowedFd<'_>) -> Option<Place> {
+    place_in(&mounts::mounted().ok()?, mounts::mount_of(backing).ok()?, &plan.backing)
+}
+
 /// Whether a cache of this directory, at this mount point, can work beside what is there.
 pub(super) fn check_backing(
     plan: &Plan,
@@ -293,6 +314,15 @@ pub(super) fn check_backing(
     let id = (stat.st_dev, stat.st_ino);
     let table = mounts::mounted().map_err(StartError::io("read", Path::new("/proc/self/mountinfo")))?;
     let mount = mounts::mount_of(backing).map_err(look())?;
+    let place = place_in(&table, mount, path);
+    let kind = rustix::fs::fstatfs(backing).map_err(io::Error::from).map_err(look())?.f_type as u64;
+    if kind == OVERLAYFS {
+        return refused(format!(
+            "{} is on an overlayfs, as the files of a container are: it breaks hard links when one of them is written to, and refuses \
+             to rename directories, which a cache would find out too late. Choose a directory of a volume or of the disk itself",
+            path.display()
+        ));
+    }
     if table.iter().any(|known| known.id == mount && is_cache(known)) {
         return refused(format!("{} is in a cache already", path.display()));
     }
@@ -324,8 +354,12 @@ pub(super) fn check_backing(
         }
         // One that can't be read is none that is being served by this release; it has its own directory in any case.
         let Ok(Some(record)) = other.record() else { continue };
-        let overlaps =
-            record.backing_id == id || record.backing.starts_with(path) || path.starts_with(&record.backing);
+        // By their paths, or by those in their filesystem, if they are named through several mounts.
+        let here = place.as_ref().zip(record.place.as_ref());
+        let overlaps = record.backing_id == id
+            || record.backing.starts_with(path)
+            || path.starts_with(&record.backing)
+            || here.is_some_and(|(one, other)| one.overlaps(other));
         if overlaps && other.has_store().map_err(StartError::io("look at", &record.mount_point))? {
             return refused(format!(
                 "{} is behind the cache at {} already: two caches of the same files would not see each other's changes",

@@ -43,6 +43,10 @@ pub(super) struct Done {
     pub beside: Option<OsString>,
     /// Why a removal was not carried out, if it was not.
     pub kept: Option<ConflictKind>,
+    /// Files that it was about, and that others had changed before.
+    pub changed: Vec<Ino>,
+    /// Others have removed or replaced the file that it was to move.
+    pub gone: bool,
 }
 
 impl State {
@@ -128,6 +132,36 @@ impl State {
                 "it was to be removed, and is not: somebody else has changed it, or left something in it"
             ),
         }
+        self.add_conflict(conflict);
+    }
+
+    /// Others have taken away the file that was to be moved to this name: all of it that the cache has is written there, if that is
+    /// all of it.
+    fn was_gone(&mut self, ino: Ino, (dir, name): (Ino, &OsStr)) {
+        let end = self.inodes.get(&ino).map(|inode| inode.data().map_or(inode.size, |data| data.backing_len));
+        let end = end.unwrap_or(0);
+        if !self.is_resident_before(ino, end) {
+            return self.note_conflict((dir, name), None, ConflictKind::Gone);
+        }
+        // Whoever writes it finds that it is not there, and tells that.
+        let mut valid = Vec::new();
+        if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
+            valid.extend(data.extents.iter().map(|(number, extent)| (*number, extent.valid.clone())));
+        }
+        for (number, blocks) in valid {
+            self.now_dirty(ino, number, &blocks);
+            self.journal_dirty(ino, number, &blocks);
+        }
+        self.mark_dirty(ino, dirty::ALL | dirty::SIZE);
+        if let Some(entry) = self.dirty_by_age.get_mut(&ino) {
+            // Whoever waits for what was changed before waits for this: it was.
+            entry.generation = 0;
+        }
+        self.journal_inode(ino);
+    }
+
+    /// Keeps a conflict to be shown, unless there are too many.
+    pub(super) fn add_conflict(&mut self, conflict: Conflict) {
         if self.conflicts.len() < CONFLICTS {
             self.conflicts.push(conflict);
         }
@@ -234,12 +268,56 @@ impl Core {
     fn apply_one(&self, number: u64, operation: &Operation) -> Result<(), Errno> {
         // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
         let still = self.hold_still(operation);
-        self.lock().journal_begun(number);
+        {
+            let mut state = self.lock();
+            state.journal_begun(number);
+            state.applying = Some((operation.inodes()[0], Instant::now()));
+        }
+        let changed = self.changed_by_others(operation);
         let applied = self.apply(operation);
-        let done = applied.map(|done| self.end(number, operation, &done));
-        self.lock().moving = None;
+        let done = applied.map(|done| self.end(number, operation, &Done { changed, ..done }));
+        {
+            let mut state = self.lock();
+            (state.moving, state.applying) = (None, None);
+        }
         self.let_go(&still);
         done
+    }
+
+    /// The files that an operation moves, or links, and that others have changed since they were seen.
+    fn changed_by_others(&self, operation: &Operation) -> Vec<Ino> {
+        let is_changed = |ino: Ino, dir: Ino, name: &OsStr| {
+            let (seen, is_dir) = match self.lock().inodes.get(&ino) {
+                Some(inode) => (inode.seen, inode.is_dir()),
+                None => return false,
+            };
+            let (Some(seen), false) = (seen, is_dir) else { return false };
+            let found =
+                self.backing_directory(dir).and_then(|directory| self.look((dir, directory.as_fd()), name));
+            // Where that can't be seen, nothing can be carried out either.
+            found.is_ok_and(|found| found.is_some_and(|found| seen.is(&found) && !seen.is_as_left(&found)))
+        };
+        let mut changed = Vec::new();
+        let mut look = |ino: Ino, dir: Ino, name: &OsStr| {
+            if is_changed(ino, dir, name) {
+                changed.push(ino);
+            }
+        };
+        match operation {
+            Operation::Rename { ino, dir, name, .. } => look(*ino, *dir, name),
+            Operation::Exchange { ino, dir, name, other, to_dir, to_name } => {
+                look(*ino, *dir, name);
+                look(*other, *to_dir, to_name);
+            }
+            Operation::Link { ino, .. } => {
+                let home = self.lock().inodes.get(ino).and_then(|inode| inode.homes.first().cloned());
+                if let Some(home) = home {
+                    look(*ino, home.dir, &home.name);
+                }
+            }
+            Operation::Make { .. } | Operation::Unlink { .. } => {}
+        }
+        changed
     }
 
     /// Waits for the passes of the files of an operation, and keeps others from beginning.
@@ -293,7 +371,9 @@ impl Core {
         let mut state = self.lock();
         for (ino, seen) in moved {
             if let Some(inode) = state.inodes.get_mut(&ino) {
-                inode.seen = Some(seen);
+                // That it has another time of change now must not hide what others have done.
+                let is_changed = done.changed.contains(&ino);
+                inode.seen = Some(if is_changed { Seen { ctime: Seen::OTHERS, ..seen } } else { seen });
                 state.journal_seen(ino);
             }
         }
@@ -312,6 +392,9 @@ impl Core {
         }
         if let Some(kind) = done.kept.or(done.beside.is_some().then_some(ConflictKind::Both)) {
             state.note_conflict((dir, name), done.beside.as_deref(), kind);
+        }
+        if done.gone {
+            state.was_gone(operation.inodes()[0], (dir, name));
         }
         state.announce_applied(number, done.beside.clone());
         if state.stuck.contains_key(&number) {
@@ -336,9 +419,9 @@ impl Core {
         let mut look = |ino: Ino, dir: Ino, name: &OsStr| {
             let Ok(directory) = self.backing_directory(dir) else { return };
             let Ok(stat) = backing::stat(directory.as_fd(), name) else { return };
-            let is_it = self.lock().seen(ino).is_some_and(|seen| seen.ino == stat.ino);
+            let is_it = self.lock().seen(ino).is_some_and(|seen| seen.is(&stat));
             if is_it {
-                found.push((ino, Seen { ino: stat.ino, ctime: stat.ctime }));
+                found.push((ino, Seen::now(&stat)));
             }
         };
         match operation {
@@ -371,7 +454,7 @@ impl Core {
             };
             match (home, seen) {
                 (Some(home), _) => look(ino, home.dir, &home.name),
-                (None, Some(seen)) => found.push((ino, Seen { ino: seen.ino, ctime: Seen::UNKNOWN })),
+                (None, Some(seen)) => found.push((ino, Seen { ctime: Seen::UNKNOWN, ..seen })),
                 (None, None) => {}
             }
         }
@@ -382,9 +465,9 @@ impl Core {
     fn prepare_all(&self, round: &[(u64, Turn)]) -> Vec<(Ino, Errno)> {
         let mut failed = Vec::new();
         for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
-            if let Operation::Make { ino, dir, .. } = operation
-                && let Err(error) = self.prepare(*ino, *dir)
-            {
+            let Operation::Make { ino, dir, .. } = operation else { continue };
+            self.lock().applying = Some((*ino, Instant::now()));
+            if let Err(error) = self.prepare(*ino, *dir) {
                 // Its next fsync(2) or close(2) tells it; of what is refused for a reason of its own, who waits for it is told.
                 if !is_its_own(error)
                     && let Some(data) = self.lock().inodes.get_mut(ino).and_then(|inode| inode.data_or_new())
@@ -394,6 +477,7 @@ impl Core {
                 failed.push((*ino, error));
             }
         }
+        self.lock().applying = None;
         failed
     }
 
@@ -441,7 +525,7 @@ impl Core {
                 other => other,
             }
         })?;
-        let seen = Seen { ino: made.ino, ctime: made.ctime };
+        let seen = Seen::now(&made);
         let home = Home { dir: within, name: name.into() };
         let mut state = self.lock();
         // Also if the directory has got one in between.
@@ -492,7 +576,7 @@ impl Core {
                 let (from, to) = (self.backing_directory(*dir)?, self.backing_directory(*to_dir)?);
                 let first = backing::stat(from.as_fd(), name)?;
                 let seen = self.lock().seen(*other);
-                if seen.is_some_and(|seen| seen.ino == first.ino) {
+                if seen.is_some_and(|seen| seen.is(&first)) {
                     return Ok(Done::default());
                 }
                 let _ = ino;
@@ -554,7 +638,7 @@ impl Core {
                 over.and_then(|over| state.inodes.get(&over)).is_some_and(super::inode::Inode::is_dir);
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
-        let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
+        let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.is(stat));
         let at_source = self.look((dir, from), name)?;
         let at_target = self.look((to_dir, to), to_name)?;
         if !at_source.as_ref().is_some_and(is_ours) {
@@ -565,15 +649,21 @@ impl Core {
             // Ours may be beside, from before a crash.
             let other = self.beside(to_name, ino);
             if self.look((to_dir, to), &other)?.as_ref().is_some_and(is_ours) {
-                return Ok(Done { beside: Some(other), kept: None });
+                return Ok(Done { beside: Some(other), ..Done::default() });
             }
-            return Err(Errno::STALE);
+            if self.lock().inodes.get(&ino).is_none_or(|inode| inode.is_dir() || inode.made_by != 0) {
+                return Err(Errno::STALE);
+            }
+            // Nobody can move it any more. What the cache has of it is to be found under its new name.
+            let done = match over {
+                Some(over) => self.apply_unlink(over, to_dir, to_name)?,
+                None => Done::default(),
+            };
+            return Ok(Done { gone: true, ..done });
         }
         let free = match (&at_target, over_seen) {
             (None, _) => true,
-            (Some(found), Some(seen)) => {
-                (over_is_dir && found.ino == seen.ino) || seen.is_as_left(found.ino, found.ctime)
-            }
+            (Some(found), Some(seen)) => (over_is_dir && seen.is(found)) || seen.is_as_left(found),
             (Some(_), None) => false,
         };
         if free {
@@ -587,7 +677,7 @@ impl Core {
         }
         let other = self.beside(to_name, ino);
         self.in_both((dir, from), (to_dir, to), || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
-        Ok(Done { beside: Some(other), kept: None })
+        Ok(Done { beside: Some(other), ..Done::default() })
     }
 
     pub(super) fn look(
@@ -609,10 +699,17 @@ impl Core {
             (inode.homes.first().cloned(), inode.seen)
         };
         let Some(home) = home else { return Ok(Done::default()) };
+        let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.is(&stat));
         let (from, to) = (self.backing_directory(home.dir)?, self.backing_directory(dir)?);
         let link = |name: &OsStr| {
             self.in_both((home.dir, from.as_fd()), (dir, to.as_fd()), || {
-                rustix::fs::linkat(&from, &*home.name, &to, name, AtFlags::empty())
+                // Others may have put something of theirs under its name, to which its user may make no link.
+                let ours = backing::open_path(from.as_fd(), &home.name)?;
+                if !is_ours(backing::stat(ours.as_fd(), OsStr::new(""))?) {
+                    return Err(Errno::STALE);
+                }
+                let path = backing::by_descriptor(ours.as_fd());
+                rustix::fs::linkat(rustix::fs::CWD, path.as_str(), &to, name, AtFlags::SYMLINK_FOLLOW)
             })
         };
         match link(name) {
@@ -624,7 +721,6 @@ impl Core {
             }
             Err(error) => return Err(error),
         }
-        let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.ino == stat.ino);
         if self.look((dir, to.as_fd()), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
@@ -634,7 +730,7 @@ impl Core {
             Err(Errno::EXIST) if self.look((dir, to.as_fd()), &other)?.is_some_and(is_ours) => {}
             Err(error) => return Err(error),
         }
-        Ok(Done { beside: Some(other), kept: None })
+        Ok(Done { beside: Some(other), ..Done::default() })
     }
 
     fn apply_unlink(&self, ino: Ino, dir: Ino, name: &OsStr) -> Result<Done, Errno> {
@@ -649,10 +745,9 @@ impl Core {
         let directory = self.backing_directory(dir)?;
         let at = directory.as_fd();
         let Some(found) = self.look((dir, at), name)? else { return Ok(Done::default()) };
-        let is_ours = seen
-            .is_some_and(|seen| (is_dir && seen.ino == found.ino) || seen.is_as_left(found.ino, found.ctime));
+        let is_ours = seen.is_some_and(|seen| (is_dir && seen.is(&found)) || seen.is_as_left(&found));
         if !is_ours {
-            return Ok(Done { beside: None, kept: Some(ConflictKind::NotRemoved) });
+            return Ok(Done { kept: Some(ConflictKind::NotRemoved), ..Done::default() });
         }
         self.keep_open(ino)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -661,7 +756,10 @@ impl Core {
             // Somebody else has put something there.
             Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
                 // If that can't be seen, it is told as usual.
-                Ok(Done { beside: None, kept: Some(why_kept(at, name).unwrap_or(ConflictKind::NotRemoved)) })
+                Ok(Done {
+                    kept: Some(why_kept(at, name).unwrap_or(ConflictKind::NotRemoved)),
+                    ..Done::default()
+                })
             }
             Err(error) => Err(error),
         }

@@ -16,7 +16,7 @@ use super::inode::{Home, Homes, Seen, dirty};
 use super::narrow::narrow;
 use super::pass::{Pass, is_file};
 use super::unfinished::unfinished;
-use crate::backing;
+use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time, Xattrs};
 use crate::settings::EXTENT;
 use crate::status::{Conflict, ConflictKind};
@@ -34,7 +34,7 @@ impl Core {
             Err(error) => return Err(error),
         };
         let mut found = backing::stat(entry.as_fd(), OsStr::new(""))?;
-        if is_file(pass.mode) && pass.seen.is_some_and(|seen| !seen.is_as_left(found.ino, found.ctime)) {
+        if is_file(pass.mode) && pass.seen.is_some_and(|seen| !seen.is_as_left(&found)) {
             return self.set_aside(pass);
         }
         let writes_data = !pass.extents.is_empty() || pass.cut || found.size != pass.size;
@@ -218,7 +218,7 @@ impl Core {
             let found = match &theirs {
                 Some(theirs) => {
                     let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
-                    Some(Seen { ino: found.ino, ctime: found.ctime })
+                    Some(Seen::now(&found))
                 }
                 None => pass.seen,
             };
@@ -231,7 +231,7 @@ impl Core {
             if let Some(inode) = state.inodes.get_mut(&pass.ino) {
                 inode.seen = found;
             }
-            state.conflicts.push(Conflict { path, ours: None, kind: ConflictKind::Attributes });
+            state.add_conflict(Conflict { path, ours: None, kind: ConflictKind::Attributes });
             pass.seen = found;
             // Of what is not there, nothing is to be seen.
             pass.orphan = theirs.is_none();
@@ -240,17 +240,35 @@ impl Core {
         // What is not resident: theirs, or what they have removed, if it is still open.
         let rest = match &theirs {
             _ if pass.backing_len == 0 => None,
-            Some(theirs) if !is_file(backing::stat(theirs.as_fd(), OsStr::new(""))?.mode) => None,
-            Some(theirs) => Some(Arc::new(self.reopen(pass.ino, theirs, false)?)),
+            Some(theirs) => {
+                let found = backing::stat(theirs.as_fd(), OsStr::new(""))?;
+                // Another file may be one that the owner of ours must not read.
+                let may_be_read =
+                    !self.backing.is_for_others() || pass.seen.is_some_and(|seen| seen.is(&found));
+                match is_file(found.mode) && may_be_read {
+                    true => Some(Arc::new(self.reopen(pass.ino, theirs, false)?)),
+                    false => self.backing.known_file(pass.ino),
+                }
+            }
             None => self.backing.known_file(pass.ino),
         };
         let xattrs = self.xattrs_aside(pass, theirs.as_ref(), rest.as_deref())?;
         let is_whole = rest.is_some() || self.lock().is_resident_before(pass.ino, pass.backing_len);
         let takes_its_name = theirs.is_none() && is_whole;
-        let name = if takes_its_name { home.name.to_os_string() } else { self.beside(&home.name, pass.ino) };
+        let mut name =
+            if takes_its_name { home.name.to_os_string() } else { self.beside(&home.name, pass.ino) };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if !takes_its_name {
-            // Of a process that was killed before it could note that; nobody else has this name.
+            // What has this name is of a process that was killed before it could note that, unless somebody else has guessed it.
+            let is_anothers = |found: Stat| self.backing.is_for_others() && found.uid != pass.uid;
+            while self.look((home.dir, directory.as_fd()), &name)?.is_some_and(is_anothers) {
+                let next = self.beside(&name, pass.ino);
+                if next == name {
+                    // It can't become longer.
+                    return Err(Errno::EXIST);
+                }
+                name = next;
+            }
             match self.within(&[(home.dir, directory.as_fd())], || {
                 rustix::fs::unlinkat(&directory, name.as_os_str(), AtFlags::empty())
             }) {
@@ -270,7 +288,7 @@ impl Core {
         let made = backing::stat(ours.as_fd(), OsStr::new(""))?;
         let mut state = self.lock();
         let path = state.shown(pass.ino);
-        let seen = Seen { ino: made.ino, ctime: made.ctime };
+        let seen = Seen::now(&made);
         let ours_path =
             state.home_path(&Home { dir: home.dir, name: name.as_os_str().into() })?.join(OsStr::new("/"));
         let ours_path = ours_path.to_string_lossy().into_owned();
@@ -282,7 +300,7 @@ impl Core {
             );
         }
         let kind = if theirs.is_some() { ConflictKind::Both } else { ConflictKind::Removed };
-        state.conflicts.push(Conflict { path, ours: Some(ours_path), kind });
+        state.add_conflict(Conflict { path, ours: Some(ours_path), kind });
         let mut valid = Vec::new();
         state.now_aside(home.dir);
         if let Some(inode) = state.inodes.get_mut(&pass.ino) {
@@ -320,7 +338,7 @@ impl Core {
         }
         for open in [theirs.map(OwnedFd::as_fd), rest.map(File::as_fd)].into_iter().flatten() {
             let found = backing::stat(open, OsStr::new(""))?;
-            if pass.seen.is_some_and(|seen| seen.ino == found.ino) {
+            if pass.seen.is_some_and(|seen| seen.is(&found)) {
                 return backing::xattrs(open);
             }
         }

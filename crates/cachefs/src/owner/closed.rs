@@ -66,7 +66,7 @@ impl Core {
         let is_ours = {
             let mut state = self.lock();
             let seen = state.inodes.get(&ino).and_then(|inode| inode.seen);
-            let is_ours = seen.is_some_and(|seen| seen.is_as_left(found.ino, found.ctime));
+            let is_ours = seen.is_some_and(|seen| seen.is_as_left(&found));
             if is_ours {
                 state.journal_changes(ino);
             }

@@ -16,7 +16,7 @@ use crate::message::Ino;
 impl State {
     /// The operation that may have been done and not noted.
     pub fn doubtful(&self) -> Option<(u64, Pending)> {
-        let number = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
+        let number = Some(self.doubtful).filter(|number| *number != 0)?;
         let index = number.checked_sub(self.first_pending)? as usize;
         self.log.get(index).map(|pending| (number, pending.clone()))
     }
@@ -76,10 +76,10 @@ impl Core {
                 Err(Errno::STALE) => None,
                 Err(error) => return Err(error),
             };
-            Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.ino == found.ino)))
+            Ok(found.is_some_and(|found| seen.is_some_and(|seen| seen.is(&found))))
         };
         let done = |at: bool, beside: Option<OsString>| {
-            (at || beside.is_some()).then_some(Done { beside, kept: None })
+            (at || beside.is_some()).then_some(Done { beside, ..Done::default() })
         };
         let appeared = |ino: Ino, dir: Ino, name: &OsStr| -> Result<Option<Done>, Errno> {
             if is_at(ino, dir, name)? {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use super::inode::{Home, Kind, Name, Operation, Use};
 use super::inodes::INODE_BYTES;
-use super::state::{NUMBER_BYTES, State, name_bytes};
+use super::state::{FIRST_OWN_INO, NUMBER_BYTES, State, name_bytes};
 use super::wait::Need;
 use super::{Core, LOOK};
 use crate::message::{Ino, Named, ROOT};
@@ -142,7 +142,7 @@ impl State {
         {
             tracing::error!(ino, %error, "can't remove a file of the store");
         }
-        let (homes, theirs) = (inode.homes.to_vec(), inode.seen.map(|seen| (inode.dev, seen.ino)));
+        let (homes, theirs) = (inode.homes.to_vec(), inode.seen.map(|seen| (inode.dev, seen.identity)));
         let is_found_by_number = inode.is_dir() || inode.nlink > 1;
         for Home { dir, name } in &homes {
             self.no_longer_complete(*dir);
@@ -152,7 +152,7 @@ impl State {
         // Programs compare numbers of directories while they walk, and of files with several names.
         let most = (self.settings.names.0 / 4 / NUMBER_BYTES).max(FEWEST_NUMBERS);
         if let Some(theirs) = theirs
-            && theirs.1 != ino
+            && ino >= FIRST_OWN_INO
             && (is_found_by_number || (self.numbers.len() as u64) < most)
             && self.numbers.insert(theirs, ino).is_none()
         {

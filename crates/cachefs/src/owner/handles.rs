@@ -34,7 +34,7 @@ impl State {
         if mode.write {
             self.await_releases(ino)?;
         }
-        if mode.truncate && self.inode(ino)?.size > 0 {
+        if mode.truncate {
             self.truncate(store, caller, ino, 0)?;
         }
         let unasked = mode.write && mode.unasked && self.can_be_unasked(store, ino)?;

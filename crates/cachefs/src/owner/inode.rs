@@ -11,6 +11,7 @@ use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{BLOCK, Blocks};
+use crate::backing::Stat;
 use crate::message::{Ino, Time, Xattrs};
 use crate::settings::EXTENT;
 
@@ -175,8 +176,8 @@ pub enum Use {
 /// The file of the backing directory as it was last seen: another one, or another time of change, is somebody else's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Its inode number there.
-    pub ino: u64,
+    /// [`Stat::identity`]; in journals of the first releases its inode number.
+    pub identity: u64,
     /// When it was changed last; [`Seen::UNKNOWN`] if we have just changed it ourselves.
     pub ctime: Time,
 }
@@ -185,9 +186,22 @@ impl Seen {
     /// No time that a file has: whatever it has now, we have changed it, and were interrupted before we looked.
     pub const UNKNOWN: Time = Time { secs: i64::MIN, nanos: 0 };
 
+    /// No time that a file has either: whatever it has now, others have changed it.
+    pub const OTHERS: Time = Time { secs: i64::MIN, nanos: 1 };
+
+    /// As it is now.
+    pub fn now(found: &Stat) -> Seen {
+        Seen { identity: found.identity, ctime: found.ctime }
+    }
+
+    /// Whether this is the file.
+    pub fn is(&self, found: &Stat) -> bool {
+        self.identity == found.identity || self.identity == found.ino
+    }
+
     /// Whether this is the file, and nobody else has changed it.
-    pub fn is_as_left(&self, ino: u64, ctime: Time) -> bool {
-        self.ino == ino && (self.ctime == ctime || self.ctime == Seen::UNKNOWN)
+    pub fn is_as_left(&self, found: &Stat) -> bool {
+        self.is(found) && (self.ctime == found.ctime || self.ctime == Seen::UNKNOWN)
     }
 }
 

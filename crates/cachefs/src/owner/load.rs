@@ -41,7 +41,7 @@ impl State {
         let home = Home { dir, name: Arc::clone(&name) };
         let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
         let several = found.nlink > 1 && !is_dir;
-        let known = if is_dir { None } else { self.several.get(&(found.dev, found.ino)).copied() };
+        let known = if is_dir { None } else { self.several.get(&(found.dev, found.identity)).copied() };
         // One of which all names are known has no other: its number is another file's now. The journal may have known this name.
         let can_be_it = |ino: &Ino| {
             self.inodes.get(ino).is_some_and(|inode| {
@@ -59,7 +59,7 @@ impl State {
                 ino
             }
             None => {
-                let ino = self.new_ino(Some((found.dev, found.ino)));
+                let ino = self.new_ino(Some(found));
                 let mut inode = Inode::new(found.mode, found.dev);
                 inode.take_over(found);
                 inode.homes.push(home);
@@ -68,7 +68,7 @@ impl State {
                 }
                 self.insert(ino, inode);
                 if several {
-                    self.several.insert((found.dev, found.ino), ino);
+                    self.several.insert((found.dev, found.identity), ino);
                 }
                 ino
             }
@@ -112,7 +112,7 @@ impl Inode {
         self.mtime = found.mtime;
         self.ctime = found.ctime;
         self.dev = found.dev;
-        self.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+        self.seen = Some(Seen::now(found));
     }
 }
 
@@ -126,17 +126,17 @@ impl Core {
             return Ok(known);
         }
         for _ in 0..TRIES {
-            let (names, theirs) = {
+            let (names, seen) = {
                 let state = self.lock();
                 if ino == ROOT {
                     (Vec::new(), None)
                 } else {
                     let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
                     let names = state.home_path(inode.homes.first().ok_or(Errno::STALE)?)?;
-                    (names, inode.seen.map(|seen| seen.ino))
+                    (names, inode.seen)
                 }
             };
-            match self.backing.open_directory(ino, &names, theirs) {
+            match self.backing.open_directory(ino, &names, |found| seen.is_none_or(|seen| seen.is(found))) {
                 // Renamed meanwhile.
                 Err(Errno::NOENT | Errno::NOTDIR) if self.homes_have_settled() => {}
                 other => return other,
@@ -183,7 +183,7 @@ impl Core {
             match open {
                 Ok(open) => {
                     let found = backing::stat(open.as_fd(), OsStr::new(""))?;
-                    if seen.is_none_or(|seen| seen.ino == found.ino) {
+                    if seen.is_none_or(|seen| seen.is(&found)) {
                         return Ok(open);
                     }
                 }
@@ -208,10 +208,10 @@ impl Core {
     /// # Errors
     /// The kernel's; `ESTALE` if it has none that could be found.
     pub fn find_home(&self, ino: Ino) -> Result<(), Errno> {
-        let (dev, theirs) = {
+        let (dev, seen) = {
             let state = self.lock();
             let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
-            (inode.dev, inode.seen.ok_or(Errno::STALE)?.ino)
+            (inode.dev, inode.seen.ok_or(Errno::STALE)?)
         };
         let open = |at: BorrowedFd<'_>, name: &OsStr| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -240,7 +240,7 @@ impl Core {
             };
             for (name, found) in listed {
                 let is_dir = FileType::from_raw_mode(found.mode) == FileType::Directory;
-                let is_it = (found.dev, found.ino) == (dev, theirs);
+                let is_it = found.dev == dev && seen.is(&found);
                 if found.dev != dev
                     || !(is_dir || is_it)
                     || name.as_bytes().starts_with(UNFINISHED.as_bytes())

@@ -571,10 +571,12 @@ impl State {
         Ok(())
     }
 
-    /// The names of all extended attributes, each ended by a zero.
-    pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>, Stop> {
+    /// The names of all extended attributes that somebody may know of, each ended by a zero.
+    pub fn list_xattrs(&self, caller: Caller, ino: Ino) -> Result<Vec<u8>, Stop> {
         let mut names = Vec::new();
-        for name in self.xattrs(ino)?.keys() {
+        // Others get no values of these, and programs that copy all that is listed would fail.
+        let is_shown = |name: &OsStr| caller.uid == 0 || !name.as_encoded_bytes().starts_with(b"trusted.");
+        for name in self.xattrs(ino)?.keys().filter(|name| is_shown(name.as_os_str())) {
             names.extend(name.as_encoded_bytes());
             names.push(0);
         }

@@ -109,10 +109,9 @@ impl State {
         self.end_record();
     }
 
-    /// Notes that an operation is about to be carried out, if that is not clear without.
+    /// Notes that an operation is about to be carried out: what it is about is in doubt from now on, and nothing else is.
     pub fn journal_begun(&mut self, number: u64) {
-        let clear = if self.doubtful == 0 { self.first_pending } else { self.doubtful };
-        if number != clear {
+        if self.doubtful != number {
             self.doubtful = number;
             self.journal.add(&Record::Begun(number));
             self.end_record();

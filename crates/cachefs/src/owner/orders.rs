@@ -18,6 +18,9 @@ use crate::status::Status;
 /// How often progress of a flush is told.
 const PROGRESS: Duration = Duration::from_millis(100);
 
+/// How often whoever has ordered a preload is told how it goes, and so found to be gone.
+const PRELOAD_TOLD: Duration = Duration::from_secs(1);
+
 /// If no more than these are left to be done, it is looked at once whether one is.
 const FEW: usize = 64;
 
@@ -192,14 +195,22 @@ impl Owner {
         }
     }
 
-    /// Reads a file, or all files below a directory, into the cache; the path is below its root.
+    /// Reads a file, or all files below a directory, into the cache; the path is below its root. It ends when nobody hears what
+    /// is told.
     ///
     /// # Errors
     /// What failed first, by its path.
-    pub fn preload(&self, path: &Path) -> Result<(), String> {
+    pub fn preload(&self, path: &Path, tell: &mut dyn FnMut(&Status) -> bool) -> Result<(), String> {
+        let mut told = Instant::now();
         self.below(path, &mut |ino, size| {
             let mut offset = 0;
             while offset < size {
+                if told.elapsed() >= PRELOAD_TOLD {
+                    if !tell(&self.status()) {
+                        return Err(Errno::CANCELED);
+                    }
+                    told = Instant::now();
+                }
                 let read = Request::Read { ino, handle: 0, offset, size: EXTENT as u32 };
                 self.call(NOBODY, read)?;
                 offset += EXTENT;

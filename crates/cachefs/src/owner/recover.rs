@@ -119,6 +119,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         jobs: VecDeque::new(),
         space: None,
         batch_end: 0,
+        applying: None,
         stuck: BTreeMap::new(),
         doubtful: 0,
         changes: Changes::default(),
@@ -425,7 +426,7 @@ impl State {
             }
             // It may have had several names before one was removed.
             if let (false, Some(seen)) = (inode.is_dir(), inode.seen) {
-                self.several.insert((inode.dev, seen.ino), ino);
+                self.several.insert((inode.dev, seen.identity), ino);
             }
             match &mut inode.kind {
                 Kind::Directory(directory) => {

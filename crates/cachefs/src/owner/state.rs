@@ -19,6 +19,7 @@ use super::inode::{Directory, DirtySince, Home, Inode, Kind, Name, Operation, Un
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
 use super::wait::{Need, Waits};
+use crate::backing::Stat;
 use crate::message::{Attributes, Handle, Ino, ROOT, Space};
 use crate::settings::Settings;
 use crate::status::Conflict;
@@ -90,10 +91,10 @@ impl From<Errno> for Stop {
 pub struct State {
     pub settings: Settings,
     pub inodes: Inodes,
-    /// Files with several names, by device and number on the backing directory.
+    /// Files with several names, by device and identity on the backing directory.
     pub several: HashMap<(u64, u64), Ino>,
     pub next_ino: Ino,
-    /// Own numbers of what was forgotten, by device and number on the backing directory: it gets them again.
+    /// Own numbers of what was forgotten, by device and identity on the backing directory: it gets them again.
     pub numbers: HashMap<(u64, u64), Ino>,
     /// What was forgotten, and may be open on the backing directory.
     pub closing: Vec<Ino>,
@@ -150,6 +151,8 @@ pub struct State {
     pub space: Option<(Space, Instant)>,
     /// The last operation that is just being carried out.
     pub batch_end: u64,
+    /// Since when the applier has been at work for something, and for what.
+    pub applying: Option<(Ino, Instant)>,
     /// Operations that fail for a reason of their own, by number: why, and when they are tried again.
     pub stuck: BTreeMap<u64, (Errno, Instant)>,
     /// The operation that the journal says may have been done and not noted; 0: the first one.
@@ -251,19 +254,19 @@ impl State {
     }
 
     /// A number for a new inode: the one that it had before it was forgotten; or that of the backing directory, if nobody has it.
-    pub fn new_ino(&mut self, theirs: Option<(u64, u64)>) -> Ino {
-        if let Some(theirs) = theirs
-            && let Some(former) = self.numbers.remove(&theirs)
+    pub fn new_ino(&mut self, theirs: Option<&Stat>) -> Ino {
+        if let Some(found) = theirs
+            && let Some(former) = self.numbers.remove(&(found.dev, found.identity))
         {
             self.name_bytes -= NUMBER_BYTES;
             return former;
         }
-        if let Some((_, theirs)) = theirs
-            && theirs > ROOT
-            && theirs < FIRST_OWN_INO
-            && !self.inodes.contains_key(&theirs)
+        if let Some(found) = theirs
+            && found.ino > ROOT
+            && found.ino < FIRST_OWN_INO
+            && !self.inodes.contains_key(&found.ino)
         {
-            return theirs;
+            return found.ino;
         }
         self.next_ino += 1;
         self.next_ino
@@ -284,9 +287,9 @@ impl State {
             self.name_bytes -= names.map(|name| name_bytes(name)).sum::<u64>();
         }
         if let Some(seen) = inode.seen
-            && self.several.get(&(inode.dev, seen.ino)) == Some(&ino)
+            && self.several.get(&(inode.dev, seen.identity)) == Some(&ino)
         {
-            self.several.remove(&(inode.dev, seen.ino));
+            self.several.remove(&(inode.dev, seen.identity));
         }
         self.settle_rights(ino);
         // Its number may be another's soon.

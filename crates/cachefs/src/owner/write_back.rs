@@ -245,7 +245,7 @@ impl Core {
             Some(file) => backing::stat(file.as_fd(), OsStr::new(""))?,
             None => backing::stat(self.entry_for_pass(pass.ino)?.as_fd(), OsStr::new(""))?,
         };
-        pass.seen = Some(Seen { ino: found.ino, ctime: found.ctime });
+        pass.seen = Some(Seen::now(&found));
         pass.blocks = Some(found.blocks);
         Ok(())
     }

@@ -158,6 +158,11 @@ pub fn told(conflict: &Conflict) -> String {
         ConflictKind::Unfinished => {
             format!("{path} was to be removed, and stays: a cache that has died has left {UNFINISHED}* in it")
         }
+        ConflictKind::Gone => {
+            format!(
+                "{path} was moved here, and others had removed or replaced it: it is not on the backing directory"
+            )
+        }
         ConflictKind::Attributes => {
             format!("{path} was changed by others: attributes that were changed here are not taken over")
         }

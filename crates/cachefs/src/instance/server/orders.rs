@@ -20,6 +20,9 @@ const LINGERS: Duration = Duration::from_secs(5);
 /// So many orders are carried out at a time; who comes later is told so.
 const MOST_ORDERS: usize = 32;
 
+/// So many of these are root's alone.
+const ROOTS_ORDERS: usize = 8;
+
 /// So many holders of a busy mount are named.
 const MOST_HOLDERS: usize = 5;
 
@@ -41,11 +44,12 @@ impl Cache {
         let refuse = |stream: &mut UnixStream, message: &str| {
             let _ = write_line(stream, &Answer::Failed { message: message.to_owned(), unwritten: false });
         };
-        match rustix::net::sockopt::socket_peercred(&stream) {
-            Ok(peer) if peer.uid.is_root() || peer.uid.as_raw() == self.uid() => {}
+        let most = match rustix::net::sockopt::socket_peercred(&stream) {
+            Ok(peer) if peer.uid.is_root() => MOST_ORDERS,
+            Ok(peer) if peer.uid.as_raw() == self.uid() => MOST_ORDERS - ROOTS_ORDERS,
             _ => return refuse(&mut stream, ANOTHER_USERS),
-        }
-        if self.orders.fetch_add(1, Ordering::AcqRel) >= MOST_ORDERS {
+        };
+        if self.orders.fetch_add(1, Ordering::AcqRel) >= most {
             self.orders.fetch_sub(1, Ordering::AcqRel);
             return refuse(&mut stream, "the cache has too many orders at a time; try again later");
         }
@@ -98,7 +102,7 @@ impl Cache {
                 Answer::Failed { .. } if self.is_given_up() => Answer::GivenUp,
                 flushed => flushed,
             },
-            Order::Preload { path } => result(self.owner.preload(&path), false),
+            Order::Preload { path } => result(self.owner.preload(&path, &mut tell), false),
             Order::Evict { path } => result(self.owner.evict(&path), false),
             Order::Unmount { lose: true } => self.lose(),
             Order::Unmount { lose: false } => match self.unmount(true, &mut tell) {

@@ -139,6 +139,12 @@ impl Keeper {
                         "{path}: someone else removed it on disk while the program ran; the program's is there"
                     ));
                 }
+                (ConflictKind::Gone, _) => {
+                    let path = display::name(path.as_ref());
+                    notes.push(format!(
+                        "{path}: the program has moved it here, and someone else had removed or replaced it: it is not on disk"
+                    ));
+                }
                 (ConflictKind::Unfinished, _) => {
                     let path = display::name(path.as_ref());
                     notes.push(format!(
