@@ -146,7 +146,8 @@ fn is_there(subject: Subject) -> bool {
 
 /// Whether a work is measured: what a disk is slow at is left out.
 fn makes_sense(work: Work, subject: Subject) -> bool {
-    subject != Subject::PageCache || !(work.is_large() || matches!(work, Work::Write { .. } | Work::RandomWrite))
+    subject != Subject::PageCache
+        || !(work.is_large() || matches!(work, Work::Write { .. } | Work::RandomWrite))
 }
 
 fn resident(site: &Site, there: &[Subject], rounds: usize, amount: &Amount) -> Result<Vec<Cell>> {

@@ -99,7 +99,13 @@ impl Work {
         match self {
             Work::Write { .. } => 2 * amount.bytes,
             Work::Files => 2 * amount.files as u64 * MIB,
-            Work::Read | Work::RandomRead | Work::RandomWrite | Work::Create | Work::Stat | Work::Walk | Work::Unlink => 0,
+            Work::Read
+            | Work::RandomRead
+            | Work::RandomWrite
+            | Work::Create
+            | Work::Stat
+            | Work::Walk
+            | Work::Unlink => 0,
         }
     }
 
@@ -175,10 +181,7 @@ pub fn read(path: &Path, bytes: u64) -> Result<f64> {
     Ok(rate)
 }
 
-fn at_random(
-    amount: &Amount,
-    mut act: impl FnMut(&mut [u8], u64) -> std::io::Result<()>,
-) -> Result<f64> {
+fn at_random(amount: &Amount, mut act: impl FnMut(&mut [u8], u64) -> std::io::Result<()>) -> Result<f64> {
     let blocks = amount.bytes / (4 * KIB);
     let mut buffer = [0; 4096];
     let mut place = 88_172_645_463_325_252_u64;

@@ -536,11 +536,11 @@ fn a_mount_whose_connection_was_aborted_is_taken_away_and_nothing_is_lost() {
     assert!(told.contains("there is no cache at"), "{told}");
 }
 
-/// Runs `ondeck cache` where so many files may be open.
-fn with_open_files(mounted: &Mounted, most: u32, arguments: &[&str]) -> std::process::Output {
+/// Runs `ondeck cache` in a shell with a limit, as `ulimit` has it.
+fn with_limit(mounted: &Mounted, limit: &str, arguments: &[&str]) -> std::process::Output {
     let command = mounted.scene.ondeck(&["cache"]);
     let mut limited = Command::new("sh");
-    limited.args(["-c", &format!("ulimit -n {most}; exec \"$@\""), "sh"]).arg(command.get_program());
+    limited.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh"]).arg(command.get_program());
     limited.args(command.get_args()).args(arguments);
     if let Some(dir) = command.get_current_dir() {
         limited.current_dir(dir);
@@ -558,10 +558,10 @@ fn with_open_files(mounted: &Mounted, most: u32, arguments: &[&str]) -> std::pro
 fn a_server_that_may_open_few_files_works_and_one_that_may_open_too_few_is_refused() {
     let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
     let mount = ["mount", "--backing", "backing", "--capacity", "64MiB", "fast"];
-    let refused = with_open_files(&mounted, 400, &mount);
+    let refused = with_limit(&mounted, "-n 400", &mount);
     let told = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && told.contains("needs 1024 open files"), "{refused:?}");
-    let done = with_open_files(&mounted, 1024, &mount);
+    let done = with_limit(&mounted, "-n 1024", &mount);
     assert!(done.status.success(), "{done:?}");
     mounted.run(
         "for n in $(seq 1500); do echo $n > $n; done; mkdir d; for n in $(seq 300); do mkdir d/$n; done",
@@ -610,4 +610,177 @@ fn a_mount_point_that_would_hide_the_records_of_caches_is_refused() {
     let (code, told) =
         mounted.refused(&["mount", "--backing", "backing", "--capacity", "32MiB", state.to_str().unwrap()]);
     assert!(code == 2 && told.contains("would hide"), "{told}");
+}
+
+#[test]
+fn no_limit_of_the_shell_that_mounts_it_ends_a_server() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let mount = ["mount", "--backing", "backing", "--capacity", "64MiB", "fast"];
+    // In blocks of 512 bytes, as of sh: a soft limit can be raised by anybody.
+    let done = with_limit(&mounted, "-S -f 1000", &mount);
+    assert!(done.status.success(), "{done:?}");
+    mounted.run("head -c 3000000 /dev/zero > large");
+    mounted.ondeck(&["unmount", "fast"]);
+    assert_eq!(fs::metadata(mounted.backing.join("large")).unwrap().len(), 3_000_000);
+    for (limit, named) in [("-f 1000", "ulimit -Hf"), ("-t 1000", "ulimit -Ht")] {
+        let tried = with_limit(&mounted, limit, &mount);
+        let told = String::from_utf8_lossy(&tried.stderr);
+        if tried.status.success() {
+            // Root may, but for containers.
+            mounted.run("head -c 3000000 /dev/zero > large");
+            mounted.ondeck(&["unmount", "fast"]);
+        } else {
+            assert!(tried.status.code() == Some(2) && told.contains(named), "{tried:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_to_nothing_has_another_time_also_if_it_was_empty() {
+    let Some(mounted) = Mounted::new() else { return };
+    let times = "touch -d 2001-02-03 empty full; echo x > full; touch -d 2001-02-03 full; : > empty; : > full; \
+                 python3 -c 'import os; os.utime(\"full\", (1, 1)); os.truncate(\"full\", 0)'; stat -c %Y empty full";
+    let times = mounted.run(times);
+    assert!(times.lines().all(|time| time.parse::<u64>().unwrap() > 1_500_000_000), "{times}");
+    mounted.run("printf 'stamp: src\\n\\t: > stamp\\n' > Makefile; for n in 1 2 3; do echo $n > src; make -s; make -q; done");
+}
+
+/// A mount for a test, which goes with it.
+struct Also(PathBuf);
+
+impl Also {
+    fn new(arguments: &[&str], at: &Path) -> Also {
+        fs::create_dir_all(at).unwrap();
+        let done = Command::new("mount").args(arguments).arg(at).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        Also(at.to_owned())
+    }
+}
+
+impl Drop for Also {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_second_cache_of_the_same_files_is_refused_by_whatever_mount_they_are_named() {
+    let Some(mounted) = Mounted::with(&[], |backing| fs::create_dir_all(backing.join("in/deep")).unwrap())
+    else {
+        return;
+    };
+    let dir = mounted.scene.dir.path().to_owned();
+    let of = |name: &str| mounted.backing.join(name).to_str().unwrap().to_owned();
+    let _whole = Also::new(&["--bind", &of("")], &dir.join("whole"));
+    let _part = Also::new(&["--bind", &of("in/deep")], &dir.join("part"));
+    let _above = Also::new(&["--bind", dir.to_str().unwrap()], &dir.join("above"));
+    fs::create_dir(dir.join("second")).unwrap();
+    for backing in ["whole", "whole/in", "part"] {
+        let (code, told) = mounted.refused(&["mount", "--backing", backing, "--capacity", "32MiB", "second"]);
+        assert!(code == 2 && told.contains("would not see each other's changes"), "{backing}: {told}");
+    }
+    mounted.ondeck(&["mount", "--backing", "above/second", "--capacity", "32MiB", "second"]);
+    mounted.ondeck(&["unmount", "second"]);
+}
+
+#[test]
+fn what_is_on_an_overlayfs_is_refused() {
+    let Some(mounted) = Mounted::not_yet(&[], |backing| {
+        for name in ["lower", "upper", "work"] {
+            fs::create_dir(backing.join(name)).unwrap();
+        }
+    }) else {
+        return;
+    };
+    let of = |name: &str| mounted.backing.join(name).display().to_string();
+    let options = format!("lowerdir={},upperdir={},workdir={}", of("lower"), of("upper"), of("work"));
+    let shown = mounted.scene.dir.path().join("shown");
+    let _overlay = Also::new(&["-t", "overlay", "-o", &options, "overlay"], &shown);
+    let (code, told) = mounted.refused(&["mount", "--backing", "shown", "--capacity", "32MiB", "fast"]);
+    assert!(code == 2 && told.contains("on an overlayfs"), "{told}");
+}
+
+#[test]
+fn a_disk_that_hangs_is_told_while_names_are_on_their_way_to_it() {
+    let Some(mounted) = Mounted::with(&[], mount_a_disk) else { return };
+    let frozen = Frozen(mounted.backing.clone());
+    sh(Path::new("/"), &format!("fsfreeze -f {}", mounted.backing.display()));
+    mounted.run("echo new > file");
+    let mut flush = mounted.scene.ondeck(&["cache", "flush", "-q", "fast"]).spawn().unwrap();
+    wait_until("it is told", || {
+        let status = mounted.status()["status"].clone();
+        status["under_way_ms"].as_u64() > Some(1000) && status["under_way"] == "file"
+    });
+    drop(frozen);
+    assert!(flush.wait().unwrap().success());
+    assert_eq!(mounted.status()["status"]["under_way_ms"], 0);
+}
+
+#[test]
+fn a_preload_ends_with_who_wants_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.run("truncate -s 1000T hole");
+    let mut preload = mounted.scene.ondeck(&["cache", "preload", "fast/hole"]).spawn().unwrap();
+    let server = mounted.server();
+    let orders = || {
+        let threads = fs::read_dir(format!("/proc/{server}/task")).unwrap();
+        let is_order = |name: String| name.trim() == "order";
+        let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        names.filter(|name| is_order(name.clone())).count()
+    };
+    wait_until("it is under way", || orders() == 1);
+    preload.kill().unwrap();
+    preload.wait().unwrap();
+    wait_until("nobody wants it, and it ends", || orders() == 0);
+}
+
+#[test]
+fn a_number_that_is_used_again_is_not_what_had_it_before() {
+    const ALICE: u32 = 20_001;
+    let Some(mounted) = Mounted::with(&["--allow-other"], |backing| {
+        mount_a_disk(backing);
+        sh(backing, "mkdir tmp; chmod 1777 tmp");
+    }) else {
+        return;
+    };
+    let _disk = Frozen(mounted.backing.clone());
+    sh(mounted.scene.dir.path(), "chmod 755 .");
+    let disk = mounted.backing.join("tmp");
+    let shown = mounted.fast.join("tmp");
+    as_user(ALICE, &disk, "cd $0; mkdir results; echo mine > key").unwrap();
+    as_user(ALICE, &shown, "ls -la $0").unwrap();
+    // Root has something private under the same names, with the same numbers.
+    let numbers = |script: &str| sh(&disk, &format!("umask 077; {script}; stat -c %i results key"));
+    let before = numbers("true");
+    let after = numbers(
+        "rmdir results; mkdir results; echo secret > results/s; chmod 644 results/s; rm key; echo secret > key",
+    );
+    assert_eq!(before, after, "ext4 gives the numbers of what was removed again");
+    for path in ["key", "results/s"] {
+        let told = as_user(ALICE, &shown, &format!("cat $0/{path}"));
+        assert!(told.is_err(), "{path}: {told:?}");
+    }
+    let listed = as_user(ALICE, &shown, "ls $0/results");
+    assert!(listed.is_err(), "{listed:?}");
+    // What she does with what she had is not done to what is there now.
+    let _ =
+        as_user(ALICE, &shown, "chmod 777 $0/results; echo planted > $0/results/planted; chmod 666 $0/key");
+    let _ = mounted.scene.ondeck(&["cache", "flush", "fast"]).output().unwrap();
+    assert_eq!(sh(&disk, "stat -c '%a %u' results key; ls results"), "700 0\n600 0\ns\n");
+}
+
+#[test]
+fn attributes_that_only_root_may_know_are_listed_to_root_alone() {
+    let Some(mounted) = Mounted::with(&["--allow-other"], |backing| {
+        mount_a_disk(backing);
+        sh(backing, "echo x > file; setfattr -n trusted.own -v 1 file; setfattr -n user.own -v 1 file");
+    }) else {
+        return;
+    };
+    let _disk = Frozen(mounted.backing.clone());
+    sh(mounted.scene.dir.path(), "chmod 755 .");
+    let list = "getfattr -m - $0/file | grep own";
+    assert_eq!(as_user(20_001, &mounted.fast, list).unwrap(), "user.own\n");
+    assert_eq!(as_user(0, &mounted.fast, list).unwrap(), "trusted.own\nuser.own\n");
+    as_user(20_001, &mounted.fast, "cp --preserve=xattr $0/file /dev/null").unwrap();
 }
