@@ -373,3 +373,53 @@ fn a_directory_that_may_have_lost_too_much_before_a_kill_has_its_rights_soon_aft
     }
     assert_eq!(mode(&cache.backing().join("other")), 0o750, "that has time");
 }
+
+/// What is taken out of a private directory before that is opened to others.
+#[test]
+fn a_directory_gains_rights_when_what_was_taken_out_of_it_before_is_gone() {
+    const DIRECTORIES: usize = 100;
+    let cache = cache(|dir| {
+        for number in 0..DIRECTORIES {
+            let private = dir.join(format!("private{number}"));
+            fs::create_dir(&private).unwrap();
+            fs::create_dir(dir.join(format!("other{number}"))).unwrap();
+            for name in ["removed", "moved", "replaced"] {
+                fs::write(private.join(name), "secret").unwrap();
+            }
+            set_mode(&private, 0o700);
+            set_mode(&dir.join(format!("other{number}")), 0o700);
+        }
+    });
+    for number in 0..DIRECTORIES {
+        let private = format!("private{number}");
+        cache.unlink(&format!("{private}/removed")).unwrap();
+        cache.rename(&format!("{private}/moved"), &format!("other{number}/moved"), 0).unwrap();
+        cache.create(format!("{private}/new"), 0o644).unwrap();
+        cache.write(&format!("{private}/new"), 0, b"public").unwrap();
+        cache.rename(&format!("{private}/new"), &format!("{private}/replaced"), 0).unwrap();
+        if number % 2 == 0 {
+            cache.set_mode(&private, 0o755).unwrap();
+        } else {
+            cache.set_xattr(&private, ACCESS, &for_a_stranger()).unwrap();
+        }
+    }
+    let is_found = |number: usize| {
+        let private = cache.backing().join(format!("private{number}"));
+        let is_open = || mode(&private) & 0o070 != 0;
+        let secret = |name: &str| fs::read(private.join(name)).is_ok_and(|content| content == b"secret");
+        // Looked at before: what is opened after that may be without it by then.
+        is_open() && ["removed", "moved", "replaced"].into_iter().find(|name| secret(name)).is_some()
+    };
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| cache.flush());
+        while !flush.is_finished() {
+            let found = (0..DIRECTORIES).find(|number| is_found(*number));
+            assert_eq!(found, None, "a secret is in an open directory");
+        }
+    });
+    for number in 0..DIRECTORIES {
+        let private = cache.backing().join(format!("private{number}"));
+        assert_eq!(mode(&private), if number % 2 == 0 { 0o755 } else { 0o770 }, "{private:?}");
+        assert_eq!(fs::read(private.join("replaced")).unwrap(), b"public");
+    }
+}

@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Home, Homes, Kind, Operation, Seen, UnderWay, dirty};
+use super::inode::{Home, Homes, Inode, Kind, Operation, Seen, UnderWay, dirty};
 use super::state::State;
 use super::turns::{Held, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};
@@ -138,6 +138,9 @@ impl State {
     /// Others have taken away the file that was to be moved to this name: all of it that the cache has is written there, if that is
     /// all of it.
     fn was_gone(&mut self, ino: Ino, (dir, name): (Ino, &OsStr)) {
+        if self.inodes.get(&ino).is_none_or(Inode::is_orphan) {
+            return;
+        }
         let end = self.inodes.get(&ino).map(|inode| inode.data().map_or(inode.size, |data| data.backing_len));
         let end = end.unwrap_or(0);
         if !self.is_resident_before(ino, end) {
@@ -634,8 +637,7 @@ impl Core {
         let (from, to) = (from.as_fd(), to.as_fd());
         let (seen, over_seen, over_is_dir) = {
             let state = self.lock();
-            let over_is_dir =
-                over.and_then(|over| state.inodes.get(&over)).is_some_and(super::inode::Inode::is_dir);
+            let over_is_dir = over.and_then(|over| state.inodes.get(&over)).is_some_and(Inode::is_dir);
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
         let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.is(stat));
@@ -736,7 +738,7 @@ impl Core {
     fn apply_unlink(&self, ino: Ino, dir: Ino, name: &OsStr) -> Result<Done, Errno> {
         let (is_there, seen, is_dir) = {
             let state = self.lock();
-            let is_dir = state.inodes.get(&ino).is_some_and(super::inode::Inode::is_dir);
+            let is_dir = state.inodes.get(&ino).is_some_and(Inode::is_dir);
             (state.has_home(ino, dir, name), state.seen(ino), is_dir)
         };
         if !is_there {

@@ -32,6 +32,8 @@ pub mod dirty {
     pub const SIZE: u8 = 16;
     /// A directory there may give rights that it is to lose: they are taken from it before anything new appears below it.
     pub const WIDE: u8 = 32;
+    /// Who may do what with it.
+    pub const RIGHTS: u8 = MODE | OWNER | XATTRS;
     /// All that something new lacks.
     pub const ALL: u8 = MODE | OWNER | TIMES | XATTRS;
 }

@@ -490,6 +490,9 @@ impl State {
         let is_narrower =
             mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid) || is_sticky;
         self.note_narrowed(ino, is_narrower);
+        if bits & dirty::RIGHTS != 0 {
+            self.note_gains(ino);
+        }
         self.mark_dirty(ino, bits);
         self.journal_inode(ino);
         Ok(())
@@ -550,6 +553,9 @@ impl State {
             }
         }
         self.note_narrowed(ino, name == acl::ACCESS);
+        if is_acl {
+            self.note_gains(ino);
+        }
         self.mark_dirty(ino, dirty::XATTRS | if mode.is_some() { dirty::MODE } else { 0 });
         self.journal_inode(ino);
         Ok(())
@@ -566,6 +572,9 @@ impl State {
         }
         inode.ctime = Time::now();
         self.note_narrowed(ino, name == acl::ACCESS);
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            self.note_gains(ino);
+        }
         self.mark_dirty(ino, dirty::XATTRS);
         self.journal_inode(ino);
         Ok(())

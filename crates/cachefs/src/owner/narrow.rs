@@ -95,9 +95,26 @@ impl State {
         }
     }
 
+    /// Notes that a directory may have gained rights: they are given to it there once all names are as they are here now, since who has
+    /// taken something out of it before does not want that to be found.
+    pub fn note_gains(&mut self, ino: Ino) {
+        let is_there = self.inodes.get(&ino).is_some_and(|inode| inode.is_dir() && !inode.homes.is_empty());
+        if is_there && self.last_pending() >= self.first_pending {
+            self.gains.insert(ino, self.last_pending());
+        }
+    }
+
+    /// The operation that has to be carried out before a directory is given its rights there.
+    pub fn gains_after(&self, ino: Ino) -> Option<u64> {
+        self.gains.get(&ino).copied().filter(|number| *number >= self.first_pending)
+    }
+
     /// Notes whether something has lost all the rights there by now that it was to lose.
     pub fn settle_rights(&mut self, ino: Ino) {
         let bits = self.inodes.get(&ino).map_or(0, |inode| inode.dirty | inode.writing);
+        if bits & dirty::RIGHTS == 0 || self.gains_after(ino).is_none() {
+            self.gains.remove(&ino);
+        }
         if bits & dirty::WIDE == 0 {
             self.wide.remove(&ino);
         }
@@ -108,6 +125,12 @@ impl State {
 
     /// The same of all that was recovered. A directory may have lost more there than it was to lose, and gets the rest back soon.
     pub fn recover_rights(&mut self) {
+        let has_gained = |inode: &Inode| inode.is_dir() && inode.dirty & dirty::RIGHTS != 0;
+        let gained: Vec<Ino> =
+            self.inodes.iter().filter(|(_, inode)| has_gained(inode)).map(|(ino, _)| ino).collect();
+        for ino in gained {
+            self.note_gains(ino);
+        }
         for (ino, inode) in self.inodes.iter() {
             if inode.dirty & dirty::WIDE != 0 {
                 self.wide.insert(ino);

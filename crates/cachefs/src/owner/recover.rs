@@ -130,6 +130,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         open_there: BTreeSet::new(),
         wide: BTreeSet::new(),
         wide_files: BTreeSet::new(),
+        gains: HashMap::new(),
         rights_lost: 0,
         stopped: false,
     })

@@ -174,6 +174,8 @@ pub struct State {
     pub wide: BTreeSet<Ino>,
     /// Files that may give rights there that they have lost here.
     pub wide_files: BTreeSet<Ino>,
+    /// Directories that may have gained rights which they do not have there, and the last operation before that.
+    pub gains: HashMap<Ino, u64>,
     /// How often something was changed so that somebody has lost rights.
     pub rights_lost: u64,
     pub stopped: bool,

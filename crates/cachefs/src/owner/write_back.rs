@@ -103,6 +103,11 @@ impl State {
         if inode.homes.is_empty() && inode.made_by != 0 {
             return Turn::After(inode.made_by);
         }
+        if let Some(number) =
+            self.gains_after(ino).filter(|_| inode.is_dir() && inode.dirty & dirty::RIGHTS != 0)
+        {
+            return Turn::After(number);
+        }
         turn(!inode.is_dir() || State::can_pass_directory(inode))
     }
 
