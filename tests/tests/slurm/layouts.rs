@@ -47,7 +47,7 @@ impl Lake {
                 .any(|key| line.starts_with(key))
         };
         let conf: Vec<&str> = conf.lines().filter(others).collect();
-        let conf = conf.join("\n").replacen(
+        let conf = (conf.join("\n") + "\n").replacen(
             "[global]\n",
             &format!("[global]\nkeyring = {}\n", keyring.display()),
             1,
@@ -71,6 +71,8 @@ impl Lake {
                 host.new_mounts().iter().any(|mount| mount.target == at)
             });
         }
+        // That of a RAM disk is root's alone.
+        clients[0].0.ok(&["chmod", "755", &at.to_string_lossy()]);
         // Figures for `#RSA_LAYOUT_DIR=DIR:PATTERN`.
         let site = format!(
             "[nodes]\nlink = \"4GB/s\"\n[[filesystem]]\npath = \"{}\"\nkind = \"cephfs\"\ntargets = 2\nservers = 2\n\
@@ -126,7 +128,7 @@ impl Lake {
                 client.kill(Signal::KILL);
             }
         }
-        cluster.ondeck(&["ramdisk", "destroy", "lake"]).assert_success();
+        cluster.ondeck(&["ramdisk", "destroy", "lake", "--nodes", "r1,r2"]).assert_success();
         for node in ["r1", "r2"] {
             cluster.ondeck(&["node", "resume", node]).assert_success();
             cluster.wait_lends_all(node);

@@ -64,8 +64,9 @@ fn view(job: &Job) -> JobView {
 }
 
 /// The same of a job that has asked for layouts alone, and works on disk.
-fn view_on_disk(layouts: &JobLayouts, queued: Option<&QueuedJob>) -> JobView {
-    let has_ended = queued.is_none_or(|job| job.standing == Standing::Ended);
+fn view_on_disk(layouts: &JobLayouts, done: bool, queued: Option<&QueuedJob>) -> JobView {
+    // The queue may not have been looked at since its Epilog.
+    let has_ended = done || queued.is_none_or(|job| job.standing == Standing::Ended);
     JobView {
         id: layouts.id,
         owner: layouts.owner,
@@ -186,7 +187,7 @@ impl Api {
             (None, Some((layouts, done))) => {
                 let queued = self.context.queue.of_number(id.job).filter(|job| job.id == id);
                 return Ok(JobStory {
-                    job: view_on_disk(layouts, queued.as_ref()),
+                    job: view_on_disk(layouts, *done, queued.as_ref()),
                     done: *done,
                     transfer: None,
                     log,
