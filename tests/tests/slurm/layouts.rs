@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ondeck_testbed::{Daemon, Host, Signal, User, available, wait_until};
+use rustix::process::kill_process;
 use serde_json::Value;
 
 use crate::aids::{LONG, change, own_file, reload};
@@ -166,7 +168,7 @@ impl Cluster {
     #[track_caller]
     fn wait_layout(&self, job: u32, directory: &Path, state: &str) -> Value {
         let mut seen = Value::Null;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while seen["state"] != state {
             assert!(start.elapsed() < LONG, "not {state}: {seen:#}\n{}", self.show(job));
             seen = self.layout(job, directory);
@@ -350,6 +352,24 @@ fn what_can_not_be_set_costs_the_job_nothing_and_is_told() {
     assert!(cluster.slurm.job(without)["AdminComment"].contains("#RSA_LAYOUT is about no directory"));
     let refused = cluster.slurm.try_submit(alice, "#!/bin/sh\n#RSA_LAYOUT_DIR=/a:sharde\n", &[]);
     assert!(!refused.success() && refused.stderr.contains("line 2: RSA_LAYOUT_DIR"), "{}", refused.stderr);
+    // A disk that does not answer is waited for a few seconds.
+    let clients = cluster.host("c1").processes();
+    let client = clients.iter().find(|process| process.command_line.iter().any(|word| word == "ceph-fuse"));
+    let client = client.unwrap().pid;
+    kill_process(client, Signal::STOP).unwrap();
+    let began = Instant::now();
+    let hung = cluster.slurm.submit(
+        alice,
+        &format!("#!/bin/sh\n#RSA_LAYOUT_DIR={}:-c 2 -S 1M\n", real.display()),
+        &["--nodes=1", "--nodelist=c1", "--exclusive", "--no-requeue", "--output=/dev/null"],
+    );
+    cluster.wait_completed(hung);
+    let took = began.elapsed();
+    kill_process(client, Signal::CONT).unwrap();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    let comment = cluster.slurm.job(hung)["AdminComment"].clone();
+    assert!(comment.contains("c1: the filesystem did not answer within 4.00 s"), "{comment}");
+    assert_eq!(lake.layout(&real), None);
     // Without an agent a job starts all the same.
     for node in ["c1", "c2"] {
         cluster.kill(node);
