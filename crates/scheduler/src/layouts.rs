@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondeck_api::CallError;
 use ondeck_api::wire::{RefusalCode, RestoreOrder, StripingOrder};
 use ondeck_core::schedule::Event;
 use ondeck_core::text::{MESSAGE, plain};
@@ -215,6 +214,8 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
         Err(_) if waits => active.work.lock().await,
         Err(_) => return,
     };
+    // It is never closed.
+    let _turn = context.layouts.turns.acquire().await;
     let before = active.record().clone();
     if context.layouts.of(before.id).is_none_or(|known| !Arc::ptr_eq(&known, active)) {
         return;
@@ -259,8 +260,7 @@ async fn ask_to_restore(context: &Arc<Context>, active: &ActiveLayouts, record: 
         }
         Err(error) => {
             let tries = active.failed();
-            let answers = matches!(error, CallError::Refused { .. });
-            if answers && tries >= MOST_TRIES && error.code() == Some(RefusalCode::Failed) {
+            if tries >= MOST_TRIES && error.code().is_some_and(is_lasting) {
                 let why = format!("the agent of {node}: {error}");
                 tracing::error!(job = %record.id, why, "its layouts are not taken back");
                 active.record().give_up(&why);
@@ -270,6 +270,18 @@ async fn ask_to_restore(context: &Arc<Context>, active: &ActiveLayouts, record: 
             false
         }
     }
+}
+
+/// Whether an agent that refuses so does not do it the next time either. Whom it obeys may change.
+fn is_lasting(code: RefusalCode) -> bool {
+    !matches!(
+        code,
+        RefusalCode::ForeignJournal
+            | RefusalCode::OlderJournal
+            | RefusalCode::NotInCharge
+            | RefusalCode::Unauthenticated
+            | RefusalCode::Forbidden
+    )
 }
 
 /// What has come of directories since a moment, or at all.

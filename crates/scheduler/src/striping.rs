@@ -227,7 +227,12 @@ impl JobLayouts {
     /// Nothing is taken back any more.
     pub fn give_up(&mut self, why: &str) {
         for directory in self.directories.iter_mut().filter(|directory| directory.is_to_restore()) {
-            directory.state = DirectoryState::NotRestored { why: why.to_owned() };
+            directory.state = match directory.state {
+                DirectoryState::Set { .. } => DirectoryState::NotRestored { why: why.to_owned() },
+                // Nobody has said that it was set.
+                _ => DirectoryState::Failed { why: directory.why_not_set() },
+            };
+            directory.former = None;
         }
     }
 
@@ -489,14 +494,26 @@ impl ActiveLayouts {
     }
 }
 
+/// So many are taken back at a time: each is a request to an agent, and a task there.
+const AT_A_TIME: usize = 16;
+
 /// The layouts of all such jobs.
-#[derive(Default)]
-pub(crate) struct Layouts(Mutex<BTreeMap<Incarnation, Arc<ActiveLayouts>>>);
+pub(crate) struct Layouts {
+    known: Mutex<BTreeMap<Incarnation, Arc<ActiveLayouts>>>,
+    /// Who takes some back has a turn.
+    pub turns: tokio::sync::Semaphore,
+}
+
+impl Default for Layouts {
+    fn default() -> Layouts {
+        Layouts { known: Mutex::default(), turns: tokio::sync::Semaphore::new(AT_A_TIME) }
+    }
+}
 
 impl Layouts {
     /// Goes on with what an earlier daemon has kept.
     pub fn resume(&self, kept: Vec<JobLayouts>) {
-        let mut known = lock(&self.0);
+        let mut known = lock(&self.known);
         for record in kept {
             known.entry(record.id).or_insert_with(|| ActiveLayouts::new(record));
         }
@@ -504,12 +521,12 @@ impl Layouts {
 
     /// Those of a job.
     pub fn of(&self, id: Incarnation) -> Option<Arc<ActiveLayouts>> {
-        lock(&self.0).get(&id).cloned()
+        lock(&self.known).get(&id).cloned()
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<ActiveLayouts>> {
-        lock(&self.0).values().cloned().collect()
+        lock(&self.known).values().cloned().collect()
     }
 
     /// Other jobs whose layouts these directories have, or may have.
@@ -519,12 +536,12 @@ impl Layouts {
             let other = other.record();
             other.id != record.id && wanted.iter().any(|directory| other.uses(&directory.path))
         };
-        lock(&self.0).values().filter(uses).cloned().collect()
+        lock(&self.known).values().filter(uses).cloned().collect()
     }
 
     /// Adds those of a job, unless they are there already. Whoever came first keeps a directory.
     pub fn add(&self, mut record: JobLayouts) -> Arc<ActiveLayouts> {
-        let mut known = lock(&self.0);
+        let mut known = lock(&self.known);
         if let Some(there) = known.get(&record.id) {
             return Arc::clone(there);
         }
@@ -543,13 +560,13 @@ impl Layouts {
 
     /// Forgets those of a job: nothing is to be done any more.
     pub fn remove(&self, id: Incarnation) {
-        lock(&self.0).remove(&id);
+        lock(&self.known).remove(&id);
     }
 
     /// Nothing of a job runs any more on a node, as its Epilog says; that matters where its script ran. Returns those of
     /// which that is news.
     pub fn left(&self, job: JobId, restarts: u32, node: &NodeName) -> Vec<Arc<ActiveLayouts>> {
-        let known = lock(&self.0);
+        let known = lock(&self.known);
         let of_number = known.range(Incarnation::of_number(job)).map(|(_, active)| active);
         let left = of_number.filter(|active| {
             let record = active.record();
@@ -587,7 +604,7 @@ mod tests {
         })
     }
 
-    fn former() -> Option<FormerLayout> {
+    fn former_layout() -> Option<FormerLayout> {
         Some(FormerLayout { layout: FormerValue::Inherited, mark: None })
     }
 
@@ -630,9 +647,9 @@ mod tests {
         let set = || StripingOutcome::Set { native: "two".into() };
         let mut record = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
         assert!(record.is_to_restore() && !record.is_known(), "nobody knows what its agent does");
-        record.take(&report("/a", set(), former()));
+        record.take(&report("/a", set(), former_layout()));
         assert_eq!((state(&record), record.told(), record.is_known()), (LayoutState::Set, None, true));
-        assert_eq!(record.to_restore()[0].former, former().unwrap());
+        assert_eq!(record.to_restore()[0].former, former_layout().unwrap());
         let fails = report("/a", StripingOutcome::Failed { why: "/a: no".into() }, None);
         record.take_restored(&fails, false);
         assert!(record.is_to_restore() && state(&record) == LayoutState::Set);
@@ -667,10 +684,19 @@ mod tests {
         assert!(record.view()[0].text.contains("c1 does not answer") && !record.is_to_restore());
         // What failed half-way is looked at, too.
         let mut half = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
-        half.take(&report("/a", StripingOutcome::Failed { why: "/a: no".into() }, former()));
+        half.take(&report("/a", StripingOutcome::Failed { why: "/a: no".into() }, former_layout()));
         assert!(half.is_to_restore() && half.told().unwrap() == "layouts: /a stays as it is: no");
         half.take_restored(&report("/a", StripingOutcome::AsBefore, None), false);
         assert!(!half.is_to_restore() && state(&half) == LayoutState::Failed);
+        // Its agent does not know of layouts at all.
+        let mut former = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        former.take_silence("there is nothing at this path");
+        former.give_up("there is nothing at this path");
+        assert!(!former.is_to_restore() && state(&former) == LayoutState::Failed);
+        let mut set = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        set.take(&report("/a", StripingOutcome::Set { native: "two".into() }, former_layout()));
+        set.give_up("no");
+        assert!(!set.is_to_restore() && state(&set) == LayoutState::NotRestored);
     }
 
     #[test]
