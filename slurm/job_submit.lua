@@ -29,6 +29,9 @@ local MOST_MESSAGES = 20
 local MOST_DIRECTORIES = 64
 local MOST_PATH = 4095
 
+-- The most bytes of a layout in a line.
+local MOST_OPTIONS = 1024
+
 local HUNDRED_YEARS = 100 * 366 * 86400
 
 -- Comparisons with 2^63 and 2^64 must not overflow where numbers are integers (Lua 5.3 and later).
@@ -189,10 +192,44 @@ local function one_of(...)
     end
 end
 
--- name, what it means (two names may mean the same), its check, whether it may be given again
+local CHOICES = { "auto", "shared", "file-per-process", "single", "unknown", "none" }
+
+-- How files are to be striped. Of options only the form is looked at: which of them describe a layout, Ondeck knows.
+local function layout(value)
+    if not is_utf8(value) then return text(value) end
+    for _, word in ipairs(CHOICES) do
+        if value == word then return end
+    end
+    if value:sub(1, 1) ~= "-" then
+        return "`" .. preview(value) .. "`: it is neither a word for a layout nor options of `lfs setstripe`",
+            "write " .. table.concat(CHOICES, ", ") .. ", or options like -c 4"
+    end
+    if #value > MOST_OPTIONS then
+        return "`" .. preview(value) .. "`: the options are longer than " .. MOST_OPTIONS .. " bytes",
+            "a layout needs less than " .. MOST_OPTIONS
+    end
+    if value:find("[^A-Za-z0-9 ._=,+%-]") then
+        return "`" .. preview(value) .. "`: options of a layout have letters, digits, blanks and `-._=,+` only",
+            "write options like -E 16M -c 1 -E -1 -c 4"
+    end
+end
+
+-- DIR, DIR:PATTERN, DIR:keep or DIR:PATTERN:keep. No pattern holds a colon, so the last one divides.
+local function layout_directory(value)
+    local REMEDY = "write DIR, DIR:PATTERN or DIR:PATTERN:keep; of a name with a colon, DIR:auto"
+    if value:sub(-5) == ":keep" then value = value:sub(1, -6) end
+    local directory, choice = value:match("^(.*):(.*)$")
+    value = directory or value
+    if value == "" then return "it names no directory", REMEDY end
+    local wrong = choice and layout(choice)
+    if wrong then return wrong, REMEDY end
+    return path(value)
+end
+
+-- name, what it means (two names may mean the same), its check, and what it counts among if it may be given again
 local KEYS = {
-    { "RSA_DATA_IN", "data_in", path, true },
-    { "RSA_DATA_OUT", "data_out", path, true },
+    { "RSA_DATA_IN", "data_in", path, "directories" },
+    { "RSA_DATA_OUT", "data_out", path, "directories" },
     { "RSA_STAGE_IN", "stage_in", path },
     { "RSA_PREPROCESS", "stage_in", path },
     { "RSA_STAGE_OUT", "stage_out", path },
@@ -206,6 +243,8 @@ local KEYS = {
     { "RSA_WAIT", "wait", one_of("disk", "hold", "union") },
     { "RSA_OUT_SIZE", "out_size", size },
     { "RSA_COPY_OUT_INTERVAL", "copy_out_interval", duration(60, true) },
+    { "RSA_LAYOUT", "layout", layout },
+    { "RSA_LAYOUT_DIR", "layout_dir", layout_directory, "layout_directories" },
 }
 
 -- The names that RSA_DATAIN and RSA_DATA-IN may be meant for: the same letters.
@@ -255,17 +294,17 @@ local function directive(number, rest, too_long, seen)
         if candidate[1] == word then key = candidate end
     end
     if not key then return fail("there is no such directive", nearest(word)) end
-    local name, meaning, check, repeatable = key[1], key[2], key[3], key[4]
+    local name, meaning, check, counted = key[1], key[2], key[3], key[4]
     if not equals then return fail("it has no value", "write #" .. name .. "=VALUE") end
     local value, problem = value_of(rest:sub(equals + 1))
     if not value then
         return fail(problem, "write #" .. name .. "=VALUE or #" .. name .. "=\"VALUE\"")
     end
-    if seen[meaning] and not repeatable then
+    if seen[meaning] and not counted then
         return fail("it was given before, in line " .. seen[meaning].line, "remove one of the two")
     end
-    if repeatable then
-        if seen.directories == MOST_DIRECTORIES then
+    if counted then
+        if seen[counted] == MOST_DIRECTORIES then
             return fail("a job has at most " .. MOST_DIRECTORIES .. " directories",
                 "name a directory that holds several of them")
         end
@@ -273,7 +312,7 @@ local function directive(number, rest, too_long, seen)
     seen[meaning] = { line = number, value = value }
     local wrong, remedy = check(value)
     if wrong then return fail(wrong, remedy) end
-    if repeatable then seen.directories = seen.directories + 1 end
+    if counted then seen[counted] = seen[counted] + 1 end
 end
 
 -- Answers a message if the directives make no sense together.
@@ -296,7 +335,7 @@ end
 -- Checks the head of a script. Answers a list of messages, empty if all is well, and the directives by what they mean;
 -- the latter is nothing if there is none.
 function M.check(script)
-    local messages, seen, any = {}, { directories = 0 }, false
+    local messages, seen, any = {}, { directories = 0, layout_directories = 0 }, false
     -- Only directives are looked at one by one: a head of a million other lines is passed over by Lua's own functions. So
     -- that every line follows a newline there is one more in front: a line that begins at a place of `script` has its newline at that
     -- place of `head`.

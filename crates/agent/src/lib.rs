@@ -16,6 +16,7 @@
 //! - [`capacity`]: what can be promised
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
+//! - `striping`: what is kept of the layouts of jobs' directories
 //! - [`hooks`]: what Slurm's hooks on this node have noted of themselves; `slurm_conf`: what they have read of Slurm's
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`started`]: the jobs that have begun on this node without their RAM disk
@@ -36,6 +37,7 @@ pub mod server;
 mod slurm_conf;
 pub mod started;
 mod story;
+mod striping;
 pub mod task;
 mod unmount;
 pub mod watch;

@@ -3,11 +3,12 @@
 //! # Layout
 //!
 //! - `recovery`: start-up after a crash; `epochs`: what was destroyed and must not come back
-//! - `steps`: building; `tasks`: staging and scripts; `ending`: destroying, and what keeps from it
+//! - `steps`: building; `tasks`: staging and scripts; `layouts`: those of jobs' directories on disk; `ending`: destroying, and what keeps from it
 //! - `reports`: what the node tells
 
 mod ending;
 mod epochs;
+mod layouts;
 mod recovery;
 mod reports;
 mod steps;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 use ondeck_api::Config;
 use ondeck_api::host::{HostError, host_name, own_address, private_directory};
 use ondeck_api::wire::{Authority, Claim, NodeSettings, Obeyed, Refusal, RefusalCode};
-use ondeck_core::{Bytes, Epoch, Layout, NodeName, RamDiskId, RamDiskName};
+use ondeck_core::{Bytes, Epoch, Incarnation, Layout, NodeName, RamDiskId, RamDiskName};
 use ondeck_ramdisk::EngineError;
 
 use crate::authority::{Commander, OrderKind};
@@ -44,6 +45,8 @@ pub struct Node {
     commander: Commander,
     /// Exchanged as a whole when the configuration is read again; who works by the former one goes on with it.
     rules: RwLock<Arc<Rules>>,
+    /// Who works on the layouts of a job's directories.
+    layouts: Mutex<BTreeMap<Incarnation, Arc<Mutex<()>>>>,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<RamDiskTable>,
 }
@@ -129,6 +132,7 @@ impl Node {
             storage_address,
             ports: agent.server_ports.first..=agent.server_ports.last,
             commander,
+            layouts: Mutex::default(),
             rules: RwLock::new(Arc::new(Rules::new(config).map_err(StartError::Device)?)),
             known: Mutex::new(RamDiskTable {
                 next_port: agent.server_ports.first,
@@ -177,6 +181,14 @@ impl Node {
                 _ => Err(not_here(id, &self.name)),
             },
         }
+    }
+
+    /// Refuses an order about directories on disk that is not of the scheduler in charge.
+    ///
+    /// # Errors
+    /// As [`Commander::permit`].
+    pub fn permit_on_disk(&self, authority: Option<&Authority>) -> Result<(), Refusal> {
+        self.commander.permit(&self.name, authority, OrderKind::Other, &[])
     }
 
     /// A scheduler asks to be obeyed.

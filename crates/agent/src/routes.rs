@@ -14,9 +14,10 @@ use ondeck_api::server::{
 };
 use ondeck_api::wire::{
     Authority, Claim, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence, Refusal,
-    RefusalCode, Release, Step, StepDone, StepRequest, TaskReport, TaskRequest, Witness,
+    RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
+    TaskReport, TaskRequest, Witness,
 };
-use ondeck_core::RamDiskId;
+use ondeck_core::{Incarnation, RamDiskId};
 use serde::Deserialize;
 
 use crate::authority::OrderKind;
@@ -32,6 +33,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/node", get(report))
         .route("/v1/authority", post(claim))
         .route("/v1/views", get(view))
+        .route("/v1/layouts/{job}", post(stripe))
+        .route("/v1/layouts/{job}/restore", post(restore))
         .route("/v1/ramdisks", get(ramdisks))
         .route("/v1/ramdisks/{id}", get(ramdisk).delete(destroy))
         .route("/v1/ramdisks/{id}/has", get(has))
@@ -255,6 +258,47 @@ async fn start_task(
     Ok(Json(blocking(started).await??.report()))
 }
 
+/// Which job a path is about.
+#[derive(Deserialize)]
+struct JobPath {
+    #[serde(deserialize_with = "from_text")]
+    job: Incarnation,
+}
+
+async fn stripe(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(order): Json<StripingOrder>,
+) -> Answer<StripingReport> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.stripe(job, &order)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
+async fn restore(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(order): Json<RestoreOrder>,
+) -> Answer<StripingReport> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.restore_layouts(job, &order)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
 #[derive(Deserialize)]
 struct Patience {
     /// How long the caller is willing to wait, in milliseconds.
@@ -339,9 +383,13 @@ mod tests {
         let (asked, listed) = (TestAgent::new().await, include_str!("../../api/src/wire.rs"));
         let routes = listed.lines().filter_map(|line| line.strip_prefix("//! | `")?.split_once("` |"));
         let routes: Vec<_> = routes.filter_map(|(route, _)| route.split_once(' ')).collect();
-        assert_eq!(routes.len(), 18, "{routes:?}");
+        assert_eq!(routes.len(), 20, "{routes:?}");
         for (method, path) in routes {
-            let path = path.replace("NAME@EPOCH", "a@1").replace("TASK", "fill").replace("=P", "=/");
+            let path = path
+                .replace("NAME@EPOCH", "a@1")
+                .replace("TASK", "fill")
+                .replace("=P", "=/")
+                .replace("JOB", "42@7");
             let path = path.replace("=MS", "=0").replace("=N,N", "=in0").replace("=TEXT", "=x");
             if let Err((code, message)) = asked.ask(method, &path).await {
                 assert!(!message.starts_with("there is nothing at"), "{method} {path}: {code:?} {message}");

@@ -7,9 +7,14 @@ use tracing::Span;
 /// What lines are written in that concern a RAM disk; nothing if it is no job's.
 pub fn of(id: &RamDiskId) -> Span {
     match Incarnation::of_ramdisk(&id.name) {
-        Some(job) => tracing::info_span!("of", %job),
+        Some(job) => of_job(job),
         None => Span::none(),
     }
+}
+
+/// What lines are written in that concern a job.
+pub fn of_job(job: Incarnation) -> Span {
+    tracing::info_span!("of", %job)
 }
 
 #[cfg(test)]

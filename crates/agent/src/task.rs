@@ -160,16 +160,36 @@ impl Task {
     /// # Errors
     /// If it can't be started.
     pub fn start(name: &str, runtime_dir: &RuntimeDir, order: &TaskOrder) -> Result<Arc<Task>, EngineError> {
+        let mark = |command: &mut Command| {
+            runtime_dir.mark(&format!("{}{name}", runtime_dir::TASK), command);
+        };
+        Task::begin(name, &runtime_dir.log("tasks"), mark, order)
+    }
+
+    /// Starts a runner for work on disk, which belongs to no RAM disk: its leash alone ends it. What goes wrong in it is
+    /// written to `log`.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start_on_disk(name: &str, log: &Path, order: &TaskOrder) -> Result<Arc<Task>, EngineError> {
+        Task::begin(name, log, |_| {}, order)
+    }
+
+    fn begin(
+        name: &str,
+        log: &Path,
+        mark: impl FnOnce(&mut Command),
+        order: &TaskOrder,
+    ) -> Result<Arc<Task>, EngineError> {
         let failed = |source| EngineError::Program { program: format!("ondeck {RUNNER}"), source };
-        let log = runtime_dir.log("tasks");
-        let stderr = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
-        let stderr = stderr.map_err(|error| EngineError::io("open", &log, error))?;
+        let stderr = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(log);
+        let stderr = stderr.map_err(|error| EngineError::io("open", log, error))?;
         // This very program, also if another version has been installed since.
         let mut command = Command::new("/proc/self/exe");
         command.arg(RUNNER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         // The agent's environment is not for whoever works as a user.
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        runtime_dir.mark(&format!("{}{name}", runtime_dir::TASK), &mut command);
+        mark(&mut command);
         // SAFETY: one system call between fork and exec.
         unsafe {
             command.pre_exec(|| {
@@ -275,6 +295,7 @@ impl Task {
             Line::Error(error) => report.errors.push(error),
             Line::Beside(path) => report.beside.push(path),
             Line::Units(units) => report.units.extend(units),
+            Line::Striping(result) => report.striping.push(*result),
             Line::Log(log) => report.log = log,
             Line::Done { ok, message, retryable } => {
                 report.retryable = retryable;

@@ -114,6 +114,7 @@ impl Config {
             to.limits = from.limits.clone();
             to.shared_nodes = from.shared_nodes;
             to.keep = from.keep;
+            to.site_file.clone_from(&from.site_file);
         }
         config.slurm.interval = new.slurm.interval;
         config.scheduler.site(&config.nodes)?;

@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use status::{JobStatus, NodeStatus, Status, Transfer, Warning, WarningKind};
-pub use story::{AllocationView, JobStory, JobView, LogLine, LostPart, OtherLife, PartView};
+pub use story::{
+    AllocationView, JobStory, JobView, LayoutState, LayoutView, LogLine, LostPart, OtherLife, PartView,
+};
 
 /// What a Prolog or Epilog says.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]

@@ -18,7 +18,7 @@ use ondeck_layout::lfs::{Setstripe, setstripe};
 use ondeck_layout::{
     Advice, Filesystem, Layout, Load, Pattern, Place, Placement, Rules, Site, StripeCount, Tool, Workload,
 };
-use ondeck_staging::layout::{Shown, StripedDirectory};
+use ondeck_staging::layout::{Shown, Standing, StripedDirectory};
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde_json::json;
@@ -394,11 +394,10 @@ fn choose_and_set(args: &AutoArgs) -> Result<Outcome> {
     let site = args.job.site.read()?;
     let directory = open(&args.directory, site.as_ref())?;
     let targets = Some(decision.filesystem.targets);
-    if directory.has(layout, targets)? {
-        return Ok(Outcome::Has(setstripe::options(layout).join(" ")));
-    }
-    if !args.replace && directory.has_its_own()? && !directory.is_marked()? {
-        return Ok(Outcome::Chosen(directory.show()?.native));
+    match directory.standing(layout, targets)? {
+        Standing::Has => return Ok(Outcome::Has(setstripe::options(layout).join(" "))),
+        Standing::Chosen if !args.replace => return Ok(Outcome::Chosen(directory.show()?.native)),
+        Standing::Chosen | Standing::Free => {}
     }
     directory.set(layout, targets)?;
     if let Err(error) = directory.mark() {

@@ -8,6 +8,7 @@
 //! - [`size`]: [`Bytes`] and [`Rate`], as people write them and as the code counts them
 //! - [`duration`]: durations as people write them
 //! - [`request`]: what a job asks for, whether it came from `#RSA_` lines or from options
+//! - [`striping`]: what it asks of the layouts of its directories
 //! - [`fit`]: does it fit into the RAM that is free, and when must a job end so that its results get out
 //! - [`names`]: the names of nodes and RAM disks, and their epochs
 //! - [`job_id`]: which job, and which of its lives
@@ -28,6 +29,7 @@ pub mod queue;
 pub mod request;
 pub mod schedule;
 pub mod size;
+pub mod striping;
 pub mod text;
 pub mod timeline;
 
@@ -37,3 +39,4 @@ pub use names::{Epoch, NodeName, RamDiskId, RamDiskName};
 pub use queue::{QueuedJob, Standing};
 pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};
+pub use striping::{StripingChoice, StripingDirectory, StripingRequest};

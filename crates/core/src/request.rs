@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
+use crate::striping::StripingRequest;
 
 /// What a job asks of the accelerator. Paths are as the user wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -37,6 +38,9 @@ pub struct Request {
     pub out_size: Option<Bytes>,
     /// How often closed output files are copied out while the program runs.
     pub copy_out_interval: Option<Duration>,
+    /// How new files of its directories are to be striped.
+    #[serde(skip_serializing_if = "StripingRequest::is_empty")]
+    pub striping: StripingRequest,
 }
 
 /// What can't be asked for together.

@@ -19,8 +19,12 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use ondeck_core::striping::{MOST_OPTIONS, StripingChoiceError};
 use ondeck_core::text::plain;
-use ondeck_core::{Bytes, Contradiction, EngineKind, PackFormat, Request, WaitPolicy, duration};
+use ondeck_core::{
+    Bytes, Contradiction, EngineKind, PackFormat, Request, StripingChoice, StripingDirectory, WaitPolicy,
+    duration,
+};
 
 /// Lines that begin beyond so many bytes of a script are not looked at.
 pub const MOST_HEAD: usize = 1 << 20;
@@ -93,6 +97,8 @@ enum Key {
     Wait,
     OutSize,
     CopyOutInterval,
+    Layout,
+    LayoutDir,
 }
 
 const KEYS: &[(&str, Key)] = &[
@@ -111,6 +117,8 @@ const KEYS: &[(&str, Key)] = &[
     ("RSA_WAIT", Key::Wait),
     ("RSA_OUT_SIZE", Key::OutSize),
     ("RSA_COPY_OUT_INTERVAL", Key::CopyOutInterval),
+    ("RSA_LAYOUT", Key::Layout),
+    ("RSA_LAYOUT_DIR", Key::LayoutDir),
 ];
 
 /// Reads the directives at the head of `script`, of which something may be said elsewhere, too, such as by options.
@@ -229,13 +237,18 @@ fn directive(
     };
     let value = value_of(&text[equals + 1..])
         .map_err(|problem| fail(problem.into(), format!("write #{name}=VALUE or #{name}=\"VALUE\"")))?;
-    let repeatable = matches!(key, Key::DataIn | Key::DataOut);
+    // How many directories of a kind there are already, of a line that may be repeated.
+    let directories = match key {
+        Key::DataIn | Key::DataOut => Some(request.data_in.len() + request.data_out.len()),
+        Key::LayoutDir => Some(request.striping.directories.len()),
+        _ => None,
+    };
     if let Some((_, first)) = seen.iter().find(|(k, _)| k == key)
-        && !repeatable
+        && directories.is_none()
     {
         return Err(fail(format!("it was given before, in line {first}"), "remove one of the two".into()));
     }
-    if repeatable && request.data_in.len() + request.data_out.len() == MOST_DIRECTORIES {
+    if directories == Some(MOST_DIRECTORIES) {
         let problem = format!("a job has at most {MOST_DIRECTORIES} directories");
         return Err(fail(problem, "name a directory that holds several of them".into()));
     }
@@ -277,8 +290,44 @@ fn apply(key: Key, value: &[u8], request: &mut Request) -> Result<(), Refusal> {
         Key::Engine => request.engine = Some(word(value, EngineKind::for_job, EngineKind::FOR_JOBS)?),
         Key::Pack => request.pack = Some(word(value, PackFormat::from_word, PackFormat::WORDS)?),
         Key::Wait => request.wait = Some(word(value, WaitPolicy::from_word, WaitPolicy::WORDS)?),
+        Key::Layout => request.striping.choice = Some(striping(value)?),
+        Key::LayoutDir => request.striping.directories.push(striping_directory(value)?),
     }
     Ok(())
+}
+
+fn striping(value: &[u8]) -> Result<StripingChoice, Refusal> {
+    StripingChoice::parse(text(value)?).map_err(|error| {
+        let remedy = match error {
+            StripingChoiceError::Unknown => {
+                format!("write {}, or options like -c 4", StripingChoice::WORDS.join(", "))
+            }
+            StripingChoiceError::Characters => "write options like -E 16M -c 1 -E -1 -c 4".to_owned(),
+            StripingChoiceError::Long => format!("a layout needs less than {MOST_OPTIONS}"),
+        };
+        (format!("`{}`: {error}", preview(value)), remedy)
+    })
+}
+
+/// `DIR`, `DIR:PATTERN`, `DIR:keep` or `DIR:PATTERN:keep`: no pattern holds a colon, so the last one divides.
+fn striping_directory(value: &[u8]) -> Result<StripingDirectory, Refusal> {
+    const REMEDY: &str = "write DIR, DIR:PATTERN or DIR:PATTERN:keep; of a name with a colon, DIR:auto";
+    let (rest, keep) = match value.strip_suffix(b":keep") {
+        Some(rest) => (rest, true),
+        None => (value, false),
+    };
+    let (directory, choice) = match rest.iter().rposition(|byte| *byte == b':') {
+        Some(colon) => (&rest[..colon], Some(&rest[colon + 1..])),
+        None => (rest, None),
+    };
+    if directory.is_empty() {
+        return Err(("it names no directory".to_owned(), REMEDY.to_owned()));
+    }
+    let choice = match choice.map(striping).transpose() {
+        Ok(choice) => choice,
+        Err((problem, _)) => return Err((problem, REMEDY.to_owned())),
+    };
+    Ok(StripingDirectory { path: path(directory)?, choice, keep })
 }
 
 /// Takes quotes, a trailing comment and surrounding blanks off a value.
@@ -444,6 +493,59 @@ mod tests {
         assert_eq!(request.out_size, Some(Bytes(1 << 30)));
         assert_eq!(request.copy_out_interval, Some(Duration::from_secs(300)));
         assert_eq!((request.nodes, request.pool.as_deref()), (Some(2), Some("fast")));
+    }
+
+    #[test]
+    fn lines_of_layouts_are_read_with_their_patterns() {
+        let request = |script: &str| parse(script.as_bytes()).unwrap().request;
+        let asked = request(
+            "#RSA_LAYOUT=\"-E 1G -c 1 -E -1 -c 8\" # large files\n#RSA_LAYOUT_DIR=/a\n#RSA_LAYOUT_DIR=b:shared\n\
+             #RSA_LAYOUT_DIR=/c:-c 4 -S 4M:keep\n#RSA_LAYOUT_DIR=/d:keep\n#RSA_LAYOUT_DIR=\"/e:f:auto\"\n\
+             #RSA_LAYOUT_DIR=/$(touch x)\n",
+        )
+        .striping;
+        let options = |text: &str| StripingChoice::Options(text.into());
+        assert_eq!(asked.choice, Some(options("-E 1G -c 1 -E -1 -c 8")));
+        let directory = |path: &str, choice, keep| StripingDirectory { path: path.into(), choice, keep };
+        assert_eq!(
+            asked.directories,
+            [
+                directory("/a", None, false),
+                directory("b", Some(StripingChoice::Shared), false),
+                directory("/c", Some(options("-c 4 -S 4M")), true),
+                directory("/d", None, true),
+                directory("/e:f", Some(StripingChoice::Auto), false),
+                directory("/$(touch x)", None, false),
+            ]
+        );
+        for word in StripingChoice::WORDS {
+            assert!(request(&format!("#RSA_LAYOUT={word}\n")).striping.choice.is_some());
+        }
+        for (script, part) in [
+            (
+                "#RSA_LAYOUT=Shared\n",
+                "write auto, shared, file-per-process, single, unknown, none, or options",
+            ),
+            ("#RSA_LAYOUT=lfs setstripe -c 4\n", "neither a word for a layout nor options"),
+            ("#RSA_LAYOUT=\"-c 4; touch x\"\n", "letters, digits, blanks"),
+            ("#RSA_LAYOUT=auto\n#RSA_LAYOUT=none\n", "given before, in line 1"),
+            ("#RSA_LAYOUT_DIR=/a:sharde\n", "`sharde`: it is neither a word"),
+            ("#RSA_LAYOUT_DIR=:shared\n", "it names no directory"),
+            ("#RSA_LAYOUT_DIR=:keep\n", "it names no directory"),
+            ("#RSA_LAYOUT_DIR=$SCRATCH:shared\n", "not expanded"),
+            ("#RSA_LAYOUT_DIR=a/../b:shared\n", "holds `..`"),
+            ("#RSA_LAYOUT_DIR=/a:\n", "neither a word"),
+        ] {
+            let error = one_error(script);
+            assert!(error.contains(part), "{script}: {error}");
+        }
+        // A directory may be called so.
+        assert_eq!(
+            request("#RSA_LAYOUT_DIR=/a:keep:shared\n").striping.directories[0].path,
+            PathBuf::from("/a:keep")
+        );
+        let many = "#RSA_LAYOUT_DIR=/a\n".repeat(MOST_DIRECTORIES + 1);
+        assert!(one_error(&many).contains("at most 64 directories"));
     }
 
     #[test]

@@ -15,13 +15,14 @@
 //! - [`late`]: the same for a job that runs already
 //! - [`look`]: what the agents know of RAM disks, and destroying them
 //! - `authority`: whom the agents obey, and what they must keep
-//! - `tasks`: staging and users' scripts on the nodes
+//! - `tasks`: staging and users' scripts on the nodes; `layouts`: those of jobs' directories on disk
 //! - `here`: what this machine's own agent is asked
 
 mod authority;
 pub mod build;
 mod here;
 pub mod late;
+mod layouts;
 pub mod look;
 pub mod overmount;
 mod sizing;

@@ -18,11 +18,13 @@
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
 //! - [`advice`]: the layout for a job, why, and the bandwidth to expect
+//! - [`job`]: the layout of one of a job's directories, from its line or by the rules
 
 pub mod advice;
 pub mod beegfs;
 pub mod census;
 pub mod ceph;
+pub mod job;
 pub mod lfs;
 pub mod model;
 pub mod rules;

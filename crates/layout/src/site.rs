@@ -21,8 +21,8 @@
 use std::path::{Component, Path, PathBuf};
 
 use ondeck_core::Rate;
-use serde::Deserialize;
 use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize};
 
 /// A site's filesystems and nodes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -71,7 +71,7 @@ pub struct Filesystem {
 }
 
 /// How a filesystem is told its layouts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tool {
     /// Lustre, by `lfs`.

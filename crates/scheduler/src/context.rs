@@ -22,6 +22,7 @@ use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::queue_snapshot::ObservedQueue;
 use crate::store::Entry;
+use crate::striping::Layouts;
 use crate::view::View;
 
 /// What an event comes to, when it is over.
@@ -59,6 +60,8 @@ pub(crate) struct Context {
     /// Who takes a RAM disk away: from one node each, or from all nodes alone.
     unmounts: Mutex<BTreeMap<Incarnation, Arc<tokio::sync::RwLock<()>>>>,
     pub compute: Arc<ComputeNodes>,
+    /// The layouts of directories that jobs have, or have left.
+    pub layouts: Layouts,
     pub metrics: Arc<Metrics>,
     /// What is decided on. It may be ahead of the journal: who looks, looks at the view.
     schedule: Mutex<Schedule>,
@@ -98,6 +101,7 @@ impl Context {
             unmounts: Mutex::default(),
             // What runs already may have started while no scheduler could be asked.
             compute: Arc::new(ComputeNodes::new(now().plus(config.scheduler.limits.prolog))),
+            layouts: Layouts::default(),
             metrics: begin.metrics,
             view: RwLock::new(View::of(&begin.schedule)),
             schedule: Mutex::new(begin.schedule),

@@ -100,6 +100,7 @@ impl WorkloadManager for Fake {
             admin_comment: String::new(),
             exit_code: None,
             state: String::new(),
+            tasks: None,
         })
     }
 

@@ -16,6 +16,7 @@
 //! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
+//! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them back
 //! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
 //! - `serve`: the API, and [`openapi`], its description, made of it
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
@@ -32,6 +33,7 @@ mod execute;
 mod fake;
 mod inventory;
 mod journal;
+mod layouts;
 mod metrics;
 mod node_monitor;
 mod orders;
@@ -42,6 +44,7 @@ mod reload;
 mod samples;
 mod serve;
 pub mod store;
+mod striping;
 pub mod thesis;
 mod upkeep;
 mod view;

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use crate::clock::{self, now};
 use crate::context::Context;
 use crate::queue_snapshot::{QueueSnapshot, ScriptRequest};
+use crate::striping::StripingAsked;
 
 /// How many scripts are read at a time: each is a process and a request to the workload manager.
 const SCRIPTS: usize = 4;
@@ -336,8 +337,10 @@ pub(crate) fn known(job: &Job) -> ObservedJob {
 
 /// What a job's script comes to.
 enum Script {
-    /// It asks for something; with the directory that the job was submitted from.
-    Asks(Request, PathBuf),
+    /// It asks for a RAM disk; with the directory that the job was submitted from, and what it asks of layouts.
+    Asks(Box<Request>, PathBuf, Option<Arc<StripingAsked>>),
+    /// It asks for no RAM disk.
+    OnDisk(Arc<StripingAsked>),
     AsksForNothing,
     /// It can't be obeyed.
     Wrong(String),
@@ -348,7 +351,14 @@ async fn ask(context: &Arc<Context>, job: &QueuedJob) -> Result<ScriptRequest, W
     const LOGGED: usize = 500;
     let waits_for_us = job.held_for_input && job.standing == Standing::Held;
     let wrong = match read(context, job).await {
-        Ok(Script::Asks(request, work_dir)) => return Ok(ScriptRequest::new(Some(request), work_dir)),
+        Ok(Script::Asks(request, work_dir, striping)) => {
+            return Ok(ScriptRequest { striping, ..ScriptRequest::new(Some(*request), work_dir) });
+        }
+        Ok(Script::OnDisk(striping)) if !waits_for_us => {
+            let work_dir = striping.work_dir.clone();
+            return Ok(ScriptRequest { striping: Some(striping), ..ScriptRequest::new(None, work_dir) });
+        }
+        Ok(Script::OnDisk(_)) => "its script names no data directory".to_owned(),
         Ok(Script::AsksForNothing) if !waits_for_us => return Ok(ScriptRequest::new(None, "/".into())),
         Ok(Script::AsksForNothing) => "its script names no data directory".to_owned(),
         Ok(Script::Wrong(why)) => why,
@@ -391,7 +401,7 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
         .await
         .map_err(|error| WlmError::Malformed { what: error.to_string() })?;
     let request = match parsed {
-        Ok(parsed) if parsed.request.data_in.is_empty() && parsed.request.data_out.is_empty() => {
+        Ok(parsed) if asks_for_no_ram_disk(&parsed.request) && parsed.request.striping.is_empty() => {
             return Ok(Script::AsksForNothing);
         }
         Ok(parsed) => parsed.request,
@@ -400,11 +410,28 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
             return Ok(Script::Wrong(errors.join("; ")));
         }
     };
-    let work_dir = context.workload_manager.work_dir(job.id.job).await?;
+    let details = context.workload_manager.details(job.id.job).await?;
+    let work_dir = details.work_dir;
     Ok(match absolute(request, &work_dir) {
-        Ok(request) => Script::Asks(request, work_dir),
+        Ok(request) => {
+            let asked = || StripingAsked {
+                request: request.striping.clone(),
+                outputs: request.data_out.clone(),
+                work_dir: work_dir.clone(),
+                tasks: details.tasks,
+            };
+            let striping = (!request.striping.is_empty()).then(|| Arc::new(asked()));
+            match striping {
+                Some(striping) if asks_for_no_ram_disk(&request) => Script::OnDisk(striping),
+                striping => Script::Asks(Box::new(request), work_dir, striping),
+            }
+        }
         Err(why) => Script::Wrong(why),
     })
+}
+
+fn asks_for_no_ram_disk(request: &Request) -> bool {
+    request.data_in.is_empty() && request.data_out.is_empty()
 }
 
 /// A request whose paths are absolute and plain.
@@ -422,6 +449,10 @@ fn absolute(mut request: Request, work_dir: &Path) -> Result<Request, String> {
     };
     request.data_in.iter_mut().chain(&mut request.data_out).try_for_each(plain)?;
     request.stage_in.iter_mut().chain(&mut request.stage_out).try_for_each(plain)?;
+    for directory in &mut request.striping.directories {
+        // One that can't be costs the job its layout there, and nothing else: it stays as it was written, and is told.
+        let _ = plain(&mut directory.path);
+    }
     Ok(request)
 }
 

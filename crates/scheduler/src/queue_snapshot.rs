@@ -11,6 +11,7 @@ use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Request, Standing};
 use tokio::sync::{Notify, watch};
 
 use crate::clock::now;
+use crate::striping::StripingAsked;
 
 /// Who asks for a number that may not exist has a new look at most that often; so nobody can keep the workload manager
 /// busy with them.
@@ -23,6 +24,8 @@ const UNMAPPED_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct ScriptRequest {
     pub request: Option<Request>,
+    /// What it asks of layouts, also if of nothing else.
+    pub striping: Option<Arc<StripingAsked>>,
     pub work_dir: PathBuf,
     /// Where the site shows the RAM disk, if it is not the job's own nodes.
     pub io_nodes: BTreeMap<Vec<NodeName>, Vec<NodeName>>,
@@ -32,7 +35,7 @@ pub(crate) struct ScriptRequest {
 
 impl ScriptRequest {
     pub fn new(request: Option<Request>, work_dir: PathBuf) -> ScriptRequest {
-        ScriptRequest { request, work_dir, io_nodes: BTreeMap::new(), unmapped: None }
+        ScriptRequest { request, striping: None, work_dir, io_nodes: BTreeMap::new(), unmapped: None }
     }
 
     /// Whether the site's command, if there is one, is to be asked for the nodes that see the job's RAM disk.
@@ -85,12 +88,24 @@ impl ObservedQueue {
 
     /// Whether it is known that the job that has this number now asks for nothing.
     pub fn asks_for_nothing(&self, job: JobId) -> bool {
-        let newest = self
-            .asked()
-            .range(Incarnation::of_number(job))
-            .next_back()
-            .map(|(_, asked)| asked.request.is_none());
-        newest.unwrap_or(false)
+        self.is_known(job, |asked| asked.request.is_none())
+    }
+
+    /// Whether it is known that nothing is to be done when the job that has this number now starts.
+    pub fn starts_by_itself(&self, job: JobId) -> bool {
+        self.is_known(job, |asked| asked.request.is_none() && asked.striping.is_none())
+    }
+
+    fn is_known(&self, job: JobId, is_so: impl Fn(&ScriptRequest) -> bool) -> bool {
+        let asked = self.asked();
+        let newest = asked.range(Incarnation::of_number(job)).next_back();
+        newest.is_some_and(|(_, asked)| is_so(asked))
+    }
+
+    /// What a job whose script was read asks of layouts.
+    pub fn striping_of(&self, id: Incarnation) -> Option<Arc<StripingAsked>> {
+        // The same in all of its lives.
+        self.asked().get(id.lives().start()).and_then(|asked| asked.striping.clone())
     }
 
     /// The job that has this number now, as it was last seen.

@@ -8,12 +8,14 @@
 //! - `open`: opening it; `tables`: its tables; `error`: why it can't be used
 //! - `entry`: what events change; `load`: what an earlier daemon kept
 //! - `ramdisks`: secrets, layouts and parts of RAM disks; `past`: jobs that are gone, the log, and who used what
+//! - `layouts`: those of jobs' directories on disk
 //! - `workload`: the jobs that there were, as a log that is simulated with other sizes
 //! - `identity`: which journal it is; `log`: its write-ahead log
 
 mod entry;
 mod error;
 mod identity;
+mod layouts;
 mod load;
 mod log;
 mod open;

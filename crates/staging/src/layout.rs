@@ -5,10 +5,12 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ondeck_api::wire::{FormerLayout, FormerValue};
 use ondeck_core::text::{self, plain};
 use ondeck_layout::beegfs::{BeegfsError, StripePattern, Version};
 use ondeck_layout::ceph::{self, CephError, DirLayout};
@@ -34,6 +36,17 @@ pub struct Shown {
     pub layout: Option<Layout>,
     /// The same in the words of its filesystem.
     pub native: String,
+}
+
+/// Whether a directory's layout may be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the layout that is wanted.
+    Has,
+    /// Somebody has chosen another one for it.
+    Chosen,
+    /// It has what is above it, or what we have set.
+    Free,
 }
 
 /// Why a layout could not be read or set. Nothing was changed.
@@ -124,6 +137,16 @@ pub enum StripingError {
         /// Why.
         error: BeegfsError,
     },
+    /// What it had before is not understood.
+    #[error("{}: its former layout `{}` is not understood: {error}", path.display(), plain(text, 200))]
+    Former {
+        /// The directory.
+        path: PathBuf,
+        /// What was kept.
+        text: String,
+        /// Why.
+        error: OptionError,
+    },
 }
 
 /// A layout as a filesystem has it.
@@ -195,8 +218,11 @@ impl StripedDirectory {
     /// # Errors
     /// It can't be set, or the filesystem has made something else of it.
     pub fn set(&self, layout: &Layout, targets: Option<u32>) -> Result<Shown, StripingError> {
-        let wanted = self.native(layout, targets)?;
-        match &wanted {
+        self.set_native(&self.native(layout, targets)?)
+    }
+
+    fn set_native(&self, wanted: &Native) -> Result<Shown, StripingError> {
+        match wanted {
             Native::Lustre(layout) => {
                 let options = setstripe::options(layout);
                 // What the tool would refuse is not even begun.
@@ -223,7 +249,7 @@ impl StripedDirectory {
                     self.shown(native).map_or_else(|error| error.to_string(), |it| it.native)
                 };
                 let found = found.as_ref().map_or("nothing of its own".to_owned(), words);
-                Err(StripingError::Differs { path: self.path.clone(), set: words(&wanted), found })
+                Err(StripingError::Differs { path: self.path.clone(), set: words(wanted), found })
             }
         }
     }
@@ -306,6 +332,74 @@ impl StripedDirectory {
         }
     }
 
+    /// Whether its layout may be replaced by another one.
+    ///
+    /// # Errors
+    /// What it has can't be read, or the filesystem has nothing like this layout.
+    pub fn standing(&self, layout: &Layout, targets: Option<u32>) -> Result<Standing, StripingError> {
+        if self.has(layout, targets)? {
+            return Ok(Standing::Has);
+        }
+        Ok(if self.has_its_own()? && !self.is_marked()? { Standing::Chosen } else { Standing::Free })
+    }
+
+    /// What it has now, to be set again later.
+    ///
+    /// # Errors
+    /// It can't be read, or is none that can be set here.
+    pub fn former(&self) -> Result<FormerLayout, StripingError> {
+        let layout = match self.found()? {
+            None => FormerValue::Inherited,
+            Some(Native::Ceph(found)) => FormerValue::Cephfs(found.to_string()),
+            Some(Native::Lustre(layout)) => FormerValue::Options(setstripe::options(&layout).join(" ")),
+            Some(Native::Beegfs(pattern)) => {
+                let layout = pattern.layout().map_err(|error| self.beegfs(error))?;
+                FormerValue::Options(setstripe::options(&layout).join(" "))
+            }
+        };
+        Ok(FormerLayout { layout, mark: self.read_mark()? })
+    }
+
+    /// Gives it back what it had, and the note of what was set then, if there was one. Returns what it has now.
+    ///
+    /// # Errors
+    /// It can't be set.
+    pub fn restore(&self, former: &FormerLayout, targets: Option<u32>) -> Result<Shown, StripingError> {
+        let shown = match &former.layout {
+            FormerValue::Inherited => {
+                self.remove(ceph::ATTRIBUTE)?;
+                self.show()?
+            }
+            FormerValue::Cephfs(text) => {
+                let layout: DirLayout = text.parse().map_err(|error| self.ceph(error))?;
+                self.set_native(&Native::Ceph(layout))?
+            }
+            FormerValue::Options(options) => {
+                let layout = Setstripe::parse_of_any(options).and_then(|setstripe| setstripe.layout());
+                let layout = layout.map_err(|error| StripingError::Former {
+                    path: self.path.clone(),
+                    text: options.clone(),
+                    error,
+                })?;
+                self.set(&layout, targets)?
+            }
+        };
+        match &former.mark {
+            Some(mark) => rustix::fs::fsetxattr(&self.directory, MARK, mark.as_bytes(), XattrFlags::empty())
+                .map_err(|error| self.directory_error(error))?,
+            None => self.remove(MARK)?,
+        }
+        Ok(shown)
+    }
+
+    /// Takes an attribute away, if it is there.
+    fn remove(&self, attribute: &str) -> Result<(), StripingError> {
+        match rustix::fs::fremovexattr(&self.directory, attribute) {
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(self.directory_error(error)),
+        }
+    }
+
     /// Notes that what it has now was set by us.
     ///
     /// # Errors
@@ -321,11 +415,19 @@ impl StripedDirectory {
     /// # Errors
     /// It can't be read.
     pub fn is_marked(&self) -> Result<bool, StripingError> {
+        match self.read_mark()? {
+            Some(mark) => Ok(mark == self.show()?.native),
+            None => Ok(false),
+        }
+    }
+
+    /// The note of what was set by us, if there is one; what is no text is none of ours.
+    fn read_mark(&self) -> Result<Option<String>, StripingError> {
         let mut value = [0; 4096];
         match rustix::fs::fgetxattr(&self.directory, MARK, &mut value[..]) {
-            Ok(length) => Ok(value[..length] == *self.show()?.native.as_bytes()),
+            Ok(length) => Ok(std::str::from_utf8(&value[..length]).ok().map(str::to_owned)),
             // Longer than any that is set here.
-            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(false),
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(None),
             Err(error) => Err(self.directory_error(error)),
         }
     }
@@ -364,10 +466,16 @@ impl StripedDirectory {
 
     /// Starts a tool in the directory; returns what it prints.
     fn run(&self, tool: &'static str, words: &[&str]) -> Result<String, StripingError> {
-        let output = Command::new(tool)
+        let directory = self.directory.as_raw_fd();
+        let mut command = Command::new(tool);
+        // By its descriptor: what works as a user of what root has started can't look into its own /proc/self/fd.
+        // SAFETY: one system call between fork and exec, on a descriptor that is open until the tool has ended.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?));
+        }
+        let output = command
             .args(words)
             .arg(".")
-            .current_dir(Path::new("/proc/self/fd").join(self.directory.as_raw_fd().to_string()))
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .env("LC_ALL", OsStr::new("C"))

@@ -15,6 +15,7 @@
 //! - `work`: the worker's process; `worker`: what the kinds of its work have in common; `fill`, `catch_up` and `bring_home`:
 //!   each of them; `share`: by several nodes at once
 //! - `script`: running a user's script
+//! - `stripe`: layouts of directories on disk
 //! - `kept`: what a RAM disk keeps from the fill to the end, beside the job's data
 
 mod bring_home;
@@ -26,6 +27,7 @@ pub mod order;
 mod pipes;
 mod script;
 mod share;
+mod stripe;
 mod supervise;
 mod work;
 mod worker;

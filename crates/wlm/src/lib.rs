@@ -44,6 +44,8 @@ pub struct JobDetails {
     pub exit_code: Option<u32>,
     /// Its state, in the workload manager's own word.
     pub state: String,
+    /// How many tasks it has or wants, if that is said.
+    pub tasks: Option<u32>,
 }
 
 /// The queue at one moment.

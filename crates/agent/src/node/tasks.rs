@@ -49,7 +49,7 @@ impl Node {
             ramdisk: id.clone(),
             node: self.name.clone(),
             request,
-            data,
+            data: Some(data),
             state: self.state.clone(),
             socket: self.socket.clone(),
             script_memory: rules.script_memory.saturating_add(own_pages),

@@ -33,6 +33,11 @@ impl OvermountPolicy {
         }
     }
 
+    /// The directories below which a job's data may lie.
+    pub fn prefixes(&self) -> &[PathBuf] {
+        &self.prefixes
+    }
+
     /// Refuses to cover anything for a job that has begun on disk on this node.
     pub(super) fn allows_job(&self, layout: &Layout) -> Result<(), EngineError> {
         match started::job_of(layout) {

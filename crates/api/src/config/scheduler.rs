@@ -90,6 +90,8 @@ pub struct SchedulerConfig {
     /// Whether a RAM disk is shown on nodes where other jobs run, too. It is shown to the whole node, so another job of
     /// the same user would work in it, and lose it when the first one ends. Without this, such a job works on disk.
     pub shared_nodes: bool,
+    /// The file that says what the site's filesystems and nodes can do, for jobs that ask for layouts (#RSA_LAYOUT).
+    pub site_file: PathBuf,
     /// How long the log of a job is kept after it has ended.
     #[serde(deserialize_with = "time")]
     pub keep: Duration,
@@ -218,6 +220,7 @@ impl Default for SchedulerConfig {
             limits: LimitsConfig::default(),
             io_nodes: Vec::new(),
             shared_nodes: false,
+            site_file: "/etc/ondeck/site.toml".into(),
             keep: Duration::from_secs(30 * 86_400),
             simulate: None,
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ondeck_core::allocation::Purpose;
 use ondeck_core::schedule::{JobState, RsaState};
-use ondeck_core::{Bytes, Incarnation, JobId, NodeName, Owner, Request};
+use ondeck_core::{Bytes, Incarnation, JobId, NodeName, Owner, Rate, Request};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -27,6 +27,10 @@ pub struct JobStory {
     /// Seconds that it spent in each state, in the order of the first entry.
     #[schema(value_type = Vec<(schema::RsaState, f64)>)]
     pub phases: Vec<(RsaState, f64)>,
+    /// The layouts of its directories on disk, as its `#RSA_LAYOUT` lines ask for them.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub layouts: Vec<LayoutView>,
     /// What the RSA nodes had of its results that are lost.
     #[serde(default)]
     #[schema(required = true)]
@@ -204,6 +208,62 @@ pub struct PartView {
     pub bytes: Bytes,
     /// When it was asked, in milliseconds since 1970.
     pub seen_ms: u64,
+}
+
+/// The layout of one of a job's directories on disk: over how many disks its new files are spread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "directory": "/scratch/case/out",
+    "state": "set",
+    "text": "set (ceph.dir.layout=stripe_unit=1048576 stripe_count=4 object_size=4194304 pool=data), until the job has ended",
+    "keep": false,
+    "options": "-c 4 -S 1M",
+    "from": "the job's line",
+    "bandwidth": null,
+    "reasons": []
+})))]
+pub struct LayoutView {
+    /// Which directory.
+    #[schema(value_type = String)]
+    pub directory: PathBuf,
+    /// What came of it.
+    pub state: LayoutState,
+    /// The same in words.
+    pub text: String,
+    /// Whether it keeps the layout when the job has ended.
+    pub keep: bool,
+    /// What was chosen, as options of `lfs setstripe`; nothing if nothing was.
+    #[schema(required = true)]
+    pub options: Option<String>,
+    /// What it was chosen from; empty if nothing was.
+    pub from: String,
+    /// Bytes that all processes together read or write in a second, at most, where that can be said.
+    #[schema(required = true, value_type = Option<u64>)]
+    pub bandwidth: Option<Rate>,
+    /// What led to it, in the order of the decisions.
+    pub reasons: Vec<String>,
+}
+
+/// What came of the layout of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LayoutState {
+    /// An agent is told to set it.
+    Ordered,
+    /// It is set.
+    Set,
+    /// The directory is left as it was.
+    Alone,
+    /// It could not be set.
+    Failed,
+    /// It was set, and stays after the job's end.
+    Kept,
+    /// It was set, and the directory has what it had before again.
+    Restored,
+    /// It was set, and somebody has set something else since, which stays.
+    Changed,
+    /// It was set, and what was there before could not be set again.
+    NotRestored,
 }
 
 /// A life of a job beside the one that was asked for.

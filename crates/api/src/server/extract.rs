@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::auth::Caller;
 use crate::scheduler::{BurstBufferQuestion, Drain, Hook};
-use crate::wire::{Authority, Claim, MOST_BYTES, Refusal, RefusalCode, Release, StepRequest, TaskRequest};
+use crate::wire::{
+    Authority, Claim, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest, StripingOrder,
+    TaskRequest,
+};
 
 pub(super) const JSON: &str = "application/json";
 
@@ -180,7 +183,9 @@ content! {
     Hook: "the hook",
     BurstBufferQuestion: "the question",
     Release: "the release",
+    RestoreOrder: "the order",
     StepRequest: "the step",
+    StripingOrder: "the order",
     TaskRequest: "the task",
 }
 

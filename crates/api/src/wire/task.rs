@@ -6,6 +6,7 @@ use ondeck_core::{Bytes, PackFormat, Rate};
 use serde::{Deserialize, Serialize};
 
 use super::refusal::{Refusal, RefusalCode};
+use super::striping::{StripingResult, StripingWork};
 
 /// Work on a RAM disk, done on one of its nodes as its owner. Asked for again under the same name, nothing new is
 /// started.
@@ -108,6 +109,13 @@ pub enum TaskWork {
         #[serde(default)]
         salvage: bool,
     },
+    /// Looks at the layouts of directories on disk, or sets them: [`TaskReport::striping`]. It is about no RAM disk, and is
+    /// begun by an order for layouts alone.
+    Stripe {
+        /// The directories below which layouts may be set.
+        prefixes: Vec<PathBuf>,
+        work: StripingWork,
+    },
 }
 
 /// The files that one node has of a RAM disk.
@@ -159,6 +167,9 @@ pub struct TaskReport {
     /// What a survey has found: the largest entries.
     #[serde(default)]
     pub units: Vec<Unit>,
+    /// What became of directories whose layouts were to be looked at or set.
+    #[serde(default)]
+    pub striping: Vec<StripingResult>,
     /// How long it has run.
     pub seconds: f64,
     /// The end of what a script has printed.
@@ -201,6 +212,7 @@ impl TaskReport {
             errors: Vec::new(),
             beside: Vec::new(),
             units: Vec::new(),
+            striping: Vec::new(),
             seconds: 0.0,
             log: String::new(),
             retryable: false,
@@ -216,6 +228,7 @@ impl TaskWork {
             | TaskWork::Fill { directories, .. }
             | TaskWork::CatchUp { directories }
             | TaskWork::BringHome { directories, .. } => directories,
+            TaskWork::Stripe { .. } => &[],
         }
     }
 
@@ -227,7 +240,7 @@ impl TaskWork {
     /// The user's script.
     pub fn script(&self) -> Option<&std::path::Path> {
         match self {
-            TaskWork::Survey { .. } | TaskWork::CatchUp { .. } => None,
+            TaskWork::Survey { .. } | TaskWork::CatchUp { .. } | TaskWork::Stripe { .. } => None,
             TaskWork::Fill { script, .. } | TaskWork::BringHome { script, .. } => script.as_deref(),
         }
     }
@@ -263,6 +276,9 @@ impl TaskRequest {
         }
         if !is_plain(&self.job) {
             return malformed(format!("`{}` is no name of a job: use letters, digits and `._-`", self.job));
+        }
+        if matches!(self.work, TaskWork::Stripe { .. }) {
+            return malformed("layouts are no work for a RAM disk".into());
         }
         let directories = self.work.directories();
         for (index, directory) in directories.iter().enumerate() {

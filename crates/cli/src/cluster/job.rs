@@ -213,6 +213,20 @@ fn show(story: &JobStory) {
     if !job.message.is_empty() {
         println!("  note    {}", shown(&job.message));
     }
+    for layout in &story.layouts {
+        let chosen = match (&layout.options, layout.bandwidth) {
+            (Some(options), Some(bandwidth)) => format!("{options}, for at most {bandwidth}; "),
+            (Some(options), None) => format!("{options}; "),
+            (None, _) => String::new(),
+        };
+        println!("  layout  {}: {chosen}{}", shown(&layout.directory.to_string_lossy()), shown(&layout.text));
+        if !layout.from.is_empty() {
+            let why: Vec<&str> = std::iter::once(layout.from.as_str())
+                .chain(layout.reasons.iter().map(String::as_str))
+                .collect();
+            println!("          from {}", shown(&why.join("; ")));
+        }
+    }
     for part in &story.lost {
         let ago = since(part.seen_ms);
         println!("\nLOST WITH {}: {} files of {}, as seen {ago} ago", part.node, part.files, part.bytes);

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{Hook, HookAnswer};
 use ondeck_api::wire::{Refusal, RefusalCode};
-use ondeck_core::schedule::{Event, Job, JobState, Prolog, RsaState};
+use ondeck_core::schedule::{Event, Job, JobState, ObservedJob, Prolog, RsaState};
 use ondeck_core::{Incarnation, NodeName, Standing};
 
 use super::{Api, refused};
-use crate::{execute, queue};
+use crate::{execute, layouts, queue};
 
 /// How long a Prolog that has waited in vain waits for the end of a mount that is under way: it has some time more.
 const MOUNT_ENDS: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Api {
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let on_disk =
             |message: &str| HookAnswer { mounted: false, message: message.to_owned(), undecided: true };
-        if self.context.queue.asks_for_nothing(hook.job.job) {
+        if self.context.queue.starts_by_itself(hook.job.job) {
             return Ok(on_disk(""));
         }
         // What the hook says of the job is not believed: the workload manager is asked.
@@ -70,10 +70,33 @@ impl Api {
             return Ok(on_disk(""));
         }
         let seen = match queue::see(&self.context, job).await {
-            Ok(seen) if seen.request.is_some() => seen,
-            Ok(_) => return Ok(on_disk("")),
+            Ok(seen) => seen,
             Err(error) => return Ok(on_disk(&error.to_string())),
         };
+        // Its script begins on its first node.
+        let asked = self.context.queue.striping_of(id).filter(|_| job.nodes.first() == Some(&hook.node));
+        let striping =
+            asked.map(|asked| tokio::spawn(layouts::begin(Arc::clone(&self.context), job.clone(), asked)));
+        let answer =
+            if seen.request.is_some() { self.show(seen, &hook, until).await } else { Ok(on_disk("")) };
+        if let Some(striping) = striping {
+            // It goes on, whoever waits for it, and tells by itself what came of it.
+            let longest = until.min(Instant::now() + layouts::PATIENCE);
+            let _ = tokio::time::timeout_at(longest.into(), striping).await;
+        }
+        answer
+    }
+
+    /// Has a job that starts see its RAM disk, on all of its nodes or on none, and waits for that.
+    async fn show(
+        self: &Arc<Self>,
+        seen: ObservedJob,
+        hook: &Hook,
+        until: Instant,
+    ) -> Result<HookAnswer, Refusal> {
+        let on_disk =
+            |message: &str| HookAnswer { mounted: false, message: message.to_owned(), undecided: true };
+        let id = seen.job.id;
         let mut changed = self.context.watch();
         self.context.event(Event::Starting(Box::new(seen))).await.map_err(refused)?;
         let (mut until, mut waited) = (until, false);
@@ -115,6 +138,7 @@ impl Api {
         let longest = self.context.config().scheduler.limits.epilog;
         let until = Instant::now() + Duration::from_millis(hook.patience_ms).min(longest);
         let unmounted = |message: String| HookAnswer { mounted: false, message, undecided: false };
+        layouts::left(&self.context, hook.job, &hook.node);
         // An earlier job of the same number may have left results.
         let queued = self.context.queue.of_number(hook.job.job);
         // A requeue counts before the Epilogs of the former life run, and they are told the new count.

@@ -1,19 +1,21 @@
 //! Which job is meant, what became of it, and waiting for its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{AllocationView, JobStory, JobView, LogLine, OtherLife, PartView, Waited};
 use ondeck_api::wire::{Refusal, RefusalCode};
+use ondeck_core::allocation::Purpose;
 use ondeck_core::schedule::{Job, JobState, RsaState, Time};
-use ondeck_core::{Incarnation, JobId, JobSelector, Owner, QueuedJob, Standing};
+use ondeck_core::{Incarnation, JobId, JobSelector, Owner, QueuedJob, Request, Standing};
 
 use super::{Api, may_see};
 use crate::clock::{self, now};
 use crate::inventory;
 use crate::store::StoreError;
+use crate::striping::JobLayouts;
 
 /// How long a look at the queue is waited for.
 const LOOK: Duration = Duration::from_secs(5);
@@ -58,6 +60,39 @@ fn view(job: &Job) -> JobView {
         lost_on: job.lost_on.clone(),
         message: job.message.clone(),
         waits_for: job.waits_for.clone(),
+    }
+}
+
+/// The same of a job that has asked for layouts alone, and works on disk.
+fn view_on_disk(layouts: &JobLayouts, done: bool, queued: Option<&QueuedJob>) -> JobView {
+    // The queue may not have been looked at since its Epilog.
+    let has_ended = done || queued.is_none_or(|job| job.standing == Standing::Ended);
+    JobView {
+        id: layouts.id,
+        owner: layouts.owner,
+        account: layouts.account.clone(),
+        request: Request { striping: layouts.request.clone(), ..Request::default() },
+        work_dir: layouts.work_dir.clone(),
+        component_of: None,
+        compute_nodes: u32::try_from(layouts.nodes.len()).unwrap_or(u32::MAX),
+        nodes: layouts.nodes.clone(),
+        priority: queued.map_or(0, |job| job.priority),
+        submitted: layouts.submitted,
+        started_ms: Some(clock::shown(layouts.since)),
+        job_state: if has_ended { JobState::Finished } else { JobState::Running },
+        rsa_state: RsaState::Initial,
+        since_ms: clock::shown(layouts.since),
+        purpose: Purpose::Output,
+        allocation: None,
+        io_nodes: Vec::new(),
+        results: false,
+        abandoned: false,
+        held: false,
+        failures: 0,
+        parts: BTreeMap::new(),
+        lost_on: BTreeSet::new(),
+        message: layouts.told().unwrap_or_default(),
+        waits_for: String::new(),
     }
 }
 
@@ -126,9 +161,17 @@ impl Api {
         let of_number = self
             .of_number(selector.job, caller)
             .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
-        let newest = of_number.keys().rev().copied().find(|id| selector.takes(*id));
+        let mut layouts = self
+            .context
+            .journal
+            .read(|reader| reader.layouts_of(selector.job))
+            .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        layouts.retain(|(layouts, _)| may_see(caller, layouts.owner));
+        let of_layouts = layouts.iter().map(|(layouts, _)| layouts.id);
+        let newest = of_number.keys().copied().chain(of_layouts).filter(|id| selector.takes(*id)).max();
         let id =
             newest.ok_or_else(|| self.held_back(selector, caller).unwrap_or_else(|| unknown(selector)))?;
+        let layouts = layouts.into_iter().find(|(layouts, _)| layouts.id == id);
         let others = of_number.iter().filter(|(other, _)| **other != id);
         let others: Vec<OtherLife> = others
             .map(|(other, (job, done))| OtherLife {
@@ -138,15 +181,33 @@ impl Api {
                 done: *done,
             })
             .collect();
-        let (job, done) = of_number[&id].clone();
         let log = self.log(Some(id)).await?;
+        let (job, done) = match (of_number.get(&id).cloned(), &layouts) {
+            (Some(known), _) => known,
+            (None, Some((layouts, done))) => {
+                let queued = self.context.queue.of_number(id.job).filter(|job| job.id == id);
+                return Ok(JobStory {
+                    job: view_on_disk(layouts, *done, queued.as_ref()),
+                    done: *done,
+                    transfer: None,
+                    log,
+                    phases: Vec::new(),
+                    layouts: layouts.view(),
+                    lost: Vec::new(),
+                    others,
+                });
+            }
+            // It is one of the two.
+            (None, None) => return Err(unknown(selector)),
+        };
         let phases = phases(&log, if done { None } else { Some(clock::shown(now())) });
         let transfer = self.context.transfers().get(&id).cloned();
         let (context, of) = (Arc::clone(&self.context), job.clone());
         let failed = |error: &dyn std::fmt::Display| Refusal::new(RefusalCode::Failed, error.to_string());
         let lost = tokio::task::spawn_blocking(move || inventory::lost(&context, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-        Ok(JobStory { job: view(&job), done, transfer, log, phases, lost, others })
+        let layouts = layouts.map(|(layouts, _)| layouts.view()).unwrap_or_default();
+        Ok(JobStory { job: view(&job), done, transfer, log, phases, layouts, lost, others })
     }
 
     /// What to say of a job of which nothing is known yet, because it is held until another one has ended, or its time has
@@ -272,8 +333,22 @@ impl Api {
                 state: "nothing is done for it".into(),
                 message: String::new(),
             }),
+            (None, None) if self.has_layouts(selector, caller)? => Ok(Waited {
+                done: true,
+                abandoned: false,
+                stuck: false,
+                state: "it has ended, and had no RAM disk".into(),
+                message: String::new(),
+            }),
             (None, None) => Err(unknown(selector)),
         }
+    }
+
+    /// Whether a job that is named had layouts set, or asked for that.
+    fn has_layouts(&self, selector: JobSelector, caller: Caller) -> Result<bool, Refusal> {
+        let known = self.context.journal.read(|reader| reader.layouts_of(selector.job));
+        let known = known.map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        Ok(known.iter().any(|(layouts, _)| selector.takes(layouts.id) && may_see(caller, layouts.owner)))
     }
 
     /// Why nobody can say that a job has no results: it may have had a RAM disk before the journal began, on nodes that have

@@ -161,6 +161,7 @@ impl Store {
                 &format!("DELETE FROM journal WHERE at_ms < ?1 AND (job IS NULL OR job NOT IN ({known}))"),
                 [ended.0 as i64],
             )?;
+            transaction.execute("DELETE FROM layouts WHERE done AND at_ms < ?1", [ended.0 as i64])?;
             Ok(forgotten)
         };
         let path = self.reader.path.clone();

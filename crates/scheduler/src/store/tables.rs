@@ -43,6 +43,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), rusqlite_migrat
     connection.execute_batch(SET_ASIDE)?;
     connection.execute_batch(PARTS)?;
     connection.execute_batch(MOVED)?;
+    connection.execute_batch(LAYOUTS)?;
     for (column, statement) in [("thesis", THESIS), ("rsa_nodes", RSA_NODES)] {
         let has: bool = connection.query_row(HAS_COLUMN, [column], |row| row.get(0))?;
         if !has {
@@ -77,6 +78,11 @@ const PARTS: &str = "CREATE TABLE IF NOT EXISTS parts
 /// know this table leave it alone.
 const MOVED: &str = "CREATE TABLE IF NOT EXISTS moved
     (job TEXT NOT NULL, work TEXT NOT NULL, at_ms INTEGER NOT NULL, bytes INTEGER NOT NULL, files INTEGER NOT NULL)";
+
+/// The layouts of jobs' directories on disk, as JSON, and whether nothing is to be done about them any more. Daemons that don't
+/// know this table leave it alone, and the layouts as they are.
+const LAYOUTS: &str = "CREATE TABLE IF NOT EXISTS layouts
+    (id TEXT PRIMARY KEY, record TEXT NOT NULL, done INTEGER NOT NULL, at_ms INTEGER NOT NULL)";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -35,6 +35,9 @@ pub fn enter(order: &TaskOrder) -> Result<(), Failure> {
     // Disks that the machine mounts on demand still come in; ours never go out.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(|error| failed("make namespaces", error.into()))?;
+    let Some(data) = &order.data else {
+        return hide_ram_disks(order).map_err(|error| failed("hide RAM disks", error));
+    };
     let show = || -> io::Result<()> {
         for path in [RAM_DISK, SCRATCH] {
             match fs::DirBuilder::new().recursive(true).mode(0o755).create(path) {
@@ -42,7 +45,7 @@ pub fn enter(order: &TaskOrder) -> Result<(), Failure> {
                 _ => {}
             }
         }
-        mounts::bind(&order.data, &Target::open(Path::new(RAM_DISK), None)?)
+        mounts::bind(data, &Target::open(Path::new(RAM_DISK), None)?)
     };
     show().map_err(|error| failed(&format!("show {} at {RAM_DISK}", order.ramdisk), error))?;
     hide_ram_disks(order).map_err(|error| failed("hide the other RAM disks", error))?;

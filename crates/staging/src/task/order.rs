@@ -3,21 +3,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ondeck_api::wire::{TaskRequest, Unit};
+use ondeck_api::wire::{StripingResult, TaskRequest, Unit};
 use ondeck_core::{Bytes, NodeName, RamDiskId};
 use serde::{Deserialize, Serialize};
 
 /// What a runner is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskOrder {
-    /// The RAM disk.
+    /// The RAM disk; for work without one, what the job's would be called.
     pub ramdisk: RamDiskId,
     /// The node, for messages.
     pub node: NodeName,
     /// What to do.
     pub request: TaskRequest,
-    /// The owner's directory of the RAM disk, where only root can reach it.
-    pub data: PathBuf,
+    /// The owner's directory of the RAM disk, where only root can reach it; nothing for work on disk alone.
+    pub data: Option<PathBuf>,
     /// The agent's directory.
     pub state: PathBuf,
     /// The agent's socket.
@@ -51,6 +51,8 @@ pub enum Line {
     Beside(String),
     /// What a survey has found.
     Units(Vec<Unit>),
+    /// What became of a directory's layout.
+    Striping(Box<StripingResult>),
     /// The end of a script's output.
     Log(String),
     /// The runner's last line.
@@ -70,6 +72,9 @@ pub const MOST_NAMED: usize = 20;
 /// The most entries that a survey tells of. What is not told of is left to the task that comes last.
 pub const MOST_UNITS: usize = 2000;
 
+/// The most directories whose layouts are told of.
+pub const MOST_STRIPED: usize = 64;
+
 /// The longest text in a report: some long paths and what is wrong with them.
 const LONGEST_TEXT: usize = 64 << 10;
 
@@ -80,6 +85,7 @@ pub struct Room {
     errors: usize,
     beside: usize,
     units: usize,
+    striped: usize,
 }
 
 impl Room {
@@ -97,6 +103,11 @@ impl Room {
                 // A directory's name is a plain one, and the kernel allows no longer entries.
                 let fits = |unit: &Unit| unit.directory.len() <= 64 && unit.entry.len() <= 255;
                 self.units <= MOST_UNITS && units.iter().all(fits)
+            }
+            Line::Striping(result) => {
+                self.striped += 1;
+                let length = serde_json::to_string(result).map_or(usize::MAX, |text| text.len());
+                self.striped <= MOST_STRIPED && length <= LONGEST_TEXT
             }
             Line::Log(text) | Line::Done { message: Some(text), .. } => text.len() <= LONGEST_TEXT,
             Line::Progress { .. } | Line::Done { message: None, .. } => true,

@@ -188,8 +188,12 @@ fn late(order: &TaskOrder, shared: &Shared) -> String {
         TaskWork::Fill { .. } => "stage-in",
         TaskWork::CatchUp { .. } => "catching up with the disk",
         TaskWork::BringHome { .. } => "stage-out",
+        TaskWork::Stripe { .. } => "work on layouts",
     };
     let time = duration::display(Duration::from_millis(order.request.deadline_ms));
+    if matches!(order.request.work, TaskWork::Stripe { .. }) {
+        return format!("{}: the filesystem did not answer within {time}", order.node);
+    }
     match order.request.work.script() {
         Some(script) if shared.in_script.load(Relaxed) => {
             format!("the {work} script {} did not end within {time} and was killed", script.display())
@@ -264,7 +268,9 @@ impl Watch {
     fn take(&mut self, line: &[u8]) {
         match serde_json::from_slice(line) {
             Ok(done @ Line::Done { .. }) => self.done = Some(done),
-            Ok(line @ (Line::Error(_) | Line::Beside(_) | Line::Units(_))) if self.room.take(&line) => {
+            Ok(line @ (Line::Error(_) | Line::Beside(_) | Line::Units(_) | Line::Striping(_)))
+                if self.room.take(&line) =>
+            {
                 say(&line)
             }
             // Nothing else is the worker's to say.

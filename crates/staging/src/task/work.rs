@@ -12,7 +12,7 @@ use rustix::fs::Mode;
 use super::order::{Line, TaskOrder};
 use super::pipes::{Pipes, Shared};
 use super::worker::{Findings, Worker, lock, send};
-use super::{Failure, Host, confine, kept};
+use super::{Failure, Host, confine, kept, stripe};
 
 /// Becomes the user and does the work; gives the process's exit code.
 pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Shared, pipes: Pipes) -> i32 {
@@ -20,6 +20,10 @@ pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Sh
     let lines = Mutex::new(lines);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let log = become_user(order, user, log)?;
+        if let TaskWork::Stripe { prefixes, work } = &order.request.work {
+            stripe::stripe(prefixes, work, &lines);
+            return Ok(None);
+        }
         let ram = kept::open().map_err(|error| {
             Failure::passing(format!("{}: can't open the RAM disk {}: {error}", order.node, order.ramdisk))
         })?;
@@ -41,6 +45,7 @@ pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Sh
             TaskWork::Fill { directories, script, .. } => worker.fill(directories, script.as_deref()),
             TaskWork::CatchUp { directories } => worker.catch_up(directories),
             TaskWork::BringHome { directories, salvage: true, .. } => worker.salvage(directories),
+            TaskWork::Stripe { .. } => Ok(None),
             TaskWork::BringHome { directories, script, pack, salvage: false } => {
                 worker.bring_home(directories, script.as_deref(), *pack)
             }

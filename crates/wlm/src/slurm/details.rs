@@ -7,8 +7,8 @@ use super::record::{records, text};
 use crate::{JobDetails, WlmError};
 
 /// What is asked of squeue, in the order of [`parse`].
-pub const FIELDS: &[&str; 8] =
-    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment", "stderr"];
+pub const FIELDS: &[&str; 9] =
+    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment", "stderr", "NumTasks"];
 
 /// States of a job that has ended (squeue(1), job state codes).
 const ENDED: &[&str] = &[
@@ -27,7 +27,7 @@ const ENDED: &[&str] = &[
 pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, WlmError> {
     let id = job.to_string();
     let records = records::<{ FIELDS.len() }>(output, separator)?;
-    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err] =
+    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err, tasks] =
         records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
     let state = text(state);
     let exit_code = match text(exit_code).parse() {
@@ -43,6 +43,7 @@ pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, W
         admin_comment: text(admin_comment),
         exit_code,
         state,
+        tasks: text(tasks).parse().ok().filter(|tasks| *tasks > 0),
     })
 }
 
@@ -65,9 +66,9 @@ mod tests {
     use super::*;
 
     /// Slurm 22.05.8, with `|` in place of the separator.
-    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|\n\
-        35|FAILED|9|/home||(null)|ondeck:hold|(null)|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|\n\
-        37|FAILED|768|/|/o|(null)|(null)|/o|\n";
+    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|256|\n\
+        35|FAILED|9|/home||(null)|ondeck:hold|(null)|1|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|4|\n\
+        37|FAILED|768|/|/o|(null)|(null)|/o|N/A|\n";
 
     #[test]
     fn details_are_read() {
@@ -77,11 +78,11 @@ mod tests {
         assert_eq!(details.std_out.unwrap().to_str(), Some("/home/a b/out 34"));
         assert_eq!(details.std_err.unwrap().to_str(), Some("/e"));
         assert_eq!((details.comment.as_str(), details.admin_comment.as_str()), ("x", ""));
-        assert_eq!(details.exit_code, Some(128 + 53));
+        assert_eq!((details.exit_code, details.tasks), (Some(128 + 53), Some(256)));
         let details = read(35).unwrap();
         assert_eq!((details.std_out, details.exit_code), (None, Some(137)));
         assert_eq!(read(36).unwrap().exit_code, None);
-        assert_eq!(read(37).unwrap().exit_code, Some(3));
+        assert_eq!((read(37).unwrap().exit_code, read(37).unwrap().tasks), (Some(3), None));
         assert_eq!(read(38), Err(WlmError::NoSuchJob(JobId(38))));
     }
 }

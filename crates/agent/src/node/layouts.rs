@@ -1,0 +1,229 @@
+//! Layouts of jobs' directories on disk: set when a job starts, and taken back when it has ended.
+//!
+//! It is done by tasks, as the user, in three steps: the directories are looked at, what they have is noted in the agent's
+//! directory, and only then something is set. So whatever ends in between, what was there before is known.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_api::wire::{
+    DirectoryToRestore, DirectoryToStripe, Refusal, RefusalCode, RestoreOrder, StripingOrder,
+    StripingOutcome, StripingReport, StripingResult, StripingWork, TaskReport, TaskRequest, TaskState,
+    TaskWork,
+};
+use ondeck_core::{Bytes, Epoch, Incarnation, RamDiskId};
+
+use super::{Node, failed, refusal};
+use crate::striping::{self, StripingRecord};
+use crate::task::{Task, TaskOrder};
+
+/// The longest that an order may take: a job's start waits for it.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// How long a task may take to end after its deadline; what does not end then hangs in the kernel, and nobody waits for it.
+const ENDING: Duration = Duration::from_millis(300);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these protect is whole after every statement.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Whose layouts, and until when.
+struct Errand<'a> {
+    node: &'a Node,
+    job: Incarnation,
+    uid: u32,
+    gid: u32,
+    until: Instant,
+}
+
+impl Node {
+    /// Gives directories of a job their layouts. What an earlier order of this kind has done is not done again.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the order is malformed, or what the directories have can't be noted: then nothing is set.
+    pub fn stripe(&self, job: Incarnation, order: &StripingOrder) -> Result<StripingReport, Refusal> {
+        order.check()?;
+        let errand = self.errand(job, (order.uid, order.gid), order.deadline_ms);
+        let of_job = self.layouts_of(job);
+        let _one_of_them = lock(&of_job);
+        let mut record = self.load_striping(job)?.unwrap_or_else(StripingRecord::new);
+        let is_noted =
+            |wanted: &&DirectoryToStripe| record.directories.iter().any(|noted| noted.path == wanted.path);
+        let (mut to_set, new): (Vec<_>, Vec<_>) = order.directories.iter().partition(is_noted);
+        for noted in &mut record.directories {
+            // The site's figures may have changed since; what was there before has not.
+            if let Some(wanted) = to_set.iter().find(|wanted| wanted.path == noted.path) {
+                noted.options.clone_from(&wanted.options);
+                (noted.targets, noted.tool) = (wanted.targets, wanted.tool);
+            }
+        }
+        let mut report = StripingReport::default();
+        if !new.is_empty() {
+            let directories = new.iter().copied().cloned().collect();
+            let looked = errand.run("look", StripingWork::Look { directories });
+            for wanted in new {
+                let result = of(&looked, &wanted.path);
+                match (&result.outcome, &result.former) {
+                    (StripingOutcome::Free, Some(_)) if wanted.keep => to_set.push(wanted),
+                    (StripingOutcome::Free, Some(former)) => {
+                        record.directories.push(DirectoryToRestore {
+                            path: wanted.path.clone(),
+                            options: wanted.options.clone(),
+                            targets: wanted.targets,
+                            tool: wanted.tool,
+                            former: former.clone(),
+                        });
+                        to_set.push(wanted);
+                    }
+                    _ => report.directories.push(result),
+                }
+            }
+        }
+        if to_set.is_empty() {
+            return Ok(report);
+        }
+        let noted = if record.directories.is_empty() { Ok(()) } else { record.save(&self.state, job) };
+        noted.map_err(|error| {
+            let kept = striping::directory(&self.state);
+            let message =
+                format!("{}: can't note in {} what directories had: {error}", self.name, kept.display());
+            refusal(RefusalCode::Failed, message)
+        })?;
+        let directories = to_set.iter().copied().cloned().collect();
+        let set = errand.run("set", StripingWork::Set { directories });
+        for wanted in to_set {
+            let former = record.directories.iter().find(|noted| noted.path == wanted.path);
+            let former = former.map(|noted| noted.former.clone());
+            report.directories.push(StripingResult { former, ..of(&set, &wanted.path) });
+        }
+        Ok(report)
+    }
+
+    /// Gives directories of a job back what they had before, by what is noted here, or else by the order.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the order is malformed, what was noted can't be read, or it could not be told of all directories what they
+    /// have. Then it can be ordered again.
+    pub fn restore_layouts(&self, job: Incarnation, order: &RestoreOrder) -> Result<StripingReport, Refusal> {
+        order.check()?;
+        let errand = self.errand(job, (order.uid, order.gid), order.deadline_ms);
+        let of_job = self.layouts_of(job);
+        let _one_of_them = lock(&of_job);
+        let directories = match self.load_striping(job)? {
+            Some(record) => record.directories,
+            None => order.directories.clone(),
+        };
+        if directories.is_empty() {
+            return Ok(StripingReport::default());
+        }
+        let paths: Vec<PathBuf> = directories.iter().map(|directory| directory.path.clone()).collect();
+        let restored = errand.run("restore", StripingWork::Restore { directories });
+        if let Err(why) = &restored.1 {
+            return Err(refusal(RefusalCode::Failed, why.clone()));
+        }
+        let directories = paths.iter().map(|path| of(&restored, path)).collect();
+        // Told of a directory that failed, the scheduler says when it is tried again, and with what.
+        if let Err(error) = StripingRecord::remove(&self.state, job) {
+            tracing::error!(%error, "can't forget what the directories of a job had; it is looked at again if it is ordered");
+        }
+        Ok(StripingReport { directories })
+    }
+
+    fn errand(&self, job: Incarnation, (uid, gid): (u32, u32), deadline_ms: u64) -> Errand<'_> {
+        let until = Instant::now() + Duration::from_millis(deadline_ms).min(LONGEST);
+        Errand { node: self, job, uid, gid, until }
+    }
+
+    /// The lock of whoever works on the layouts of a job.
+    fn layouts_of(&self, job: Incarnation) -> Arc<Mutex<()>> {
+        let mut locks = lock(&self.layouts);
+        locks.retain(|known, lock| *known == job || Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(job).or_default())
+    }
+
+    fn load_striping(&self, job: Incarnation) -> Result<Option<StripingRecord>, Refusal> {
+        StripingRecord::load(&self.state, job).map_err(|error| {
+            let kept = striping::directory(&self.state);
+            let message = format!(
+                "{}: can't read in {} what the directories of job {job} had: {error}",
+                self.name,
+                kept.display()
+            );
+            refusal(RefusalCode::Failed, message)
+        })
+    }
+}
+
+/// What a task has told of each directory, and whether it came to its end.
+type Told = (BTreeMap<PathBuf, StripingResult>, Result<(), String>);
+
+/// What came of a directory.
+fn of((told, ended): &Told, path: &Path) -> StripingResult {
+    let silent = || {
+        let why = match ended {
+            Ok(()) => "nothing was told of it".to_owned(),
+            Err(why) => why.clone(),
+        };
+        let outcome = StripingOutcome::Failed { why: format!("{}: {why}", path.display()) };
+        StripingResult { path: path.to_owned(), outcome, former: None }
+    };
+    told.get(path).cloned().unwrap_or_else(silent)
+}
+
+impl Errand<'_> {
+    /// Has it done as the user, and waits for its end or the deadline.
+    fn run(&self, name: &str, work: StripingWork) -> Told {
+        match self.try_run(name, work) {
+            Ok(report) => {
+                let ended = match report.state {
+                    TaskState::Done { ok: true, .. } => Ok(()),
+                    TaskState::Done { message, .. } => Err(message.unwrap_or_else(|| "it failed".to_owned())),
+                    TaskState::Running => {
+                        Err(format!("{}: it hangs; its filesystem does not answer", self.node.name))
+                    }
+                };
+                let told = report.striping.into_iter().map(|result| (result.path.clone(), result)).collect();
+                (told, ended)
+            }
+            Err(refused) => (BTreeMap::new(), Err(refused.message)),
+        }
+    }
+
+    fn try_run(&self, name: &str, work: StripingWork) -> Result<TaskReport, Refusal> {
+        let node = self.node;
+        let rules = node.rules();
+        let left = self.until.saturating_duration_since(Instant::now());
+        let request = TaskRequest {
+            work: TaskWork::Stripe { prefixes: rules.overmounts.prefixes().to_vec(), work },
+            uid: self.uid,
+            gid: self.gid,
+            job: self.job.job.to_string(),
+            label: self.job.label(),
+            work_dir: "/".into(),
+            deadline_ms: left.as_millis() as u64,
+            bandwidth: None,
+            share: None,
+            unchanged_ms: 0,
+        };
+        let order = TaskOrder {
+            ramdisk: RamDiskId { name: self.job.ramdisk(), epoch: Epoch(0) },
+            node: node.name.clone(),
+            request,
+            data: None,
+            state: node.state.clone(),
+            socket: node.socket.clone(),
+            script_memory: Bytes::ZERO,
+            require_memory_group: false,
+            out_of_date: Duration::ZERO,
+        };
+        let task = Task::start_on_disk(name, &node.state.join("layouts.log"), &order)
+            .map_err(|error| failed(&error))?;
+        // An agent's requests that touch the system are on threads of their own.
+        let report = tokio::runtime::Handle::current().block_on(task.wait(left + ENDING));
+        task.let_go();
+        Ok(report)
+    }
+}

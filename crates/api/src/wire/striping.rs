@@ -1,0 +1,244 @@
+//! Layouts of a job's directories on disk: set as its user when it starts, and taken back when it has ended.
+
+use std::path::{Path, PathBuf};
+
+use ondeck_layout::Tool;
+use serde::{Deserialize, Serialize};
+
+use super::refusal::{Refusal, RefusalCode};
+
+/// The most directories of one order.
+const MOST_DIRECTORIES: usize = 64;
+
+/// Gives new files of a job's directories layouts. Ordered again, it does what is not done yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StripingOrder {
+    /// The job's user, who does it, with all groups that the node knows of.
+    pub uid: u32,
+    /// The user's primary group.
+    pub gid: u32,
+    /// How long it may take.
+    pub deadline_ms: u64,
+    /// The directories.
+    pub directories: Vec<DirectoryToStripe>,
+}
+
+/// A directory, and the layout that its new files shall have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryToStripe {
+    /// Its path on disk: absolute.
+    pub path: PathBuf,
+    /// The layout, as options of `lfs setstripe`.
+    pub options: String,
+    /// How many targets its filesystem has, where that is known.
+    pub targets: Option<u32>,
+    /// How its filesystem is told layouts; if nothing is said, the filesystem itself says it.
+    pub tool: Option<Tool>,
+    /// Whether it is set also in the place of a layout that somebody has chosen for the directory.
+    pub replace: bool,
+    /// Whether it stays when the job has ended: then it is not noted what was there before.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+/// Gives directories of a job back the layouts that they had before, unless somebody has changed them since. What the node
+/// has noted itself counts for more than the directories of the order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreOrder {
+    /// The job's user.
+    pub uid: u32,
+    /// The user's primary group.
+    pub gid: u32,
+    /// How long it may take.
+    pub deadline_ms: u64,
+    /// The directories, as far as it is known what they had.
+    pub directories: Vec<DirectoryToRestore>,
+}
+
+/// A directory that was given a layout, or nearly so, and what it had before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryToRestore {
+    /// Its path on disk: absolute.
+    pub path: PathBuf,
+    /// What it was given, as in [`DirectoryToStripe`]: as long as it has that, nobody has changed it.
+    pub options: String,
+    /// As in [`DirectoryToStripe`].
+    pub targets: Option<u32>,
+    /// As in [`DirectoryToStripe`].
+    pub tool: Option<Tool>,
+    /// What it had before.
+    pub former: FormerLayout,
+}
+
+/// What a directory had before its layout was set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormerLayout {
+    /// The layout.
+    pub layout: FormerValue,
+    /// The note of `ondeck layout auto` that it had set it, if there was one.
+    pub mark: Option<String>,
+}
+
+/// A layout in the words in which it can be set again exactly.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FormerValue {
+    /// Nothing of its own: what the directory above has.
+    Inherited,
+    /// The value of CephFS's attribute.
+    Cephfs(String),
+    /// Options of `lfs setstripe`, for filesystems where every directory has a layout.
+    Options(String),
+}
+
+/// What became of each directory of an order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StripingReport {
+    /// In any order.
+    pub directories: Vec<StripingResult>,
+}
+
+/// What became of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StripingResult {
+    /// As it was ordered.
+    pub path: PathBuf,
+    /// What came of it.
+    pub outcome: StripingOutcome,
+    /// What it had before, if something else was tried to be set.
+    pub former: Option<FormerLayout>,
+}
+
+/// What came of an order for a directory. Layouts are in the words of the filesystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StripingOutcome {
+    /// It was looked at: nothing keeps its layout from being set.
+    Free,
+    /// New files have the layout from now on.
+    Set {
+        /// What it has.
+        native: String,
+    },
+    /// It has that layout already.
+    Has {
+        /// What it has.
+        native: String,
+    },
+    /// It keeps what somebody has chosen for it.
+    Chosen {
+        /// What it has.
+        native: String,
+    },
+    /// It has again what it had before.
+    Restored {
+        /// What it has.
+        native: String,
+    },
+    /// What was to be taken back had not been set.
+    AsBefore,
+    /// It keeps what somebody has set since.
+    Changed {
+        /// What it has.
+        native: String,
+    },
+    /// It could not be looked at, or not be set.
+    Failed {
+        /// In words: what, where, and what to do.
+        why: String,
+    },
+}
+
+/// A part of such an order, which a task does as the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "fields are what their names and types say")]
+pub enum StripingWork {
+    /// Looks at what directories have, and whether that may be replaced.
+    Look { directories: Vec<DirectoryToStripe> },
+    /// Sets layouts.
+    Set { directories: Vec<DirectoryToStripe> },
+    /// Takes them back.
+    Restore { directories: Vec<DirectoryToRestore> },
+}
+
+impl StripingWork {
+    /// The directories that it is about.
+    pub fn paths(&self) -> Vec<&Path> {
+        match self {
+            StripingWork::Look { directories } | StripingWork::Set { directories } => {
+                directories.iter().map(|directory| directory.path.as_path()).collect()
+            }
+            StripingWork::Restore { directories } => {
+                directories.iter().map(|directory| directory.path.as_path()).collect()
+            }
+        }
+    }
+}
+
+impl StripingOrder {
+    /// Refuses what makes no sense.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        check(self.directories.iter().map(|directory| directory.path.as_path()))
+    }
+}
+
+impl RestoreOrder {
+    /// Refuses what makes no sense.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        check(self.directories.iter().map(|directory| directory.path.as_path()))
+    }
+}
+
+fn check<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<(), Refusal> {
+    let malformed = |message: String| Err(Refusal::new(RefusalCode::Malformed, message));
+    let paths: Vec<&Path> = paths.collect();
+    if paths.len() > MOST_DIRECTORIES {
+        return malformed(format!("an order is about at most {MOST_DIRECTORIES} directories"));
+    }
+    for (index, path) in paths.iter().enumerate() {
+        if !path.is_absolute() {
+            return malformed(format!("the directory {} is not absolute", path.display()));
+        }
+        if paths[..index].contains(path) {
+            return malformed(format!("the directory {} is there twice", path.display()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_names_each_directory_once_and_from_the_root() {
+        let order = |paths: &[&str]| {
+            let directory = |path: &&str| DirectoryToStripe {
+                path: path.into(),
+                options: "-c 1".into(),
+                targets: None,
+                tool: Some(Tool::Cephfs),
+                replace: false,
+                keep: false,
+            };
+            let directories = paths.iter().map(directory).collect();
+            StripingOrder { uid: 1, gid: 1, deadline_ms: 1, directories }
+                .check()
+                .map_err(|error| error.message)
+        };
+        assert!(order(&["/a", "/b"]).is_ok());
+        assert!(order(&["a"]).unwrap_err().contains("not absolute"));
+        assert!(order(&["/a", "/b", "/a"]).unwrap_err().contains("there twice"));
+        let many: Vec<String> = (0..=MOST_DIRECTORIES).map(|number| format!("/{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(order(&many[1..]).is_ok() && order(&many).unwrap_err().contains("at most 64"));
+    }
+}

@@ -1,0 +1,41 @@
+//! Layouts of jobs' directories on disk, by the agent of one of the job's nodes.
+
+use std::time::Duration;
+
+use ondeck_api::CallError;
+use ondeck_api::wire::{RestoreOrder, StripingOrder, StripingReport, VERSION};
+use ondeck_core::{Incarnation, NodeName};
+
+use crate::{ANSWER, Fleet};
+
+impl Fleet {
+    /// Has directories of a job given layouts; it may be ordered again.
+    ///
+    /// # Errors
+    /// [`CallError`]. After one that leaves open what was done, [`Fleet::restore_layouts`] finds it.
+    pub async fn stripe(
+        &self,
+        node: &NodeName,
+        job: Incarnation,
+        order: &StripingOrder,
+    ) -> Result<StripingReport, CallError> {
+        let path = format!("/{VERSION}/layouts/{}", job.key());
+        let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
+        self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
+    }
+
+    /// Has directories of a job given back what they had before; it may be ordered again.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn restore_layouts(
+        &self,
+        node: &NodeName,
+        job: Incarnation,
+        order: &RestoreOrder,
+    ) -> Result<StripingReport, CallError> {
+        let path = format!("/{VERSION}/layouts/{}/restore", job.key());
+        let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
+        self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
+    }
+}

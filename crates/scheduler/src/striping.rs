@@ -1,0 +1,727 @@
+//! The layouts of jobs' directories on disk: what was chosen for each, what came of it, and what is still to be taken back.
+//! Nothing here asks anybody: `layouts` does.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ondeck_api::scheduler::{LayoutState, LayoutView};
+use ondeck_api::wire::{
+    DirectoryToRestore, DirectoryToStripe, FormerLayout, StripingOutcome, StripingReport, StripingResult,
+};
+use ondeck_core::schedule::Time;
+use ondeck_core::{
+    Incarnation, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+};
+use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
+use ondeck_layout::lfs::setstripe;
+use serde::{Deserialize, Serialize};
+
+/// What the lines of a job's script ask of layouts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StripingAsked {
+    /// The lines, with absolute paths.
+    pub request: StripingRequest,
+    /// The job's output directories.
+    pub outputs: Vec<PathBuf>,
+    /// The directory it was submitted from.
+    pub work_dir: PathBuf,
+    /// Its processes, if the workload manager says how many.
+    pub tasks: Option<u32>,
+}
+
+/// What is kept of the layouts of a job's directories.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct JobLayouts {
+    /// Which life of which job.
+    pub id: Incarnation,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The account it is charged to.
+    pub account: String,
+    /// The directory it was submitted from.
+    pub work_dir: PathBuf,
+    /// When it was submitted, in seconds since 1970.
+    pub submitted: u64,
+    /// Its nodes; the agent of the first sets the layouts.
+    pub nodes: Vec<NodeName>,
+    /// When it started.
+    pub since: Time,
+    /// What its lines ask for.
+    pub request: StripingRequest,
+    /// Its directories.
+    pub directories: Vec<DirectoryLayout>,
+    /// What its user should know of the lines as a whole.
+    pub notes: Vec<String>,
+}
+
+/// The layout of one directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DirectoryLayout {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether it keeps the layout when the job has ended.
+    pub keep: bool,
+    /// What was chosen, if anything was.
+    pub choice: Option<LayoutChoice>,
+    /// What the agent is told.
+    pub order: Option<DirectoryToStripe>,
+    /// What it had before, once that is known and something else was tried to be set.
+    pub former: Option<FormerLayout>,
+    /// What came of it.
+    pub state: DirectoryState,
+}
+
+/// A layout that was chosen, in words.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LayoutChoice {
+    /// Options of `lfs setstripe`.
+    pub options: String,
+    /// What it was chosen from.
+    pub from: String,
+    /// What led to it.
+    pub reasons: Vec<String>,
+    /// What all processes together read or write in a second, at most.
+    pub bandwidth: Option<Rate>,
+}
+
+/// What came of a directory's layout. Layouts are in the words of the filesystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DirectoryState {
+    /// The agent is told, and has not answered: it may be set.
+    Ordered {
+        /// Why it has not.
+        doubt: Option<String>,
+    },
+    /// New files have it.
+    Set { native: String },
+    /// The directory stays as it is.
+    Alone {
+        why: String,
+        /// Whether that is as the job would have it.
+        as_asked: bool,
+    },
+    /// It could not be set.
+    Failed { why: String },
+    /// The job has ended, and the directory keeps it.
+    Kept { native: String },
+    /// The job has ended, and the directory has what it had before.
+    Restored { native: String },
+    /// The job has ended, and somebody had set something else.
+    Changed { native: String },
+    /// The job has ended, and what the directory had before could not be set again.
+    NotRestored { why: String },
+}
+
+impl JobLayouts {
+    /// What is to be done for a job that starts. `choose` chooses a layout for a directory; nothing if it is to stay as it is.
+    pub fn plan(
+        job: &QueuedJob,
+        asked: &StripingAsked,
+        since: Time,
+        mut choose: impl FnMut(&StripingChoice, &Path) -> Result<Option<ChosenLayout>, NotChosen>,
+    ) -> JobLayouts {
+        let (meant, again) = asked.request.meant(&asked.outputs);
+        let mut notes: Vec<String> = again
+            .iter()
+            .map(|path| format!("{}: two lines name it, and the first counts", path.display()))
+            .collect();
+        let asks_for_none = matches!(asked.request.choice, None | Some(StripingChoice::None));
+        if meant.is_empty() && !asks_for_none {
+            notes.push(
+                "#RSA_LAYOUT is about no directory: the job has no output directory (#RSA_DATA_OUT), and no \
+                 #RSA_LAYOUT_DIR names one"
+                    .to_owned(),
+            );
+        }
+        let directories = meant.into_iter().map(|wanted| DirectoryLayout::plan(wanted, &mut choose));
+        JobLayouts {
+            id: job.id,
+            owner: job.owner,
+            account: job.account.clone(),
+            work_dir: asked.work_dir.clone(),
+            submitted: job.submitted,
+            nodes: job.nodes.clone(),
+            since,
+            request: asked.request.clone(),
+            directories: directories.collect(),
+            notes,
+        }
+    }
+
+    /// What the agent is still to be told.
+    pub fn to_stripe(&self) -> Vec<DirectoryToStripe> {
+        let ordered = |directory: &&DirectoryLayout| directory.is_ordered();
+        self.directories.iter().filter(ordered).filter_map(|directory| directory.order.clone()).collect()
+    }
+
+    /// Takes what came of the order.
+    pub fn take(&mut self, report: &StripingReport) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.is_ordered()) {
+            if let Some(result) = result_of(report, &directory.path) {
+                directory.take(result);
+            }
+        }
+    }
+
+    /// Nobody has said what came of the order.
+    pub fn take_silence(&mut self, why: &str) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.is_ordered()) {
+            directory.state = DirectoryState::Ordered { doubt: Some(why.to_owned()) };
+        }
+    }
+
+    /// Whether a directory has, or may have, a layout of this job's.
+    pub fn uses(&self, path: &Path) -> bool {
+        self.directories.iter().any(|directory| directory.path == path && directory.may_be_set())
+    }
+
+    /// Leaves a directory alone that is not set yet.
+    pub fn leave_alone(&mut self, path: &Path, why: String) {
+        for directory in &mut self.directories {
+            if directory.path == path && directory.is_ordered() {
+                directory.state = DirectoryState::Alone { why: why.clone(), as_asked: false };
+            }
+        }
+    }
+
+    /// Whether something is to be taken back when the job has ended.
+    pub fn is_to_restore(&self) -> bool {
+        self.directories.iter().any(DirectoryLayout::is_to_restore)
+    }
+
+    /// Of what is to be taken back, that of which it is known what was there before. The agent that has set it may know more.
+    pub fn to_restore(&self) -> Vec<DirectoryToRestore> {
+        self.directories
+            .iter()
+            .filter(|directory| directory.is_to_restore())
+            .filter_map(|directory| {
+                let order = directory.order.as_ref()?;
+                Some(DirectoryToRestore {
+                    path: directory.path.clone(),
+                    options: order.options.clone(),
+                    targets: order.targets,
+                    tool: order.tool,
+                    former: directory.former.clone()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Whether another node than the first can take it back: what was there before is known of all.
+    pub fn is_known(&self) -> bool {
+        let known = |directory: &DirectoryLayout| !directory.is_to_restore() || directory.former.is_some();
+        self.directories.iter().all(known)
+    }
+
+    /// Takes what came of taking it back. What failed is tried again, unless this was the last time.
+    pub fn take_restored(&mut self, report: &StripingReport, is_last: bool) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.is_to_restore()) {
+            directory.take_restored(result_of(report, &directory.path), is_last);
+        }
+    }
+
+    /// Nothing is taken back any more.
+    pub fn give_up(&mut self, why: &str) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.is_to_restore()) {
+            directory.state = match directory.state {
+                DirectoryState::Set { .. } => DirectoryState::NotRestored { why: why.to_owned() },
+                // Nobody has said that it was set.
+                _ => DirectoryState::Failed { why: directory.why_not_set() },
+            };
+            directory.former = None;
+        }
+    }
+
+    /// The job has ended, and nothing is to be taken back any more.
+    pub fn end(&mut self) {
+        for directory in &mut self.directories {
+            directory.state =
+                match std::mem::replace(&mut directory.state, DirectoryState::Ordered { doubt: None }) {
+                    DirectoryState::Set { native } => DirectoryState::Kept { native },
+                    DirectoryState::Ordered { doubt } => DirectoryState::Failed {
+                        why: doubt.unwrap_or_else(|| "the job ended before it was set".to_owned()),
+                    },
+                    state => state,
+                };
+        }
+    }
+
+    /// What its user should know: all that is not as the lines ask for; nothing if it is.
+    pub fn told(&self) -> Option<String> {
+        let of_directories = self.directories.iter().filter_map(DirectoryLayout::told);
+        let told: Vec<String> = self.notes.iter().cloned().chain(of_directories).collect();
+        (!told.is_empty()).then(|| format!("layouts: {}", told.join("; ")))
+    }
+
+    /// What is shown of it.
+    pub fn view(&self) -> Vec<LayoutView> {
+        self.directories.iter().map(DirectoryLayout::view).collect()
+    }
+}
+
+fn result_of<'a>(report: &'a StripingReport, path: &Path) -> Option<&'a StripingResult> {
+    report.directories.iter().find(|result| result.path == path)
+}
+
+impl DirectoryLayout {
+    fn plan(
+        wanted: StripingDirectory,
+        choose: &mut impl FnMut(&StripingChoice, &Path) -> Result<Option<ChosenLayout>, NotChosen>,
+    ) -> DirectoryLayout {
+        let StripingDirectory { path, choice, keep } = wanted;
+        let choice = choice.unwrap_or(StripingChoice::Auto);
+        let chosen = if path.is_absolute() {
+            choose(&choice, &path).map_err(|error| error.to_string())
+        } else {
+            Err("its whole path is too long".to_owned())
+        };
+        let mut directory = DirectoryLayout {
+            path,
+            keep,
+            choice: None,
+            order: None,
+            former: None,
+            state: DirectoryState::Ordered { doubt: None },
+        };
+        match chosen {
+            Ok(Some(chosen)) => {
+                let options = setstripe::options(&chosen.layout).join(" ");
+                directory.order = Some(DirectoryToStripe {
+                    path: directory.path.clone(),
+                    options: options.clone(),
+                    targets: chosen.targets,
+                    tool: chosen.tool,
+                    // Whoever writes option by option means it.
+                    replace: chosen.source == Source::Line,
+                    keep,
+                });
+                directory.choice = Some(LayoutChoice {
+                    options,
+                    from: chosen.source.to_string(),
+                    reasons: chosen.reasons.iter().map(ToString::to_string).collect(),
+                    bandwidth: chosen.bandwidth,
+                });
+            }
+            Ok(None) => {
+                let why = "its line says that it stays as it is".to_owned();
+                directory.state = DirectoryState::Alone { why, as_asked: true };
+            }
+            Err(why) => directory.state = DirectoryState::Failed { why },
+        }
+        directory
+    }
+
+    fn is_ordered(&self) -> bool {
+        matches!(self.state, DirectoryState::Ordered { .. })
+    }
+
+    /// Whether it has what was chosen, or may have.
+    fn may_be_set(&self) -> bool {
+        match self.state {
+            DirectoryState::Ordered { .. } | DirectoryState::Set { .. } => true,
+            DirectoryState::Failed { .. } => self.former.is_some(),
+            _ => false,
+        }
+    }
+
+    fn is_to_restore(&self) -> bool {
+        !self.keep && self.may_be_set()
+    }
+
+    fn take(&mut self, result: &StripingResult) {
+        self.former.clone_from(&result.former);
+        self.state = match &result.outcome {
+            StripingOutcome::Set { native } => DirectoryState::Set { native: native.clone() },
+            StripingOutcome::Has { native } => DirectoryState::Alone {
+                why: format!("it has that layout already ({native})"),
+                as_asked: true,
+            },
+            StripingOutcome::Chosen { native } => DirectoryState::Alone {
+                why: format!(
+                    "somebody has chosen a layout for it ({native}); options in its line would replace that"
+                ),
+                as_asked: false,
+            },
+            StripingOutcome::Failed { why } => DirectoryState::Failed { why: why.clone() },
+            other => DirectoryState::Failed { why: format!("its agent answered {other:?}: a defect") },
+        };
+    }
+
+    fn take_restored(&mut self, result: Option<&StripingResult>, is_last: bool) {
+        let was_set = matches!(self.state, DirectoryState::Set { .. });
+        self.state = match result.map(|result| &result.outcome) {
+            Some(StripingOutcome::Restored { native }) => DirectoryState::Restored { native: native.clone() },
+            Some(StripingOutcome::AsBefore) if was_set => {
+                DirectoryState::Restored { native: "somebody has set it already".to_owned() }
+            }
+            Some(StripingOutcome::Changed { native }) => DirectoryState::Changed { native: native.clone() },
+            Some(StripingOutcome::Failed { why }) if is_last => {
+                DirectoryState::NotRestored { why: why.clone() }
+            }
+            Some(StripingOutcome::Failed { .. }) => return,
+            None if was_set => {
+                DirectoryState::NotRestored { why: "nobody knows what it had before".to_owned() }
+            }
+            // It had not been set after all.
+            _ => DirectoryState::Failed { why: self.why_not_set() },
+        };
+        self.former = None;
+    }
+
+    fn why_not_set(&self) -> String {
+        match &self.state {
+            DirectoryState::Failed { why } | DirectoryState::Ordered { doubt: Some(why) } => why.clone(),
+            _ => "the job ended before it was set".to_owned(),
+        }
+    }
+
+    /// What its user should know, if it is not as the lines ask for.
+    fn told(&self) -> Option<String> {
+        let path = self.path.display().to_string();
+        let named = |why: &str| match why.strip_prefix(&path) {
+            Some(rest) if rest.starts_with(": ") => format!("{path} stays as it is{rest}"),
+            _ => format!("{path} stays as it is: {why}"),
+        };
+        match &self.state {
+            DirectoryState::Alone { why, as_asked: false } | DirectoryState::Failed { why } => {
+                Some(named(why))
+            }
+            DirectoryState::Ordered { doubt: Some(why) } => Some(named(why)),
+            DirectoryState::NotRestored { why } => {
+                let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
+                Some(format!("{path} could not be given its former layout: {why}"))
+            }
+            _ => None,
+        }
+    }
+
+    fn view(&self) -> LayoutView {
+        let keeps = if self.keep { "" } else { ", until the job has ended" };
+        let (state, text) = match &self.state {
+            DirectoryState::Ordered { doubt: None } => (LayoutState::Ordered, "its agent is told".to_owned()),
+            DirectoryState::Ordered { doubt: Some(why) } => {
+                (LayoutState::Ordered, format!("it may not be set: {why}"))
+            }
+            DirectoryState::Set { native } => (LayoutState::Set, format!("set ({native}){keeps}")),
+            DirectoryState::Alone { why, .. } => (LayoutState::Alone, format!("left alone: {why}")),
+            DirectoryState::Failed { why } => (LayoutState::Failed, format!("not set: {why}")),
+            DirectoryState::Kept { native } => (LayoutState::Kept, format!("set ({native}), and kept")),
+            DirectoryState::Restored { native } => {
+                (LayoutState::Restored, format!("set, and what was there before is there again ({native})"))
+            }
+            DirectoryState::Changed { native } => {
+                (LayoutState::Changed, format!("left as somebody has changed it since ({native})"))
+            }
+            DirectoryState::NotRestored { why } => (
+                LayoutState::NotRestored,
+                format!("set, and what was there before is not there again: {why}"),
+            ),
+        };
+        let choice = self.choice.clone();
+        LayoutView {
+            directory: self.path.clone(),
+            state,
+            text,
+            keep: self.keep,
+            options: choice.as_ref().map(|choice| choice.options.clone()),
+            from: choice.as_ref().map(|choice| choice.from.clone()).unwrap_or_default(),
+            bandwidth: choice.as_ref().and_then(|choice| choice.bandwidth),
+            reasons: choice.map(|choice| choice.reasons).unwrap_or_default(),
+        }
+    }
+}
+
+/// The layouts of a job that has not ended, or of which something is still to be taken back.
+pub(crate) struct ActiveLayouts {
+    record: Mutex<JobLayouts>,
+    /// Held by whoever orders something for it.
+    pub work: tokio::sync::Mutex<()>,
+    /// Whether its Epilog has run where its script ran.
+    over: AtomicBool,
+    /// How often taking back has failed, and until when it is not tried again.
+    tries: Mutex<(u32, Option<Instant>)>,
+}
+
+/// The pause after taking back has failed; doubled each time, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these protect is whole after every statement.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl ActiveLayouts {
+    fn new(record: JobLayouts) -> Arc<ActiveLayouts> {
+        Arc::new(ActiveLayouts {
+            record: Mutex::new(record),
+            work: tokio::sync::Mutex::default(),
+            over: AtomicBool::new(false),
+            tries: Mutex::default(),
+        })
+    }
+
+    /// What is known.
+    pub fn record(&self) -> MutexGuard<'_, JobLayouts> {
+        lock(&self.record)
+    }
+
+    /// Whether its Epilog has run where its script ran.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// How often taking back has failed.
+    pub fn tries(&self) -> u32 {
+        lock(&self.tries).0
+    }
+
+    /// Whether it is time to try taking back.
+    pub fn is_due(&self) -> bool {
+        lock(&self.tries).1.is_none_or(|until| until <= Instant::now())
+    }
+
+    /// Taking back has failed; how often by now.
+    pub fn failed(&self) -> u32 {
+        let mut tries = lock(&self.tries);
+        let pause = FIRST_PAUSE.saturating_mul(1 << tries.0.min(10)).min(LONGEST_PAUSE);
+        *tries = (tries.0 + 1, Some(Instant::now() + pause));
+        tries.0
+    }
+}
+
+/// So many are taken back at a time: each is a request to an agent, and a task there.
+const AT_A_TIME: usize = 16;
+
+/// The layouts of all such jobs.
+pub(crate) struct Layouts {
+    known: Mutex<BTreeMap<Incarnation, Arc<ActiveLayouts>>>,
+    /// Who takes some back has a turn.
+    pub turns: tokio::sync::Semaphore,
+}
+
+impl Default for Layouts {
+    fn default() -> Layouts {
+        Layouts { known: Mutex::default(), turns: tokio::sync::Semaphore::new(AT_A_TIME) }
+    }
+}
+
+impl Layouts {
+    /// Goes on with what an earlier daemon has kept.
+    pub fn resume(&self, kept: Vec<JobLayouts>) {
+        let mut known = lock(&self.known);
+        for record in kept {
+            known.entry(record.id).or_insert_with(|| ActiveLayouts::new(record));
+        }
+    }
+
+    /// Those of a job.
+    pub fn of(&self, id: Incarnation) -> Option<Arc<ActiveLayouts>> {
+        lock(&self.known).get(&id).cloned()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<ActiveLayouts>> {
+        lock(&self.known).values().cloned().collect()
+    }
+
+    /// Other jobs whose layouts these directories have, or may have.
+    pub fn others(&self, record: &JobLayouts) -> Vec<Arc<ActiveLayouts>> {
+        let wanted = record.to_stripe();
+        let uses = |other: &&Arc<ActiveLayouts>| {
+            let other = other.record();
+            other.id != record.id && wanted.iter().any(|directory| other.uses(&directory.path))
+        };
+        lock(&self.known).values().filter(uses).cloned().collect()
+    }
+
+    /// Adds those of a job, unless they are there already. Whoever came first keeps a directory.
+    pub fn add(&self, mut record: JobLayouts) -> Arc<ActiveLayouts> {
+        let mut known = lock(&self.known);
+        if let Some(there) = known.get(&record.id) {
+            return Arc::clone(there);
+        }
+        for directory in record.to_stripe() {
+            let first = known.values().find(|other| other.record().uses(&directory.path));
+            if let Some(id) = first.map(|first| first.record().id) {
+                let why = format!("job {id} has set its layout, and that is not taken back yet");
+                record.leave_alone(&directory.path, why);
+            }
+        }
+        let added = ActiveLayouts::new(record);
+        let id = added.record().id;
+        known.insert(id, Arc::clone(&added));
+        added
+    }
+
+    /// Forgets those of a job: nothing is to be done any more.
+    pub fn remove(&self, id: Incarnation) {
+        lock(&self.known).remove(&id);
+    }
+
+    /// Nothing of a job runs any more on a node, as its Epilog says; that matters where its script ran. Returns those of
+    /// which that is news.
+    pub fn left(&self, job: JobId, restarts: u32, node: &NodeName) -> Vec<Arc<ActiveLayouts>> {
+        let known = lock(&self.known);
+        let of_number = known.range(Incarnation::of_number(job)).map(|(_, active)| active);
+        let left = of_number.filter(|active| {
+            let record = active.record();
+            record.id.restarts <= restarts && record.nodes.first() == Some(node)
+        });
+        left.filter(|active| !active.over.swap(true, Ordering::AcqRel)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ondeck_api::wire::FormerValue;
+    use ondeck_layout::Rules;
+    use ondeck_layout::job::{JobSize, choose};
+
+    use super::*;
+    use crate::samples::queued;
+
+    fn asked(lines: &str) -> StripingAsked {
+        let request = ondeck_directive::parse(lines.as_bytes()).unwrap().request;
+        StripingAsked {
+            request: request.striping,
+            outputs: request.data_out,
+            work_dir: "/".into(),
+            tasks: None,
+        }
+    }
+
+    fn planned(number: u32, lines: &str) -> JobLayouts {
+        let job =
+            QueuedJob { nodes: vec!["c1".parse().unwrap()], ..queued(number.to_string().parse().unwrap()) };
+        JobLayouts::plan(&job, &asked(lines), Time(1), |choice, path| {
+            choose(choice, JobSize { nodes: 1, tasks: None }, path, None, &Rules::tuned())
+        })
+    }
+
+    fn former_layout() -> Option<FormerLayout> {
+        Some(FormerLayout { layout: FormerValue::Inherited, mark: None })
+    }
+
+    fn report(path: &str, outcome: StripingOutcome, former: Option<FormerLayout>) -> StripingReport {
+        StripingReport { directories: vec![StripingResult { path: path.into(), outcome, former }] }
+    }
+
+    fn state(record: &JobLayouts) -> LayoutState {
+        record.view()[0].state
+    }
+
+    #[test]
+    fn what_lines_ask_for_is_chosen_or_told() {
+        let record = planned(
+            1,
+            "#RSA_LAYOUT=-c 2\n#RSA_LAYOUT_DIR=/a:keep\n#RSA_LAYOUT_DIR=/b:none\n#RSA_LAYOUT_DIR=/c:-c 0 -E\n\
+             #RSA_LAYOUT_DIR=/d:shared\n#RSA_LAYOUT_DIR=/a\n",
+        );
+        let orders = record.to_stripe();
+        let [order] = orders.as_slice() else { panic!("{orders:?}") };
+        assert_eq!((order.options.as_str(), order.replace, order.keep), ("-c 2 -S 1M", true, true));
+        let states: Vec<LayoutState> = record.view().iter().map(|view| view.state).collect();
+        use LayoutState::{Alone, Failed, Ordered};
+        assert_eq!(states, [Ordered, Alone, Failed, Failed]);
+        let told = record.told().unwrap();
+        for part in
+            ["/a: two lines name it", "/c stays as it is: the options", "/d stays as it is: the rules need"]
+        {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(!told.contains("/b"), "{told}");
+        assert!(planned(1, "#RSA_LAYOUT=shared\n").told().unwrap().contains("is about no directory"));
+        assert_eq!(planned(1, "#RSA_LAYOUT=none\n").told(), None);
+        let of_output = planned(1, "#RSA_LAYOUT=-c 2\n#RSA_DATA_OUT=/out\n");
+        assert_eq!(of_output.to_stripe()[0].path, Path::new("/out"));
+    }
+
+    #[test]
+    fn what_was_set_is_taken_back_once_and_what_was_kept_is_not() {
+        let set = || StripingOutcome::Set { native: "two".into() };
+        let mut record = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        assert!(record.is_to_restore() && !record.is_known(), "nobody knows what its agent does");
+        record.take(&report("/a", set(), former_layout()));
+        assert_eq!((state(&record), record.told(), record.is_known()), (LayoutState::Set, None, true));
+        assert_eq!(record.to_restore()[0].former, former_layout().unwrap());
+        let fails = report("/a", StripingOutcome::Failed { why: "/a: no".into() }, None);
+        record.take_restored(&fails, false);
+        assert!(record.is_to_restore() && state(&record) == LayoutState::Set);
+        let mut lasting = record.clone();
+        lasting.take_restored(&fails, true);
+        assert_eq!(state(&lasting), LayoutState::NotRestored);
+        assert_eq!(lasting.told().unwrap(), "layouts: /a could not be given its former layout: no");
+        record.take_restored(&report("/a", StripingOutcome::Restored { native: "one".into() }, None), false);
+        assert!(!record.is_to_restore() && state(&record) == LayoutState::Restored);
+        record.end();
+        assert_eq!(state(&record), LayoutState::Restored);
+
+        let mut kept = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2:keep\n");
+        kept.take(&report("/a", set(), None));
+        assert!(!kept.is_to_restore() && kept.uses(Path::new("/a")));
+        kept.end();
+        assert_eq!((state(&kept), kept.uses(Path::new("/a"))), (LayoutState::Kept, false));
+    }
+
+    #[test]
+    fn an_agent_that_said_nothing_may_have_set_it_and_is_asked_at_the_end() {
+        let mut record = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        record.take_silence("c1 does not answer");
+        assert_eq!(record.told().unwrap(), "layouts: /a stays as it is: c1 does not answer");
+        assert!(record.is_to_restore() && record.to_restore().is_empty() && record.uses(Path::new("/a")));
+        let mut set = record.clone();
+        set.take_restored(&report("/a", StripingOutcome::Restored { native: "one".into() }, None), false);
+        assert_eq!(state(&set), LayoutState::Restored);
+        // It knows nothing of it.
+        record.take_restored(&StripingReport::default(), false);
+        assert_eq!(state(&record), LayoutState::Failed);
+        assert!(record.view()[0].text.contains("c1 does not answer") && !record.is_to_restore());
+        // What failed half-way is looked at, too.
+        let mut half = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        half.take(&report("/a", StripingOutcome::Failed { why: "/a: no".into() }, former_layout()));
+        assert!(half.is_to_restore() && half.told().unwrap() == "layouts: /a stays as it is: no");
+        half.take_restored(&report("/a", StripingOutcome::AsBefore, None), false);
+        assert!(!half.is_to_restore() && state(&half) == LayoutState::Failed);
+        // Its agent does not know of layouts at all.
+        let mut former = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        former.take_silence("there is nothing at this path");
+        former.give_up("there is nothing at this path");
+        assert!(!former.is_to_restore() && state(&former) == LayoutState::Failed);
+        let mut set = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
+        set.take(&report("/a", StripingOutcome::Set { native: "two".into() }, former_layout()));
+        set.give_up("no");
+        assert!(!set.is_to_restore() && state(&set) == LayoutState::NotRestored);
+    }
+
+    #[test]
+    fn of_two_jobs_with_one_directory_the_first_stays_and_the_second_is_told() {
+        let layouts = Layouts::default();
+        let first = layouts.add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n"));
+        let second = planned(2, "#RSA_LAYOUT_DIR=/a:-c 3\n#RSA_LAYOUT_DIR=/b:-c 3\n");
+        assert_eq!(layouts.others(&second).len(), 1);
+        let second = layouts.add(second);
+        assert_eq!(second.record().to_stripe().len(), 1);
+        assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 has set its layout"));
+        // Its Epilog on another node says nothing of its script.
+        let node = |name: &str| name.parse::<NodeName>().unwrap();
+        assert!(layouts.left(JobId(1), 0, &node("c2")).is_empty() && !first.is_over());
+        assert_eq!(layouts.left(JobId(1), 0, &node("c1")).len(), 1);
+        assert!(first.is_over() && layouts.left(JobId(1), 0, &node("c1")).is_empty());
+        layouts.remove(first.record().id);
+        assert!(layouts.others(&planned(3, "#RSA_LAYOUT_DIR=/a:-c 3\n")).is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_is_read_as_it_was_written() {
+        let mut record = planned(1, "#RSA_LAYOUT_DIR=/$(touch x):-c 2\n#RSA_LAYOUT_DIR=/b:shared\n");
+        record.take_silence("no");
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<JobLayouts>(&text).unwrap(), record);
+    }
+}

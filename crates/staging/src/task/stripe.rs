@@ -1,0 +1,211 @@
+//! Layouts of a job's directories on disk: looked at, set and taken back by the worker, as the user.
+//!
+//! The worker's namespace shows no RAM disk of the agent's: where one is shown over a directory, this is about the disk
+//! below it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use ondeck_api::wire::{
+    DirectoryToRestore, DirectoryToStripe, FormerLayout, StripingOutcome, StripingResult, StripingWork,
+};
+use ondeck_layout::Layout;
+use ondeck_layout::lfs::Setstripe;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::order::Line;
+use super::worker::send;
+use crate::layout::{Standing, StripedDirectory, StripingError};
+
+/// Why a directory's layout is left alone.
+#[derive(Debug, thiserror::Error)]
+enum StripeError {
+    /// The site allows nothing.
+    #[error("{}: this node's configuration allows no directory; see mount_prefixes in its part [agent]", .0.display())]
+    NothingAllowed(PathBuf),
+    /// It lies elsewhere.
+    #[error("{}: it is not below {allowed} (mount_prefixes in the nodes' configuration)", path.display())]
+    Elsewhere {
+        /// The directory.
+        path: PathBuf,
+        /// Where layouts may be set.
+        allowed: String,
+    },
+    /// It may be exchanged for another one.
+    #[error("{}: a symbolic link is on the way there; name the directory where it really is", .0.display())]
+    Link(PathBuf),
+    /// It can't be opened.
+    #[error("{}: {error}", path.display())]
+    Open {
+        /// The directory, or the prefix above it.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// What was ordered is no layout.
+    #[error("`{options}`: {why}")]
+    Options {
+        /// What was ordered.
+        options: String,
+        /// Why.
+        why: String,
+    },
+    /// It can't be read or set.
+    #[error(transparent)]
+    Striping(#[from] StripingError),
+}
+
+/// Does it, and tells what became of each directory.
+pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>) {
+    let tell = |path: &Path, result: Result<(StripingOutcome, Option<FormerLayout>), StripeError>| {
+        let (outcome, former) =
+            result.unwrap_or_else(|error| (StripingOutcome::Failed { why: error.to_string() }, None));
+        let result = StripingResult { path: path.to_owned(), outcome, former };
+        send(lines, &Line::Striping(Box::new(result)));
+    };
+    match work {
+        StripingWork::Look { directories } => {
+            directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted)));
+        }
+        StripingWork::Set { directories } => {
+            directories.iter().for_each(|wanted| {
+                tell(&wanted.path, set(prefixes, wanted).map(|outcome| (outcome, None)));
+            });
+        }
+        StripingWork::Restore { directories } => {
+            directories.iter().for_each(|striped| {
+                tell(&striped.path, restore(prefixes, striped).map(|outcome| (outcome, None)));
+            });
+        }
+    }
+}
+
+fn parse(options: &str) -> Result<Layout, StripeError> {
+    let parsed = Setstripe::parse_of_any(options).and_then(|setstripe| setstripe.layout());
+    parsed.map_err(|error| StripeError::Options { options: options.to_owned(), why: error.to_string() })
+}
+
+type Looked = (StripingOutcome, Option<FormerLayout>);
+
+fn look(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<Looked, StripeError> {
+    let layout = parse(&wanted.options)?;
+    let directory = StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool)?;
+    Ok(match directory.standing(&layout, wanted.targets)? {
+        Standing::Has => (StripingOutcome::Has { native: directory.show()?.native }, None),
+        Standing::Chosen if !wanted.replace => {
+            (StripingOutcome::Chosen { native: directory.show()?.native }, None)
+        }
+        Standing::Chosen | Standing::Free => (StripingOutcome::Free, Some(directory.former()?)),
+    })
+}
+
+fn set(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<StripingOutcome, StripeError> {
+    let layout = parse(&wanted.options)?;
+    let directory = StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool)?;
+    match directory.standing(&layout, wanted.targets)? {
+        // By an earlier try.
+        Standing::Has => return Ok(StripingOutcome::Set { native: directory.show()?.native }),
+        // Since it was looked at.
+        Standing::Chosen if !wanted.replace => {
+            return Ok(StripingOutcome::Chosen { native: directory.show()?.native });
+        }
+        Standing::Chosen | Standing::Free => {}
+    }
+    let shown = directory.set(&layout, wanted.targets)?;
+    // Where a filesystem keeps no such note, a step's `ondeck layout auto` takes it for somebody's choice, and says so.
+    let _ = directory.mark();
+    Ok(StripingOutcome::Set { native: shown.native })
+}
+
+fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<StripingOutcome, StripeError> {
+    let layout = parse(&striped.options)?;
+    let directory = StripedDirectory::of(open(&striped.path, prefixes)?, &striped.path, striped.tool)?;
+    if directory.has(&layout, striped.targets)? {
+        let native = directory.restore(&striped.former, striped.targets)?.native;
+        return Ok(StripingOutcome::Restored { native });
+    }
+    if directory.former()?.layout == striped.former.layout {
+        return Ok(StripingOutcome::AsBefore);
+    }
+    Ok(StripingOutcome::Changed { native: directory.show()?.native })
+}
+
+/// Opens a directory below one of the prefixes. Only an administrator's part of the path, the prefix, may have symbolic links
+/// in it: what was judged is what is opened.
+fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
+    if prefixes.is_empty() {
+        return Err(StripeError::NothingAllowed(path.to_owned()));
+    }
+    let below = prefixes.iter().filter(|prefix| *prefix != Path::new("/")).find_map(|prefix| {
+        // The administrator's name of it, and where it really is.
+        let real = prefix.canonicalize();
+        let rest = path.strip_prefix(prefix).ok().or_else(|| path.strip_prefix(real.as_ref().ok()?).ok())?;
+        (!rest.as_os_str().is_empty()).then(|| (prefix, real, rest.to_owned()))
+    });
+    let Some((prefix, real, rest)) = below else {
+        let allowed: Vec<String> = prefixes.iter().map(|prefix| prefix.display().to_string()).collect();
+        return Err(StripeError::Elsewhere { path: path.to_owned(), allowed: allowed.join(" or ") });
+    };
+    let real = real.map_err(|error| StripeError::Open { path: prefix.clone(), error })?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top = rustix::fs::open(&real, flags, Mode::empty())
+        .map_err(|error| StripeError::Open { path: real.clone(), error: error.into() })?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(&top, &rest, flags, Mode::empty(), inside) {
+        Ok(directory) => Ok(directory),
+        Err(Errno::LOOP) => Err(StripeError::Link(path.to_owned())),
+        Err(error) => Err(StripeError::Open { path: path.to_owned(), error: error.into() }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_is_opened_below_a_prefix_and_through_no_link_of_a_users() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let (scratch, other) = (root.join("lustre/scratch"), root.join("other"));
+        for dir in [scratch.join("case/deep"), scratch.join("$(touch x)"), other.join("case")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(scratch.join("file"), "").unwrap();
+        symlink(&scratch, root.join("scratch")).unwrap();
+        symlink(scratch.join("case"), scratch.join("link")).unwrap();
+        symlink(other.join("case"), scratch.join("out")).unwrap();
+        // The administrator may have named it by a link.
+        let prefixes = [root.join("scratch")];
+        let told = |path: &Path| open(path, &prefixes).map(drop).map_err(|error| error.to_string());
+        for path in ["scratch/case", "scratch/case/deep", "lustre/scratch/case", "scratch/$(touch x)"] {
+            assert_eq!(told(&root.join(path)), Ok(()), "{path}");
+        }
+        for (path, part) in [
+            ("other/case", "it is not below "),
+            ("scratch", "it is not below "),
+            ("scratch-2/case", "it is not below "),
+            ("scratch/link", "a symbolic link is on the way there"),
+            ("scratch/link/deep", "a symbolic link is on the way there"),
+            ("scratch/out", "a symbolic link is on the way there"),
+            ("scratch/none", "No such file or directory"),
+            ("scratch/file", "Not a directory"),
+        ] {
+            let error = told(&root.join(path)).unwrap_err();
+            assert!(error.contains(part) && error.contains(path), "{error}");
+        }
+        assert!(open(&scratch, &[]).unwrap_err().to_string().contains("allows no directory"));
+        // All of the machine is no prefix.
+        assert!(open(&scratch, &["/".into()]).is_err());
+        // Neither is one that is not there: that is told of it, and not of the directory.
+        let gone = open(&root.join("gone/case"), &[root.join("gone")]).unwrap_err().to_string();
+        assert!(gone.starts_with(&format!("{}/gone: No such file", root.display())), "{gone}");
+    }
+}
