@@ -558,6 +558,51 @@ fn an_acl_that_names_others_is_no_obstacle_and_stays() {
 }
 
 #[test]
+fn an_acl_that_the_program_took_away_is_not_handed_down_again() {
+    for who in everyone() {
+        let scene = Scene::new(who);
+        for name in ["in", "direct", "bind", "copy"] {
+            scene.dir(name);
+        }
+        scene.file("in/f", "secret");
+        for name in ["direct", "bind", "copy"] {
+            tool("setfacl", &["-d", "-m", "u:20003:rwx", at(&scene.path(name))]);
+        }
+        scene.file("copy/before", "before");
+        let script = |out: &str| {
+            format!(
+                "set -e; umask 027; chmod 640 in/f; cp -p in/f {out}/f; install -m 640 in/f {out}/installed
+                 echo x > {out}/x; setfacl -b {out}/x; chmod 640 {out}/x; mkdir -m 750 {out}/d; setfacl -bk {out}/d
+                 echo y > {out}/d/y; mkfifo -m 640 {out}/pipe; setfacl -b {out}/pipe; chmod 640 {out}/pipe"
+            )
+        };
+        scene.run_shell(&["--data-out", "bind"], &script("bind")).assert_code(0);
+        scene.run_shell(&["--data-out", "copy", "--existing", "copy"], &script("copy")).assert_code(0);
+        let direct = Command::new("sh").args(["-c", &script("direct")]).current_dir(scene.path("")).status();
+        assert!(direct.unwrap().success());
+        for name in ["f", "installed", "x", "d", "d/y", "pipe"] {
+            let wanted = acl(&scene.path("direct").join(name));
+            for out in ["bind", "copy"] {
+                assert_eq!(acl(&scene.path(out).join(name)), wanted, "{who:?} {out}/{name}");
+            }
+        }
+        // Where the program could not be shown it, whom the default ACL keeps out gets in by no mode.
+        scene.dir("closed");
+        tool("setfacl", &["-d", "-m", "u:20003:rwx,g::---,o::---", at(&scene.path("closed"))]);
+        let script = "umask 022; echo x > closed/x; mkdir closed/d; echo y > closed/d/y; mkfifo closed/pipe";
+        scene.run_shell(&["--data-out", "closed"], script).assert_code(0);
+        for name in ["x", "d", "d/y", "pipe"] {
+            let found = acl(&scene.path("closed").join(name));
+            assert!(found.contains(&"group::---".to_owned()), "{who:?} {name} {found:?}");
+            assert!(found.contains(&"other::---".to_owned()), "{who:?} {name} {found:?}");
+            let let_in = found.iter().any(|entry| entry.contains("user:20003"));
+            assert_eq!(let_in, who == Who::Me, "{who:?} {name} {found:?}");
+        }
+        scene.assert_clean();
+    }
+}
+
+#[test]
 fn after_a_switch_the_attributes_of_directories_that_were_made_before_it_come_home() {
     for who in everyone() {
         let scene = Scene::new(who);

@@ -349,6 +349,11 @@ impl MergePolicy for MergeBack {
         may
     }
 
+    fn showed_default_acl(&self, path: &[u8]) -> bool {
+        // A RAM disk may not know the users whom an ACL names, or no ACLs at all.
+        self.is_made(path) || self.was_shown_default_acl(path)
+    }
+
     fn xattr_name(&self, name: &CStr) -> Option<CString> {
         match self.mechanism {
             Mechanism::Overlay => seen_through_overlay(name),

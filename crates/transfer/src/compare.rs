@@ -168,6 +168,7 @@ impl<'a> Comparison<'a> {
             attributes: false,
             delete: false,
             hands_down_acl: false,
+            most: 0o777,
             source,
             target: Some(target),
             fds,

@@ -67,6 +67,8 @@ pub(crate) struct DirNode {
     pub delete: bool,
     /// Whether the target directory hands a default ACL down to new entries.
     pub hands_down_acl: bool,
+    /// The permission bits that new entries without an ACL get at most.
+    pub most: u32,
     /// The source's attributes when it was entered.
     pub source: Stat,
     /// The target's attributes when it was entered; `None` in a dry run that would make it.
@@ -92,6 +94,7 @@ pub(crate) struct NewDir {
     pub attributes: bool,
     pub delete: bool,
     pub hands_down_acl: bool,
+    pub most: u32,
     pub source: Stat,
     pub target: Option<Stat>,
     pub fds: DirFds,
@@ -110,6 +113,7 @@ impl DirNode {
             attributes: new.attributes,
             delete: new.delete,
             hands_down_acl: new.hands_down_acl,
+            most: new.most,
             source: new.source,
             entered: new.target,
             renamed: AtomicBool::new(false),

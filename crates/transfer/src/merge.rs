@@ -121,6 +121,13 @@ pub trait MergePolicy: Sync {
     /// Whether an entry that only the target has may be removed. Of a directory this is asked after all that it holds.
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool;
 
+    /// Whether a directory's default ACL in the target was shown to whoever made the source's entries, who may have taken it
+    /// away. If it was not, it is not given to them either, but nobody whom it keeps out gets in by their modes.
+    fn showed_default_acl(&self, path: &[u8]) -> bool {
+        let _ = path;
+        true
+    }
+
     /// The name under which an extended attribute is carried over, if it is.
     fn xattr_name(&self, name: &CStr) -> Option<CString>;
 

@@ -9,7 +9,6 @@ use rustix::fs::{self, AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::{Engine, RESTORING, stat_if_there};
-use crate::Ownership;
 use crate::attributes;
 use crate::dir::{DirNode, Kind};
 use crate::error::{During, Fault};
@@ -71,12 +70,10 @@ impl Engine<'_> {
             let xattrs = attributes::read_xattrs(fds.source.as_fd(), self.policy)?;
             let ownership = self.options.ownership;
             if matches!(node.kind, Kind::Existing | Kind::Resumed) {
-                // What one that is made inherits stays; one that was there becomes the source's.
-                let inherited = node.kind == Kind::Resumed && ownership == Ownership::Inherit;
-                attributes::remove_others(target.as_fd(), &xattrs, inherited)?;
+                attributes::remove_others(target.as_fd(), &xattrs)?;
             }
-            lost =
-                attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
+            let wanted = attributes::cut(&node.source, &xattrs, node.most);
+            lost = attributes::apply(target.as_fd(), &have, &wanted, &xattrs, ownership, &self.privilege);
             *opened_up = None;
         }
         let mut changed = false;

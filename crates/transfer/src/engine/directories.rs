@@ -4,12 +4,11 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{self, AtFlags, Mode, Stat, XattrFlags};
+use rustix::fs::{self, AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
 use super::{Engine, RESTORING, stat_if_there};
 use crate::Ownership;
-use crate::acl::closed;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{self, DirFds, DirNode, Kind, NewDir, OPEN_DIRECTORY};
 use crate::error::{During, Fault};
@@ -207,6 +206,8 @@ impl Engine<'_> {
         };
         let new = entered.kind != Kind::Existing;
         let mut hands_down_acl = false;
+        // A directory that we make hands down what the one above does.
+        let mut most = parent.as_ref().map_or(0o777, |parent| parent.most);
         let mut target_stat = None;
         if let Some(target) = &entered.target {
             let mut stat = fs::fstat(target).during("opening it in the target")?;
@@ -216,9 +217,15 @@ impl Engine<'_> {
             target_stat = Some(stat);
             if entered.kind == Kind::Resumed {
                 self.make_as_new(parent.as_ref(), target.as_fd(), &stat)?;
-            } else if self.options.ownership == Ownership::Preserve {
+            } else {
                 match entered.kind {
-                    Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
+                    Kind::Existing => {
+                        let default = attributes::default_bits(target.as_fd());
+                        hands_down_acl = default.is_some();
+                        most = default
+                            .filter(|_| !self.source_had_default_acl(parent.as_deref(), &name, &source))
+                            .unwrap_or(0o777);
+                    }
                     // What it inherited from its parent is not the source's; drop it before it is handed down.
                     _ if parent.as_ref().is_none_or(|parent| parent.hands_down_acl) => {
                         let _ = fs::fremovexattr(target, ACL_DEFAULT);
@@ -239,12 +246,23 @@ impl Engine<'_> {
                 attributes: attributes || (new && self.single.is_none()),
                 delete: delete || entered.kind == Kind::Resumed,
                 hands_down_acl,
+                most,
                 source: source_stat,
                 target: target_stat,
                 fds: DirFds { source, target: entered.target },
             },
             &self.budget,
         ))
+    }
+
+    /// Whether the source's entries are as a default ACL, which their directory has in the target, has let them be: if it
+    /// could not be shown to whoever made them, it still keeps out whom it keeps out.
+    fn source_had_default_acl(&self, parent: Option<&DirNode>, name: &CStr, source: &OwnedFd) -> bool {
+        let Some(policy) = self.policy.filter(|_| self.options.ownership == Ownership::Inherit) else {
+            return true;
+        };
+        let path = parent.map_or_else(Vec::new, |parent| dir::join(&parent.path(), name.to_bytes()));
+        has_xattr(source.as_fd(), ACL_DEFAULT) || policy.showed_default_acl(&path)
     }
 
     /// Makes a directory that an interrupted copy left what it was when that one made it. It may have got its mode and its
@@ -261,24 +279,14 @@ impl Engine<'_> {
             Some(fds) => Some(fds.target()?),
             None => self.root_parent.as_ref().map(AsFd::as_fd),
         };
-        let inherits = self.options.ownership == Ownership::Inherit;
-        let default = match above {
-            Some(above) if inherits => attributes::acl_of(above, ACL_DEFAULT).during(ACTION)?,
-            _ => None,
-        };
         let group =
             above.map(fs::fstat).transpose().during(ACTION)?.map_or(0, |above| above.st_mode & 0o2000);
         let mode = 0o700 | group;
         if stat.st_mode & 0o7777 != mode {
             fs::fchmod(target, Mode::from_raw_mode(mode)).during(ACTION)?;
         }
-        for (name, acl) in [(ACL_DEFAULT, default.clone()), (ACL_ACCESS, default.as_deref().and_then(closed))]
-        {
-            let done = match acl {
-                Some(acl) => fs::fsetxattr(target, name, &acl, XattrFlags::empty()),
-                None => fs::fremovexattr(target, name),
-            };
-            match done {
+        for name in [ACL_DEFAULT, ACL_ACCESS] {
+            match fs::fremovexattr(target, name) {
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(error) => return Err(Fault::new(ACTION, error)),
             }

@@ -76,6 +76,7 @@ impl Walk<'_, '_> {
             attributes: false,
             delete: false,
             hands_down_acl: false,
+            most: 0o777,
             source: stat,
             target: None,
             fds: DirFds { source, target: None },
