@@ -160,6 +160,7 @@ impl<'a> Comparison<'a> {
     ) -> Arc<DirNode> {
         let new = NewDir {
             parent,
+            source_name: name.clone(),
             name,
             kind: Kind::Existing,
             partial: None,

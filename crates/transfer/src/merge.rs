@@ -46,8 +46,11 @@ pub enum EntryAction {
 }
 
 /// What to do with a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectoryAction {
+    /// Make it under this name, or merge it into what an earlier copy made there, and keep what has its own name. The policy
+    /// is asked once more, by the path that it gets.
+    Beside(CString),
     /// Don't copy it, and report that as a failure, with this reason.
     Refuse(&'static str),
     /// Leave the directory and all it holds out of the copy.

@@ -140,15 +140,34 @@ impl Worker<'_> {
         }
     }
 
+    /// What is known of a directory from when it was filled, and that no other user has put one of theirs in its place: they
+    /// would read and replace whatever comes into it.
+    fn recall(&self, directory: &OpenDirectory<'_>) -> Result<kept::Filled, Failure> {
+        let path = directory.path.display();
+        let salvage = self.order.request.work.is_salvage();
+        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
+        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(&directory.wanted.name) };
+        let filled = filled.map_err(|error| {
+            Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
+        })?;
+        let disk = rustix::fs::fstat(&directory.disk);
+        let disk = disk.map_err(|error| Failure::passing(format!("{path}: {error}")))?;
+        if filled.baseline.is_anothers_top(&disk) {
+            return Err(Failure::lasting(format!(
+                "{path}: another user (uid {}) has put a directory of theirs in place of the one that the job had; have it \
+                 moved away and the job's put back, or make one, then `ondeck job retry {}`",
+                disk.st_uid,
+                self.order.request.name()
+            )));
+        }
+        Ok(filled)
+    }
+
     fn copy_home(&self, directory: &OpenDirectory<'_>, slot: OwnedFd) -> Result<(), Failure> {
         let path = directory.path.display();
         let name = &directory.wanted.name;
         let salvage = self.order.request.work.is_salvage();
-        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
-        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(name) };
-        let filled = filled.map_err(|error| {
-            Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
-        })?;
+        let filled = self.recall(directory)?;
         if filled.mechanism == Mechanism::Bind
             && filled.ours.is_empty()
             && is_empty(&slot)
@@ -247,6 +266,7 @@ impl Worker<'_> {
         if is_empty(slot) {
             return Ok(());
         }
+        self.recall(directory)?;
         // An archive can't hold sockets, and nobody listens on them any more.
         let us = rustix::process::geteuid().as_raw();
         let cleared = survey(slot.as_fd(), &mut |visit| {
@@ -290,6 +310,7 @@ impl Worker<'_> {
     }
 
     fn home_by_script(&self, directory: &OpenDirectory<'_>, script: &Path) -> Result<(), Failure> {
+        self.recall(directory)?;
         let ram = self.slot_path(directory.wanted);
         self.run_script("stage-out", script, &ram, &directory.path)?;
         rustix::fs::syncfs(&directory.disk).map_err(|error| {

@@ -56,10 +56,10 @@ impl Engine<'_> {
         };
         let entered = self.enter_both(parent, name, &fds, &source, restore_source);
         match entered {
-            Ok(Some((entered, action))) => {
+            Ok(Some((entered, action, beside))) => {
                 let listing = open_listing(&source)?;
-                let node =
-                    self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
+                let names = (name.to_owned(), beside.unwrap_or_else(|| name.to_owned()));
+                let node = self.node(Some(parent.clone()), names, source, source_stat, entered, action)?;
                 Ok(Some((node, listing)))
             }
             left_out => {
@@ -72,7 +72,8 @@ impl Engine<'_> {
         }
     }
 
-    /// The target's side of a directory whose source is open, and what is to be done with it.
+    /// The target's side of a directory whose source is open, and what is to be done with it; its name, if it is put beside
+    /// what has its own.
     fn enter_both(
         &self,
         parent: &Arc<DirNode>,
@@ -80,25 +81,43 @@ impl Engine<'_> {
         fds: &DirFds,
         source: &OwnedFd,
         restore_source: Option<u32>,
-    ) -> Result<Option<(Entered, DirectoryAction)>, Fault> {
-        let found = match (&fds.target, parent.kind) {
-            (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
-            _ => None,
+    ) -> Result<Option<(Entered, DirectoryAction, Option<CString>)>, Fault> {
+        const ACTION: &str = "copying it";
+        let look = |name: &CStr| match (&fds.target, parent.kind) {
+            (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name),
+            _ => Ok(None),
         };
-        let action = match self.policy {
+        let ask = |name: &CStr, found: Option<&Stat>| match self.policy {
             Some(policy) => {
-                policy.directory(&dir::join(&parent.path(), name.to_bytes()), source.as_fd(), found.as_ref())
+                policy.directory(&dir::join(&parent.path(), name.to_bytes()), source.as_fd(), found)
             }
             None => self.default_directory_action(),
         };
+        let mut found = look(name)?;
+        let mut action = ask(name, found.as_ref());
+        let mut beside = None;
+        if let DirectoryAction::Beside(other) = action {
+            found = look(&other)?;
+            action = ask(&other, found.as_ref());
+            beside = Some(other);
+        }
         match action {
             DirectoryAction::Skip => return Ok(None),
-            DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
+            DirectoryAction::Refuse(why) => return Err(Fault::message(ACTION, why)),
+            DirectoryAction::Beside(_) => {
+                let why = "someone else has also taken the name that it would get beside theirs; rename theirs and try again";
+                return Err(Fault::message(ACTION, why));
+            }
             DirectoryAction::Merge { .. } => {}
         }
-        let mut entered = self.enter_target(parent, fds, name, found.as_ref())?;
+        let mut entered =
+            self.enter_target(parent, fds, beside.as_deref().unwrap_or(name), found.as_ref())?;
         entered.restore_source = restore_source;
-        Ok(Some((entered, action)))
+        if let Some(beside) = &beside {
+            let path = dir::join(&parent.path(), name.to_bytes());
+            (self.monitor.event)(Event::PutBeside { path: &path, name: beside.to_bytes() });
+        }
+        Ok(Some((entered, action, beside)))
     }
 
     /// Opens or makes the target's directory for a source directory.
@@ -188,13 +207,18 @@ impl Engine<'_> {
             attributes::chmod_at(parent, name, stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
         }
         let opened = fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        let now = fs::fstat(&opened).during(ACTION)?;
+        if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
+            // What was decided on was another one, of somebody else perhaps.
+            return Err(Fault::message(ACTION, "it was replaced by another meanwhile; try again"));
+        }
         Ok((opened, closed.then_some(stat.st_mode & 0o7777)))
     }
 
     pub(super) fn node(
         &self,
         parent: Option<Arc<DirNode>>,
-        name: CString,
+        (source_name, name): (CString, CString),
         source: OwnedFd,
         source_stat: Stat,
         entered: Entered,
@@ -202,7 +226,7 @@ impl Engine<'_> {
     ) -> Result<Arc<DirNode>, Fault> {
         let (delete, attributes) = match action {
             DirectoryAction::Merge { delete, attributes } => (delete, attributes),
-            DirectoryAction::Skip | DirectoryAction::Refuse(_) => (false, false),
+            DirectoryAction::Skip | DirectoryAction::Refuse(_) | DirectoryAction::Beside(_) => (false, false),
         };
         let new = entered.kind != Kind::Existing;
         let mut hands_down_acl = false;
@@ -239,6 +263,7 @@ impl Engine<'_> {
             NewDir {
                 parent,
                 name,
+                source_name,
                 kind: entered.kind,
                 partial: entered.partial,
                 restore_mode: entered.restore_mode,

@@ -68,6 +68,7 @@ impl Walk<'_, '_> {
     ) -> Arc<DirNode> {
         let new = NewDir {
             parent,
+            source_name: name.clone(),
             name,
             kind: Kind::Imagined,
             partial: None,
