@@ -519,6 +519,51 @@ fn what_another_user_puts_in_the_way_gets_no_results(case: &Case) {
     site.assert_nothing_is_left();
 }
 
+#[test]
+fn an_archive_holds_what_its_mode_closes_to_its_owner() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "64MiB", 1);
+    make(&job.path("out"));
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    let modes = [0o000, 0o200, 0o300, 0o600];
+    for mode in modes {
+        job.works(
+            "0",
+            &format!(
+                "mkdir -p d{mode:o}/inner && echo f > d{mode:o}/inner/file && echo f > f{mode:o} && \
+                 chmod {mode:o} f{mode:o} d{mode:o}/inner d{mode:o}"
+            ),
+        );
+    }
+    job.works("0", "echo precious > result && chmod 300 .");
+    let packed = json!({"bring_home": {"directories": directories, "script": null, "pack": "tar"}});
+    job.succeeds("n1", &job.request(packed));
+    let unpacked = job.path("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let archive = job.path("out/results-4711.tar");
+    site.host("ctl")
+        .shell(&format!("tar xpf {} -C {}", archive.display(), unpacked.display()))
+        .assert_success();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!(fs::read_to_string(unpacked.join("result")).unwrap(), "precious\n");
+    for root in [&unpacked, &job.shown("0")] {
+        for wanted in modes {
+            for name in ["d", "f"] {
+                assert_eq!(mode(&root.join(format!("{name}{wanted:o}"))), wanted, "{name}{wanted:o}");
+            }
+            let inner = root.join(format!("d{wanted:o}/inner"));
+            assert_eq!(mode(&inner), wanted, "d{wanted:o}/inner");
+            assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "f\n");
+        }
+    }
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
 /// The shares of a homecoming: each entry of a top level by itself, then everything else.
 fn shares(home: &Value, entries: &[(&str, &str)]) -> Vec<Value> {
     let share = |index: usize, entries: &[(&str, &str)], all_but: bool| {
