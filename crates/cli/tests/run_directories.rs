@@ -200,6 +200,92 @@ fn a_directory_that_someone_else_put_in_place_of_another_is_theirs() {
 }
 
 #[test]
+fn what_someone_else_puts_where_the_program_makes_a_directory_gets_nothing_of_it() {
+    const OTHER: u32 = 20_003;
+    if !is_root() {
+        return ondeck_skip::skipped("becoming another user needs root");
+    }
+    for who in everyone() {
+        for how in ["bind", "overlay", "copy"] {
+            let scene = Scene::new(who);
+            scene.dir("out");
+            fs::set_permissions(scene.path("out"), fs::Permissions::from_mode(0o2777)).unwrap();
+            let theirs = |name: &str| {
+                let path = scene.path(name);
+                fs::create_dir(&path).unwrap();
+                std::os::unix::fs::chown(&path, Some(OTHER), Some(OTHER)).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+            };
+            // An ordinary user's overlay has no place for them.
+            let shared = how == "copy" || how == "overlay" && who == Who::Me;
+            if shared {
+                // What was another user's when the program began is merged into.
+                theirs("out/shared");
+            }
+            if how != "bind" {
+                scene.dir("out/swapped");
+                scene.file("out/swapped/file", "before");
+            }
+            let script = "
+                touch out/shared/file; mkdir -p out/swapped; echo mine > out/swapped/file
+                mkdir -m 700 out/private out/private/deep; echo secret > out/private/key
+                echo secret > out/private/deep/key; chmod 644 out/private/key
+                mkdir out/symlink out/pipe out/mine; for d in symlink pipe mine; do echo mine > out/$d/file; done
+                touch started; while ! test -e go; do sleep 0.02; done";
+            let options =
+                ["run", "--data-out", "out", "--existing", if how == "bind" { "auto" } else { how }];
+            let run =
+                scene.start(&[&options[..], &["--report", "report", "--", "sh", "-c", script]].concat());
+            wait_until("the program", || scene.path("started").exists());
+            theirs("out/private");
+            theirs("out/private/deep");
+            std::os::unix::fs::symlink("nowhere", scene.path("out/symlink")).unwrap();
+            tool("mkfifo", &[at(&scene.path("out/pipe"))]);
+            scene.dir("out/mine");
+            let mut wanted = vec!["pipe", "private", "symlink"];
+            if how != "bind" {
+                fs::rename(scene.path("out/swapped"), scene.path("aside")).unwrap();
+                theirs("out/swapped");
+                wanted.push("swapped");
+            }
+            scene.file("go", "");
+            let ran = Ran::of(run.wait_with_output().unwrap());
+            ran.assert_code(0).assert_says("someone else");
+            let what = format!("{who:?} {how}: {ran:?}");
+            assert_eq!(scene.list("out/private"), ["deep"], "{what}");
+            assert_eq!(scene.list("out/private/deep"), Vec::<String>::new(), "{what}");
+            assert_eq!(fs::read_link(scene.path("out/symlink")).unwrap(), Path::new("nowhere"), "{what}");
+            assert_eq!(scene.read("out/mine/file"), "mine\n", "{what}");
+            let beside = beside(&scene, &["out"]);
+            let of = |name: &str| {
+                beside.iter().find(|beside| beside.starts_with(&format!("{name}.ondeck-"))).unwrap()
+            };
+            assert_eq!(beside.len(), wanted.len(), "{what} {beside:?}");
+            let private = of("private");
+            assert_eq!(mode_of(&scene.path("out").join(private)) & 0o777, 0o700, "{what}");
+            for file in ["key", "deep/key"] {
+                assert_eq!(scene.read(&format!("out/{private}/{file}")), "secret\n", "{what}");
+            }
+            for name in ["symlink", "pipe"] {
+                assert_eq!(scene.read(&format!("out/{}/file", of(name))), "mine\n", "{what}");
+            }
+            if how != "bind" {
+                assert_eq!(scene.list("out/swapped"), Vec::<String>::new(), "{what}");
+                assert_eq!(scene.read(&format!("out/{}/file", of("swapped"))), "mine\n", "{what}");
+            }
+            if shared {
+                assert_eq!(scene.list("out/shared"), ["file"], "{what}");
+            }
+            let report = scene.report("report").to_string();
+            for name in &wanted {
+                assert!(report.contains(of(name)), "{what} {report}");
+            }
+            scene.assert_clean();
+        }
+    }
+}
+
+#[test]
 fn names_of_a_new_file_that_were_copied_out_early_can_change_afterwards() {
     for who in everyone() {
         let scene = Scene::new(who);
@@ -554,6 +640,51 @@ fn an_acl_that_names_others_is_no_obstacle_and_stays() {
             }
             scene.assert_clean();
         }
+    }
+}
+
+#[test]
+fn an_acl_that_the_program_took_away_is_not_handed_down_again() {
+    for who in everyone() {
+        let scene = Scene::new(who);
+        for name in ["in", "direct", "bind", "copy"] {
+            scene.dir(name);
+        }
+        scene.file("in/f", "secret");
+        for name in ["direct", "bind", "copy"] {
+            tool("setfacl", &["-d", "-m", "u:20003:rwx", at(&scene.path(name))]);
+        }
+        scene.file("copy/before", "before");
+        let script = |out: &str| {
+            format!(
+                "set -e; umask 027; chmod 640 in/f; cp -p in/f {out}/f; install -m 640 in/f {out}/installed
+                 echo x > {out}/x; setfacl -b {out}/x; chmod 640 {out}/x; mkdir -m 750 {out}/d; setfacl -bk {out}/d
+                 echo y > {out}/d/y; mkfifo -m 640 {out}/pipe; setfacl -b {out}/pipe; chmod 640 {out}/pipe"
+            )
+        };
+        scene.run_shell(&["--data-out", "bind"], &script("bind")).assert_code(0);
+        scene.run_shell(&["--data-out", "copy", "--existing", "copy"], &script("copy")).assert_code(0);
+        let direct = Command::new("sh").args(["-c", &script("direct")]).current_dir(scene.path("")).status();
+        assert!(direct.unwrap().success());
+        for name in ["f", "installed", "x", "d", "d/y", "pipe"] {
+            let wanted = acl(&scene.path("direct").join(name));
+            for out in ["bind", "copy"] {
+                assert_eq!(acl(&scene.path(out).join(name)), wanted, "{who:?} {out}/{name}");
+            }
+        }
+        // Where the program could not be shown it, whom the default ACL keeps out gets in by no mode.
+        scene.dir("closed");
+        tool("setfacl", &["-d", "-m", "u:20003:rwx,g::---,o::---", at(&scene.path("closed"))]);
+        let script = "umask 022; echo x > closed/x; mkdir closed/d; echo y > closed/d/y; mkfifo closed/pipe";
+        scene.run_shell(&["--data-out", "closed"], script).assert_code(0);
+        for name in ["x", "d", "d/y", "pipe"] {
+            let found = acl(&scene.path("closed").join(name));
+            assert!(found.contains(&"group::---".to_owned()), "{who:?} {name} {found:?}");
+            assert!(found.contains(&"other::---".to_owned()), "{who:?} {name} {found:?}");
+            let let_in = found.iter().any(|entry| entry.contains("user:20003"));
+            assert_eq!(let_in, who == Who::Me, "{who:?} {name} {found:?}");
+        }
+        scene.assert_clean();
     }
 }
 

@@ -165,6 +165,26 @@ impl MergeBack {
         !linked.is_some_and(|linked| linked.has_only_other_names(target))
     }
 
+    /// Whether a directory on disk is another user's, and was put there while the program had its own: that user reads and
+    /// replaces what comes into it, whatever the modes.
+    fn is_anothers(&self, path: &[u8], source: BorrowedFd<'_>, target: &Stat) -> bool {
+        let user = rustix::process::geteuid();
+        // One that can't be looked at is nobody's.
+        let source = fs::fstat(source).ok();
+        let ours = if user.is_root() { source.map(|source| source.st_uid) } else { Some(user.as_raw()) };
+        if path.is_empty() || ours == Some(target.st_uid) || !self.baseline.before.is_another(path, target) {
+            return false;
+        }
+        // What was copied into RAM later was on disk then, though its inode is not known.
+        let later = !self.baseline.before.knows(path)
+            && self
+                .baseline
+                .entries
+                .get(&key(path))
+                .is_some_and(|staged| source.is_some_and(|source| source.st_ino == staged.inode));
+        !later
+    }
+
     /// A directory on disk is about to be merged into, or emptied.
     fn note_if_another(&self, path: &[u8], target: &Stat) {
         if self.baseline.before.is_another(path, target) {
@@ -214,9 +234,10 @@ impl MergeBack {
         self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).contains(&key(path))
     }
 
-    /// Whether a name is that of a version which was put beside someone else's.
+    /// Whether a path is that of a version which was put beside someone else's, or of what is in one.
     fn is_beside(&self, path: &[u8]) -> bool {
-        path.ends_with(format!(".ondeck-{}", self.id).as_bytes())
+        let suffix = format!(".ondeck-{}", self.id);
+        path.split(|byte| *byte == b'/').any(|name| name.ends_with(suffix.as_bytes()))
     }
 
     /// Whether the program left an entry as it was staged in. Times don't tell: what is written to a file in RAM through
@@ -290,12 +311,15 @@ impl MergePolicy for MergeBack {
             return DirectoryAction::Skip;
         }
         if let Some(target) = target
-            && FileType::from_raw_mode(target.st_mode) != FileType::Directory
-            && self.is_foreign(path, target)
+            && match is_directory(target) {
+                true => self.is_anothers(path, source, target),
+                false => self.is_foreign(path, target),
+            }
         {
-            return DirectoryAction::Refuse(
-                "someone else put another kind of entry there while the program ran; rename theirs and try again",
-            );
+            return match CString::new(name).map(|name| self.beside(&name)) {
+                Ok(EntryAction::Beside(name)) => DirectoryAction::Beside(name),
+                _ => DirectoryAction::Skip,
+            };
         }
         if let Some(target) = target.filter(|target| is_directory(target)) {
             self.note_if_another(path, target);
@@ -347,6 +371,11 @@ impl MergePolicy for MergeBack {
             self.loosen(target);
         }
         may
+    }
+
+    fn showed_default_acl(&self, path: &[u8]) -> bool {
+        // A RAM disk may not know the users whom an ACL names, or no ACLs at all.
+        self.is_made(path) || self.was_shown_default_acl(path)
     }
 
     fn xattr_name(&self, name: &CStr) -> Option<CString> {

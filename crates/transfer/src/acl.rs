@@ -74,20 +74,6 @@ fn bits_of(entries: &[Entry], tag: u16) -> Option<u32> {
     entries.iter().find(|(found, ..)| *found == tag).map(|(_, bits, _)| u32::from(bits & 7))
 }
 
-/// The ACL that a directory of mode 0700 inherits from a default ACL, both in the kernel's form.
-pub(crate) fn closed(acl: &[u8]) -> Option<Vec<u8>> {
-    let mut entries = entries(acl)?;
-    let class = if entries.iter().any(|(tag, ..)| *tag == MASK) { MASK } else { OWNING_GROUP };
-    for (tag, bits, _) in &mut entries {
-        match *tag {
-            OTHER => *bits = 0,
-            tag if tag == class => *bits = 0,
-            _ => {}
-        }
-    }
-    Some(to_bytes(&entries))
-}
-
 /// An ACL in the kernel's form as text, with numbers for names: GNU tar, bsdtar and star read them everywhere. The id
 /// stands behind the permissions once more, where star looks for it. `None` if it is something else.
 pub(crate) fn to_text(acl: &[u8]) -> Option<String> {

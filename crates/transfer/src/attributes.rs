@@ -23,9 +23,10 @@ pub enum Ownership {
     /// The source's owner and group, as far as the caller may give files away.
     #[default]
     Preserve,
-    /// What the target directory gives to new files: a set-gid directory hands down its group, a default ACL its
-    /// entries. A file that replaces another keeps that one's group where possible. What is thereby somebody else's, or of
-    /// another group, is not set-uid, or set-gid: else whoever runs the copy would be the one who copied it.
+    /// What the target directory gives to new files: a set-gid directory hands down its group. A file that replaces another
+    /// keeps that one's group where possible. What is thereby somebody else's, or of another group, is not set-uid, or
+    /// set-gid: else whoever runs the copy would be the one who copied it. ACLs are the source's, also none: what a default
+    /// ACL of the target hands down, the program may have taken away.
     Inherit,
 }
 
@@ -153,6 +154,16 @@ pub(crate) fn times_of(stat: &Stat) -> Timestamps {
         last_access: Timespec { tv_sec: stat.st_atime as _, tv_nsec: stat.st_atime_nsec as _ },
         last_modification: Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ },
     }
+}
+
+/// The source's attributes, cut by the permission bits that new entries get at most where they are. An entry's own ACL says
+/// by itself whom it lets in.
+pub(crate) fn cut(source: &Stat, xattrs: &[Xattr], most: u32) -> Stat {
+    let mut wanted = *source;
+    if !xattrs.iter().any(|xattr| *xattr.name == *ACL_ACCESS) {
+        wanted.st_mode &= most | !0o777;
+    }
+    wanted
 }
 
 /// Gives an open file or directory of the target, whose state is `have`, the attributes of the source.
@@ -297,12 +308,9 @@ pub(crate) fn change(
 }
 
 /// Removes from a directory that was there before what the source's does not have. What security modules and
-/// privileged programs put there is theirs; `keep_acls`: ACLs are, too.
-pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr], keep_acls: bool) -> Result<(), Fault> {
+/// privileged programs put there is theirs.
+pub(crate) fn remove_others(fd: BorrowedFd<'_>, keep: &[Xattr]) -> Result<(), Fault> {
     for xattr in read_xattrs(fd, None)? {
-        if keep_acls && xattr.is_acl() {
-            continue;
-        }
         if !xattr.is_privileged() && !keep.iter().any(|kept| kept.name == xattr.name) {
             fs::fremovexattr(fd, &*xattr.name)
                 .during("removing an extended attribute that its source has not")?;
@@ -324,6 +332,15 @@ pub(crate) fn acl_of(fd: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>,
             Err(Errno::RANGE) if value.len() < 64 << 10 => value.resize(64 << 10, 0), // XATTR_SIZE_MAX
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// What a directory's default ACL leaves to a new entry; `None` if it has none. One that can't be read leaves it to nobody
+/// but its owner.
+pub(crate) fn default_bits(dir: BorrowedFd<'_>) -> Option<u32> {
+    match acl_of(dir, ACL_DEFAULT) {
+        Ok(acl) => acl.map(|acl| acl::bits_without(&acl)),
+        Err(_) => Some(0o700),
     }
 }
 

@@ -160,6 +160,7 @@ impl<'a> Comparison<'a> {
     ) -> Arc<DirNode> {
         let new = NewDir {
             parent,
+            source_name: name.clone(),
             name,
             kind: Kind::Existing,
             partial: None,
@@ -168,6 +169,7 @@ impl<'a> Comparison<'a> {
             attributes: false,
             delete: false,
             hands_down_acl: false,
+            most: 0o777,
             source,
             target: Some(target),
             fds,

@@ -52,8 +52,10 @@ impl DirFds {
 /// A pair of directories.
 pub(crate) struct DirNode {
     pub parent: Option<Arc<DirNode>>,
-    /// The name in the source and, once complete, in the target.
+    /// The name that it gets in the target once it is complete.
     pub name: CString,
+    /// The name in the source: another one if it is put beside what has its name.
+    pub source_name: CString,
     pub kind: Kind,
     /// The temporary name under which the target is built, if it is renamed when complete.
     pub partial: Option<CString>,
@@ -67,11 +69,15 @@ pub(crate) struct DirNode {
     pub delete: bool,
     /// Whether the target directory hands a default ACL down to new entries.
     pub hands_down_acl: bool,
+    /// The permission bits that new entries without an ACL get at most.
+    pub most: u32,
     /// The source's attributes when it was entered.
     pub source: Stat,
     /// The target's attributes when it was entered; `None` in a dry run that would make it.
     pub entered: Option<Stat>,
     renamed: AtomicBool,
+    /// The name under which it was shown, if somebody else has taken its own meanwhile.
+    shown_as: OnceLock<CString>,
     fds: Mutex<Option<Arc<DirFds>>>,
     /// Items below this directory that are not done; whoever ends the last one completes the directory.
     pub pending: AtomicUsize,
@@ -85,6 +91,7 @@ pub(crate) struct DirNode {
 pub(crate) struct NewDir {
     pub parent: Option<Arc<DirNode>>,
     pub name: CString,
+    pub source_name: CString,
     pub kind: Kind,
     pub partial: Option<CString>,
     pub restore_mode: Option<u32>,
@@ -92,6 +99,7 @@ pub(crate) struct NewDir {
     pub attributes: bool,
     pub delete: bool,
     pub hands_down_acl: bool,
+    pub most: u32,
     pub source: Stat,
     pub target: Option<Stat>,
     pub fds: DirFds,
@@ -103,6 +111,7 @@ impl DirNode {
         let node = Arc::new(DirNode {
             parent: new.parent,
             name: new.name,
+            source_name: new.source_name,
             kind: new.kind,
             partial: new.partial,
             restore_mode: new.restore_mode,
@@ -110,9 +119,11 @@ impl DirNode {
             attributes: new.attributes,
             delete: new.delete,
             hands_down_acl: new.hands_down_acl,
+            most: new.most,
             source: new.source,
             entered: new.target,
             renamed: AtomicBool::new(false),
+            shown_as: OnceLock::new(),
             fds: Mutex::new(Some(Arc::new(new.fds))),
             pending: AtomicUsize::new(1),
             incomplete: AtomicBool::new(false),
@@ -131,11 +142,15 @@ impl DirNode {
     pub fn target_name(&self) -> CString {
         match &self.partial {
             Some(partial) if !self.renamed.load(Ordering::Acquire) => partial.clone(),
-            _ => self.name.clone(),
+            _ => self.shown_as.get().unwrap_or(&self.name).clone(),
         }
     }
 
-    pub fn mark_renamed(&self) {
+    /// It has got a name, which is another than its own if somebody else has taken that.
+    pub fn mark_renamed(&self, beside: Option<CString>) {
+        if let Some(name) = beside {
+            let _ = self.shown_as.set(name);
+        }
         self.renamed.store(true, Ordering::Release);
     }
 
@@ -168,7 +183,8 @@ impl DirNode {
     fn reopen(&self, parent: &DirFds) -> Result<DirFds, Fault> {
         const ACTION: &str = "opening its directory again";
         let moved = || Fault::message(ACTION, "it was replaced by another while it was being copied");
-        let source = fs::openat(&parent.source, &*self.name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        let source =
+            fs::openat(&parent.source, &*self.source_name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
         let stat = fs::fstat(&source).during(ACTION)?;
         if (stat.st_dev, stat.st_ino) != (self.source.st_dev, self.source.st_ino) {
             return Err(moved());
@@ -194,7 +210,7 @@ impl DirNode {
         self.slot().is_some()
     }
 
-    /// The path relative to the root of the copy; empty for the root.
+    /// The path in the target, relative to the root of the copy; empty for the root.
     pub fn path(&self) -> Vec<u8> {
         let mut names = Vec::new();
         let mut node = self;

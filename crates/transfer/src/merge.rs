@@ -46,8 +46,11 @@ pub enum EntryAction {
 }
 
 /// What to do with a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectoryAction {
+    /// Make it under this name, or merge it into what an earlier copy made there, and keep what has its own name. The policy
+    /// is asked once more, by the path that it gets.
+    Beside(CString),
     /// Don't copy it, and report that as a failure, with this reason.
     Refuse(&'static str),
     /// Leave the directory and all it holds out of the copy.
@@ -120,6 +123,13 @@ pub trait MergePolicy: Sync {
 
     /// Whether an entry that only the target has may be removed. Of a directory this is asked after all that it holds.
     fn may_delete(&self, path: &[u8], target: &Stat) -> bool;
+
+    /// Whether a directory's default ACL in the target was shown to whoever made the source's entries, who may have taken it
+    /// away. If it was not, it is not given to them either, but nobody whom it keeps out gets in by their modes.
+    fn showed_default_acl(&self, path: &[u8]) -> bool {
+        let _ = path;
+        true
+    }
 
     /// The name under which an extended attribute is carried over, if it is.
     fn xattr_name(&self, name: &CStr) -> Option<CString>;

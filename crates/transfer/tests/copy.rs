@@ -360,7 +360,7 @@ fn a_copy_that_is_killed_and_repeated_grants_no_acl_that_the_source_has_not() {
 }
 
 #[test]
-fn a_copy_that_is_killed_and_repeated_inherits_what_it_would_have() {
+fn a_copy_that_leaves_owners_to_the_target_has_the_acls_of_the_source_and_no_others() {
     let ram = ram();
     let source = ram.path().join("s");
     tree_with_default_acl(&source);
@@ -369,12 +369,26 @@ fn a_copy_that_is_killed_and_repeated_inherits_what_it_would_have() {
     setfacl(&["-d", "-m", "u:23456:rwx,m::rwx,o::---"], &shared);
     let inherit = Options { ownership: ondeck_transfer::Ownership::Inherit, ..Options::default() };
     stage(&source, &shared.join("once"), &inherit);
+    assert_eq!(getfacl(&source), getfacl(&shared.join("once")));
+    // Also what a killed copy has left, and what is copied into a directory that was there.
     killed_copy(&source, &shared.join("again"), &inherit);
     fs::remove_file(shared.join(".again.ondeck-partial/sub/a")).unwrap();
     fs::remove_dir_all(shared.join(".again.ondeck-partial/sub/inner")).unwrap();
     stage(&source, &shared.join("again"), &inherit);
-    assert_eq!(getfacl(&shared.join("once")), getfacl(&shared.join("again")));
-    assert!(getfacl(&shared.join("once")).concat().contains("user:23456:rwx"));
+    assert_eq!(getfacl(&source), getfacl(&shared.join("again")));
+    assert!(std::process::Command::new("mkfifo").arg(source.join("pipe")).status().unwrap().success());
+    fs::write(source.join("file"), "x").unwrap();
+    stage(&source, &shared, &inherit);
+    for name in ["file", "pipe", "sub/a"] {
+        let found = getfacl_of(&shared.join(name));
+        assert_eq!(found, getfacl_of(&source.join(name)), "{name}");
+        assert!(!found.contains("user:23456"), "{name}");
+    }
+}
+
+fn getfacl_of(path: &Path) -> String {
+    let out = std::process::Command::new("getfacl").args(["-c", "-n", "-p"]).arg(path).output();
+    String::from_utf8(out.unwrap().stdout).unwrap()
 }
 
 fn setfacl(arguments: &[&str], path: &Path) {

@@ -58,6 +58,7 @@ impl MergePolicy for Rival {
                 self.writes(Path::new(std::ffi::OsStr::from_bytes(path)));
                 DirectoryAction::Merge { delete: false, attributes: false }
             }
+            Some(_) if path == b"directory" => DirectoryAction::Beside(c"directory.ours".to_owned()),
             Some(_) => DirectoryAction::Refuse("somebody else was quicker"),
         }
     }
@@ -86,6 +87,7 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
     fs::hard_link(from.join("link-1"), from.join("link-2")).unwrap();
     fs::create_dir(from.join("directory")).unwrap();
     fs::write(from.join("directory/inside"), "ours").unwrap();
+    fs::create_dir(from.join("refused")).unwrap();
 
     let failures = std::sync::Mutex::new(Vec::new());
     let event = |event: ondeck_transfer::Event<'_>| {
@@ -107,6 +109,8 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
         }
     }
     assert_eq!(fs::read(to.join("directory")).unwrap(), b"theirs");
+    assert_eq!(fs::read(to.join("directory.ours/inside")).unwrap(), b"ours");
+    assert_eq!(fs::read(to.join("refused")).unwrap(), b"theirs");
     let failures = failures.into_inner().unwrap();
     assert_eq!(failures.len(), 1, "{failures:?}");
     assert!(failures[0].contains("somebody else was quicker"), "{failures:?}");
@@ -116,7 +120,7 @@ fn what_somebody_writes_while_an_entry_is_copied_is_never_replaced() {
         .filter(|name| name.as_bytes().starts_with(b"."))
         .collect();
     // The next attempt goes on with it.
-    assert_eq!(left, [".directory.ondeck-partial-test"]);
+    assert_eq!(left, [".refused.ondeck-partial-test"]);
 }
 
 /// Copies everything but what is called `skipped`, and lets nothing be deleted.

@@ -26,6 +26,7 @@ crate::for_engines! {
         a_task_sees_no_other_ramdisk,
         a_running_job_sees_what_it_wrote_before_and_keeps_it,
         a_directory_that_was_renamed_on_disk_is_another_one,
+        what_another_user_puts_in_the_way_gets_no_results,
         what_a_job_made_of_names_and_directories_comes_home_by_several_nodes,
     ]
     gluster = GLUSTER: [
@@ -473,6 +474,92 @@ fn a_directory_that_was_renamed_on_disk_is_another_one(case: &Case) {
         assert_eq!(read(name), "job\n", "{name}");
     }
     assert_eq!(report["beside"].as_array().unwrap().len(), 2, "{report:#}");
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+fn what_another_user_puts_in_the_way_gets_no_results(case: &Case) {
+    let site = site();
+    let job = Job::new(&site, case, "job", "64MiB", 1);
+    for name in ["shared", "top"] {
+        make(&job.path(name));
+    }
+    let directories = [job.directory("shared", "0", "out"), job.directory("top", "1", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    job.works("0", "mkdir -m 700 private run1 && echo secret > private/key && chmod 644 private/key");
+    job.works("0", "echo result > run1/file");
+    job.works("1", "echo secret > key");
+    let theirs = |path: &Path| {
+        fs::create_dir(path).unwrap();
+        std::os::unix::fs::chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    theirs(&job.path("shared/private"));
+    std::os::unix::fs::symlink("nowhere", job.path("shared/run1")).unwrap();
+    fs::rename(job.path("top"), job.path("top.old")).unwrap();
+    theirs(&job.path("top"));
+
+    let words = ["top", "another user", "ondeck job retry"];
+    let server = case.servers.last().unwrap();
+    job.fails(server, &job.home(&directories), false, &words);
+    let packed = json!({"bring_home": {"directories": directories, "script": null, "pack": "tar"}});
+    job.fails(server, &job.request(packed), false, &words);
+    assert_eq!(names(&job.path("top")), Vec::<String>::new());
+    fs::remove_dir(job.path("top")).unwrap();
+    fs::rename(job.path("top.old"), job.path("top")).unwrap();
+    // Also what a first try has put beside is no obstacle for the next.
+    let report = job.succeeds(server, &job.home(&directories));
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    assert_eq!(names(&job.path("shared/private")), Vec::<String>::new());
+    assert_eq!(read("shared/private.ondeck-4711/key"), "secret\n");
+    assert_eq!(read("shared/run1.ondeck-4711/file"), "result\n");
+    assert_eq!(read("top/key"), "secret\n");
+    assert_eq!(report["beside"].as_array().unwrap().len(), 2, "{report:#}");
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}
+
+#[test]
+fn an_archive_holds_what_its_mode_closes_to_its_owner() {
+    if !site::ready(&TMPFS) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &TMPFS, "job", "64MiB", 1);
+    make(&job.path("out"));
+    let directories = [job.directory("out", "0", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    let modes = [0o000, 0o200, 0o300, 0o600];
+    for mode in modes {
+        job.works(
+            "0",
+            &format!(
+                "mkdir -p d{mode:o}/inner && echo f > d{mode:o}/inner/file && echo f > f{mode:o} && \
+                 chmod {mode:o} f{mode:o} d{mode:o}/inner d{mode:o}"
+            ),
+        );
+    }
+    job.works("0", "echo precious > result && chmod 300 .");
+    let packed = json!({"bring_home": {"directories": directories, "script": null, "pack": "tar"}});
+    job.succeeds("n1", &job.request(packed));
+    let unpacked = job.path("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let archive = job.path("out/results-4711.tar");
+    site.host("ctl")
+        .shell(&format!("tar xpf {} -C {}", archive.display(), unpacked.display()))
+        .assert_success();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!(fs::read_to_string(unpacked.join("result")).unwrap(), "precious\n");
+    for root in [&unpacked, &job.shown("0")] {
+        for wanted in modes {
+            for name in ["d", "f"] {
+                assert_eq!(mode(&root.join(format!("{name}{wanted:o}"))), wanted, "{name}{wanted:o}");
+            }
+            let inner = root.join(format!("d{wanted:o}/inner"));
+            assert_eq!(mode(&inner), wanted, "d{wanted:o}/inner");
+            assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "f\n");
+        }
+    }
     site.destroy("job");
     site.assert_nothing_is_left();
 }

@@ -67,19 +67,10 @@ impl Shared {
 
     /// Notes an entry that shuts out the caller, its owner, as one that is made accessible now. Returns its mode then.
     fn open_up(output: &Output, path: &[u8], stat: &rustix::fs::Stat) -> Option<(OpenedUp, Mode)> {
-        let needed = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => 0o700,
-            FileType::RegularFile => 0o400,
-            _ => return None,
-        };
-        let user = rustix::process::geteuid();
-        let mode = stat.st_mode & 0o7777;
-        if user.is_root() || user.as_raw() != stat.st_uid || mode & needed == needed {
-            return None;
-        }
+        let opened = OpenedUp::needed(path, stat)?;
         output.merge_back.opening_up(Side::Source, path, stat);
-        let opened = OpenedUp { side: Side::Source, path: path.to_vec(), inode: stat.st_ino, mode };
-        Some((opened, Mode::from_raw_mode(mode | 0o700)))
+        let mode = opened.open_mode();
+        Some((opened, mode))
     }
 
     fn pack_opened(

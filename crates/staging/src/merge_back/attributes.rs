@@ -64,6 +64,11 @@ impl MergeBack {
         }
     }
 
+    /// Whether the default ACL of a directory was one of the attributes that the program was shown.
+    pub(super) fn was_shown_default_acl(&self, path: &[u8]) -> bool {
+        self.shown(path).is_some_and(|shown| shown.value(c"system.posix_acl_default").is_some())
+    }
+
     /// The mode and the owner of a directory that the program was shown, or of what is on disk now.
     fn shown_rights(&self, path: &[u8], target: &Stat) -> (u32, (u32, u32)) {
         if let Some(shown) = self.shown(path) {

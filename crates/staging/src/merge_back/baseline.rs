@@ -219,6 +219,14 @@ impl Baseline {
         &self.before
     }
 
+    /// Whether what is on disk now is another directory than the one that was there, and belongs to another user.
+    pub fn is_anothers_top(&self, disk: &Stat) -> bool {
+        let user = rustix::process::geteuid();
+        let shown = self.directories.get(&key(b"")).map(|shown| shown.owner.0);
+        let owner = if user.is_root() { shown } else { Some(user.as_raw()) };
+        self.before.is_another(b"", disk) && owner.is_some_and(|owner| owner != disk.st_uid)
+    }
+
     /// Adds a file on disk that has several names.
     pub fn add_linked(&mut self, path: &[u8], linked: Linked) {
         Arc::make_mut(&mut self.before).linked.insert(key(path), linked);

@@ -56,6 +56,11 @@ impl Before {
         self.inodes.get_or_insert_default().insert(key(path), directory.st_ino);
     }
 
+    /// Whether a directory was at this path.
+    pub fn knows(&self, path: &[u8]) -> bool {
+        self.inodes.as_ref().is_some_and(|inodes| inodes.contains_key(&key(path)))
+    }
+
     /// Whether another directory was at this path, or none.
     pub fn is_another(&self, path: &[u8], directory: &Stat) -> bool {
         self.inodes.as_ref().is_some_and(|inodes| inodes.get(&key(path)) != Some(&directory.st_ino))

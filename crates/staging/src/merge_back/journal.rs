@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use ondeck_transfer::merge::Side;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::Mechanism;
@@ -60,6 +60,26 @@ pub struct OpenedUp {
 }
 
 impl OpenedUp {
+    /// An entry of the RAM disk that is to be read, if its mode shuts out the caller, its owner.
+    pub fn needed(path: &[u8], stat: &Stat) -> Option<OpenedUp> {
+        let needed = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => 0o700,
+            FileType::RegularFile => 0o400,
+            _ => return None,
+        };
+        let user = rustix::process::geteuid();
+        let mode = stat.st_mode & 0o7777;
+        if user.is_root() || user.as_raw() != stat.st_uid || mode & needed == needed {
+            return None;
+        }
+        Some(OpenedUp { side: Side::Source, path: path.to_vec(), inode: stat.st_ino, mode })
+    }
+
+    /// The mode that it has while it is open.
+    pub fn open_mode(&self) -> Mode {
+        Mode::from_raw_mode(self.mode | 0o700)
+    }
+
     /// Gives the entry its mode back, if it has not got it.
     ///
     /// # Errors

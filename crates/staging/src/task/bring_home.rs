@@ -1,26 +1,31 @@
 //! Bringing results home from a RAM disk: the directories on disk become what the job made of them, without losing what
 //! others wrote there.
 
-use std::ffi::CString;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ondeck_api::wire::JobDirectory;
 use ondeck_core::PackFormat;
+use ondeck_transfer::merge::Side;
 use ondeck_transfer::pack::{self, PackError, PackOptions};
 use ondeck_transfer::survey::{Descend, survey};
 use ondeck_transfer::{
     Event, Exclude, Monitor, Options, Ownership, Roots, TargetRoot, Whereabouts, closed_by_another,
     stage_roots, whereabouts,
 };
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, Stat};
 use rustix::io::Errno;
 
 use super::worker::{OpenDirectory, SETTLED, Worker, entries, failed_for_room, is_no_room};
 use super::{Failure, kept};
+use crate::merge_back::journal::{self, Journal, OpenedUp};
 use crate::merge_back::{Mechanism, MergeBack};
 use crate::slot::Slot;
 
@@ -140,15 +145,34 @@ impl Worker<'_> {
         }
     }
 
+    /// What is known of a directory from when it was filled, and that no other user has put one of theirs in its place: they
+    /// would read and replace whatever comes into it.
+    fn recall(&self, directory: &OpenDirectory<'_>) -> Result<kept::Filled, Failure> {
+        let path = directory.path.display();
+        let salvage = self.order.request.work.is_salvage();
+        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
+        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(&directory.wanted.name) };
+        let filled = filled.map_err(|error| {
+            Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
+        })?;
+        let disk = rustix::fs::fstat(&directory.disk);
+        let disk = disk.map_err(|error| Failure::passing(format!("{path}: {error}")))?;
+        if filled.baseline.is_anothers_top(&disk) {
+            return Err(Failure::lasting(format!(
+                "{path}: another user (uid {}) has put a directory of theirs in place of the one that the job had; have it \
+                 moved away and the job's put back, or make one, then `ondeck job retry {}`",
+                disk.st_uid,
+                self.order.request.name()
+            )));
+        }
+        Ok(filled)
+    }
+
     fn copy_home(&self, directory: &OpenDirectory<'_>, slot: OwnedFd) -> Result<(), Failure> {
         let path = directory.path.display();
         let name = &directory.wanted.name;
         let salvage = self.order.request.work.is_salvage();
-        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
-        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(name) };
-        let filled = filled.map_err(|error| {
-            Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
-        })?;
+        let filled = self.recall(directory)?;
         if filled.mechanism == Mechanism::Bind
             && filled.ours.is_empty()
             && is_empty(&slot)
@@ -247,11 +271,68 @@ impl Worker<'_> {
         if is_empty(slot) {
             return Ok(());
         }
+        self.recall(directory)?;
+        let opened = RefCell::new(Vec::new());
+        let packed = self.open_up(directory, slot, &opened).and_then(|()| {
+            let modes = opened.borrow().iter().map(|entry: &OpenedUp| (entry.inode, entry.mode)).collect();
+            self.pack_opened(directory, slot, format, modes)
+        });
+        let shut = opened.borrow().iter().rev().try_for_each(|entry| entry.shut(slot.as_fd()));
+        let shut = shut.and_then(|()| forget_opened(&kept::opened(&directory.wanted.name)));
+        let shut = shut.map_err(|error| {
+            Failure::passing(format!(
+                "giving the results of {path} their modes back in the RAM disk: {error}"
+            ))
+        });
+        packed.and(shut)
+    }
+
+    /// Makes what its mode shuts its owner out of readable for the packing, and removes what no archive can hold.
+    fn open_up(
+        &self,
+        directory: &OpenDirectory<'_>,
+        slot: &OwnedFd,
+        opened: &RefCell<Vec<OpenedUp>>,
+    ) -> Result<(), Failure> {
+        let failed = |error: io::Error, within: &[u8]| {
+            let path = directory.path.join(OsStr::from_bytes(within));
+            Failure::passing(format!("the results of {}: {error}", path.display()))
+        };
+        let note = kept::opened(&directory.wanted.name);
+        // What a task that was killed has left open.
+        let is_note = std::fs::symlink_metadata(&note).is_ok_and(|note| note.is_file());
+        // The job could have put anything in its place, which says nothing.
+        let left = if is_note { journal::recall(&note).ok().flatten() } else { None };
+        let _ = forget_opened(&note).and_then(|()| forget_opened(&note.with_extension("partial")));
+        for entry in left.iter().flat_map(|left| left.opened_up.iter().rev()) {
+            entry.shut(slot.as_fd()).map_err(|error| failed(error, &entry.path))?;
+        }
+        let mut journal = None;
+        let mut open = |path: &[u8], stat: &Stat| -> io::Result<Option<Mode>> {
+            let Some(entry) = OpenedUp::needed(path, stat) else { return Ok(None) };
+            if journal.is_none() {
+                journal = Some(Journal::begin(&note, Mechanism::Bind, (0, 0))?);
+            }
+            if let Some(journal) = &journal {
+                journal.opening_up(Side::Source, path, entry.inode, entry.mode);
+            }
+            let mode = entry.open_mode();
+            opened.borrow_mut().push(entry);
+            Ok(Some(mode))
+        };
+        let top = rustix::fs::fstat(slot).map_err(|error| failed(error.into(), b""))?;
+        if let Some(mode) = open(b"", &top).map_err(|error| failed(error, b""))? {
+            rustix::fs::fchmod(slot, mode).map_err(|error| failed(error.into(), b""))?;
+        }
         // An archive can't hold sockets, and nobody listens on them any more.
         let us = rustix::process::geteuid().as_raw();
-        let cleared = survey(slot.as_fd(), &mut |visit| {
+        let seen = survey(slot.as_fd(), &mut |visit| {
+            if let Some(mode) = open(visit.path, visit.stat)? {
+                // Neither is a symlink, and the job has ended, so that nobody can put one there.
+                rustix::fs::chmodat(visit.dir, visit.name, mode, AtFlags::empty())?;
+            }
             if FileType::from_raw_mode(visit.stat.st_mode) == FileType::Socket {
-                match rustix::fs::unlinkat(visit.dir, visit.name, rustix::fs::AtFlags::empty()) {
+                match rustix::fs::unlinkat(visit.dir, visit.name, AtFlags::empty()) {
                     // The packer leaves it behind.
                     Err(Errno::ACCESS | Errno::PERM) if visit.stat.st_uid != us => {}
                     removed => removed?,
@@ -263,13 +344,24 @@ impl Worker<'_> {
                 && closed_by_another(visit.dir, visit.name).is_some();
             Ok(if is_theirs { Descend::No } else { Descend::Yes })
         });
-        cleared.map_err(|(_, error)| Failure::passing(format!("the results of {path}: {error}")))?;
+        seen.map_err(|(path, error)| failed(error, &path))
+    }
+
+    fn pack_opened(
+        &self,
+        directory: &OpenDirectory<'_>,
+        slot: &OwnedFd,
+        format: PackFormat,
+        modes: HashMap<u64, u32>,
+    ) -> Result<(), Failure> {
+        let path = directory.path.display();
         let name = CString::new(format!("results-{}.{format}", self.order.request.label()));
         let name = name.map_err(|error| Failure::lasting(error.to_string()))?;
         let failed_before = self.failures().0;
         let event = |event: Event<'_>| self.note(&directory.path, &event);
         let monitor = Monitor { progress: &self.shared.progress, event: &event };
-        let options = PackOptions { umask: ARCHIVE_UMASK, leave_others: true, ..PackOptions::default() };
+        let options =
+            PackOptions { umask: ARCHIVE_UMASK, leave_others: true, modes, ..PackOptions::default() };
         let packed = pack::pack(slot.as_fd(), directory.disk.as_fd(), &name, format, &options, &monitor);
         let failed = self.failures().0 - failed_before;
         match packed {
@@ -277,9 +369,10 @@ impl Worker<'_> {
             Ok(_) => {
                 self.check_gate()?;
                 Err(Failure::lasting(format!(
-                    "{path}: {} of the results could not be packed: {}",
+                    "{path}: {} of the results could not be packed: {}; mend it, then `ondeck job retry {}`",
                     entries(failed),
-                    self.failures().1
+                    self.failures().1,
+                    self.order.request.name()
                 )))
             }
             Err(PackError::Write { source, .. } | PackError::Sync { source, .. }) if is_no_room(&source) => {
@@ -290,6 +383,7 @@ impl Worker<'_> {
     }
 
     fn home_by_script(&self, directory: &OpenDirectory<'_>, script: &Path) -> Result<(), Failure> {
+        self.recall(directory)?;
         let ram = self.slot_path(directory.wanted);
         self.run_script("stage-out", script, &ram, &directory.path)?;
         rustix::fs::syncfs(&directory.disk).map_err(|error| {
@@ -300,6 +394,13 @@ impl Worker<'_> {
             Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
         })?;
         self.confirm_place(directory)
+    }
+}
+
+fn forget_opened(note: &Path) -> io::Result<()> {
+    match std::fs::remove_file(note) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -152,6 +152,11 @@ pub fn manifest_later(name: &str) -> PathBuf {
     path(name, "later.manifest")
 }
 
+/// What is noted of entries that are open to their owner while they are packed.
+pub fn opened(name: &str) -> PathBuf {
+    path(name, "opened")
+}
+
 /// Reads a note. The job could have put anything in its place.
 fn read_note(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

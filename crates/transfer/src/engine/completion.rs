@@ -9,11 +9,11 @@ use rustix::fs::{self, AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::{Engine, RESTORING, stat_if_there};
-use crate::Ownership;
 use crate::attributes;
 use crate::dir::{DirNode, Kind};
 use crate::error::{During, Fault};
 use crate::merge::{DirectoryAction, Merged};
+use crate::progress::Event;
 
 impl Engine<'_> {
     /// One of a directory's items is done. The last one completes the directory, which is one of its parent's items.
@@ -71,12 +71,10 @@ impl Engine<'_> {
             let xattrs = attributes::read_xattrs(fds.source.as_fd(), self.policy)?;
             let ownership = self.options.ownership;
             if matches!(node.kind, Kind::Existing | Kind::Resumed) {
-                // What one that is made inherits stays; one that was there becomes the source's.
-                let inherited = node.kind == Kind::Resumed && ownership == Ownership::Inherit;
-                attributes::remove_others(target.as_fd(), &xattrs, inherited)?;
+                attributes::remove_others(target.as_fd(), &xattrs)?;
             }
-            lost =
-                attributes::apply(target.as_fd(), &have, &node.source, &xattrs, ownership, &self.privilege);
+            let wanted = attributes::cut(&node.source, &xattrs, node.most);
+            lost = attributes::apply(target.as_fd(), &have, &wanted, &xattrs, ownership, &self.privilege);
             *opened_up = None;
         }
         let mut changed = false;
@@ -132,6 +130,7 @@ impl Engine<'_> {
             (None, Some(fd)) => fd.as_fd(),
             (None, None) => return Err(Fault::message(ACTION, "it has no parent")),
         };
+        let mut beside = None;
         let renamed = match fs::renameat_with(parent, temporary, parent, &*node.name, RenameFlags::NOREPLACE)
         {
             // Some filesystems can't promise not to replace; a plain rename replaces an empty directory only.
@@ -139,23 +138,35 @@ impl Engine<'_> {
             Err(Errno::EXIST) => {
                 // A file, symlink or the like that was there before: the source's directory takes its place. It may also
                 // have come meanwhile.
-                if let Some(policy) = self.policy
-                    && let Some(found) = stat_if_there(parent, &node.name)?
-                    && let DirectoryAction::Refuse(why) =
-                        policy.directory(&node.path(), node.fds(&self.budget)?.source.as_fd(), Some(&found))
-                {
-                    return Err(Fault::message(ACTION, why));
-                }
-                match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
-                    Ok(()) => fs::renameat(parent, temporary, parent, &*node.name),
-                    // A directory that someone made meanwhile and that may hold their files.
-                    Err(_) => Err(Errno::EXIST),
+                let action = match (self.policy, stat_if_there(parent, &node.name)?) {
+                    (Some(policy), Some(found)) => {
+                        let fds = node.fds(&self.budget)?;
+                        Some(policy.directory(&node.path(), fds.source.as_fd(), Some(&found)))
+                    }
+                    _ => None,
+                };
+                match action {
+                    Some(DirectoryAction::Refuse(why)) => return Err(Fault::message(ACTION, why)),
+                    Some(DirectoryAction::Beside(name)) => {
+                        let flags = RenameFlags::NOREPLACE;
+                        let renamed = fs::renameat_with(parent, temporary, parent, &*name, flags);
+                        beside = Some(name);
+                        renamed
+                    }
+                    _ => match fs::unlinkat(parent, &*node.name, AtFlags::empty()) {
+                        Ok(()) => fs::renameat(parent, temporary, parent, &*node.name),
+                        // A directory that someone made meanwhile and that may hold their files.
+                        Err(_) => Err(Errno::EXIST),
+                    },
                 }
             }
             other => other,
         };
         renamed.during(ACTION)?;
-        node.mark_renamed();
+        if let Some(name) = &beside {
+            (self.monitor.event)(Event::PutBeside { path: &node.path(), name: name.to_bytes() });
+        }
+        node.mark_renamed(beside);
         Ok(())
     }
 }

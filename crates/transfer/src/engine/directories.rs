@@ -4,12 +4,11 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{self, AtFlags, Mode, Stat, XattrFlags};
+use rustix::fs::{self, AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
 use super::{Engine, RESTORING, stat_if_there};
 use crate::Ownership;
-use crate::acl::closed;
 use crate::attributes::{self, ACL_ACCESS, ACL_DEFAULT, is_directory};
 use crate::dir::{self, DirFds, DirNode, Kind, NewDir, OPEN_DIRECTORY};
 use crate::error::{During, Fault};
@@ -57,10 +56,10 @@ impl Engine<'_> {
         };
         let entered = self.enter_both(parent, name, &fds, &source, restore_source);
         match entered {
-            Ok(Some((entered, action))) => {
+            Ok(Some((entered, action, beside))) => {
                 let listing = open_listing(&source)?;
-                let node =
-                    self.node(Some(parent.clone()), name.to_owned(), source, source_stat, entered, action)?;
+                let names = (name.to_owned(), beside.unwrap_or_else(|| name.to_owned()));
+                let node = self.node(Some(parent.clone()), names, source, source_stat, entered, action)?;
                 Ok(Some((node, listing)))
             }
             left_out => {
@@ -73,7 +72,8 @@ impl Engine<'_> {
         }
     }
 
-    /// The target's side of a directory whose source is open, and what is to be done with it.
+    /// The target's side of a directory whose source is open, and what is to be done with it; its name, if it is put beside
+    /// what has its own.
     fn enter_both(
         &self,
         parent: &Arc<DirNode>,
@@ -81,25 +81,43 @@ impl Engine<'_> {
         fds: &DirFds,
         source: &OwnedFd,
         restore_source: Option<u32>,
-    ) -> Result<Option<(Entered, DirectoryAction)>, Fault> {
-        let found = match (&fds.target, parent.kind) {
-            (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name)?,
-            _ => None,
+    ) -> Result<Option<(Entered, DirectoryAction, Option<CString>)>, Fault> {
+        const ACTION: &str = "copying it";
+        let look = |name: &CStr| match (&fds.target, parent.kind) {
+            (Some(target), Kind::Existing | Kind::Resumed) => stat_if_there(target.as_fd(), name),
+            _ => Ok(None),
         };
-        let action = match self.policy {
+        let ask = |name: &CStr, found: Option<&Stat>| match self.policy {
             Some(policy) => {
-                policy.directory(&dir::join(&parent.path(), name.to_bytes()), source.as_fd(), found.as_ref())
+                policy.directory(&dir::join(&parent.path(), name.to_bytes()), source.as_fd(), found)
             }
             None => self.default_directory_action(),
         };
+        let mut found = look(name)?;
+        let mut action = ask(name, found.as_ref());
+        let mut beside = None;
+        if let DirectoryAction::Beside(other) = action {
+            found = look(&other)?;
+            action = ask(&other, found.as_ref());
+            beside = Some(other);
+        }
         match action {
             DirectoryAction::Skip => return Ok(None),
-            DirectoryAction::Refuse(why) => return Err(Fault::message("copying it", why)),
+            DirectoryAction::Refuse(why) => return Err(Fault::message(ACTION, why)),
+            DirectoryAction::Beside(_) => {
+                let why = "someone else has also taken the name that it would get beside theirs; rename theirs and try again";
+                return Err(Fault::message(ACTION, why));
+            }
             DirectoryAction::Merge { .. } => {}
         }
-        let mut entered = self.enter_target(parent, fds, name, found.as_ref())?;
+        let mut entered =
+            self.enter_target(parent, fds, beside.as_deref().unwrap_or(name), found.as_ref())?;
         entered.restore_source = restore_source;
-        Ok(Some((entered, action)))
+        if let Some(beside) = &beside {
+            let path = dir::join(&parent.path(), name.to_bytes());
+            (self.monitor.event)(Event::PutBeside { path: &path, name: beside.to_bytes() });
+        }
+        Ok(Some((entered, action, beside)))
     }
 
     /// Opens or makes the target's directory for a source directory.
@@ -189,13 +207,18 @@ impl Engine<'_> {
             attributes::chmod_at(parent, name, stat, stat.st_mode & 0o7777 | 0o700).during(ACTION)?;
         }
         let opened = fs::openat(parent, name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
+        let now = fs::fstat(&opened).during(ACTION)?;
+        if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
+            // What was decided on was another one, of somebody else perhaps.
+            return Err(Fault::message(ACTION, "it was replaced by another meanwhile; try again"));
+        }
         Ok((opened, closed.then_some(stat.st_mode & 0o7777)))
     }
 
     pub(super) fn node(
         &self,
         parent: Option<Arc<DirNode>>,
-        name: CString,
+        (source_name, name): (CString, CString),
         source: OwnedFd,
         source_stat: Stat,
         entered: Entered,
@@ -203,10 +226,12 @@ impl Engine<'_> {
     ) -> Result<Arc<DirNode>, Fault> {
         let (delete, attributes) = match action {
             DirectoryAction::Merge { delete, attributes } => (delete, attributes),
-            DirectoryAction::Skip | DirectoryAction::Refuse(_) => (false, false),
+            DirectoryAction::Skip | DirectoryAction::Refuse(_) | DirectoryAction::Beside(_) => (false, false),
         };
         let new = entered.kind != Kind::Existing;
         let mut hands_down_acl = false;
+        // A directory that we make hands down what the one above does.
+        let mut most = parent.as_ref().map_or(0o777, |parent| parent.most);
         let mut target_stat = None;
         if let Some(target) = &entered.target {
             let mut stat = fs::fstat(target).during("opening it in the target")?;
@@ -216,9 +241,15 @@ impl Engine<'_> {
             target_stat = Some(stat);
             if entered.kind == Kind::Resumed {
                 self.make_as_new(parent.as_ref(), target.as_fd(), &stat)?;
-            } else if self.options.ownership == Ownership::Preserve {
+            } else {
                 match entered.kind {
-                    Kind::Existing => hands_down_acl = has_xattr(target.as_fd(), ACL_DEFAULT),
+                    Kind::Existing => {
+                        let default = attributes::default_bits(target.as_fd());
+                        hands_down_acl = default.is_some();
+                        most = default
+                            .filter(|_| !self.source_had_default_acl(parent.as_deref(), &name, &source))
+                            .unwrap_or(0o777);
+                    }
                     // What it inherited from its parent is not the source's; drop it before it is handed down.
                     _ if parent.as_ref().is_none_or(|parent| parent.hands_down_acl) => {
                         let _ = fs::fremovexattr(target, ACL_DEFAULT);
@@ -232,6 +263,7 @@ impl Engine<'_> {
             NewDir {
                 parent,
                 name,
+                source_name,
                 kind: entered.kind,
                 partial: entered.partial,
                 restore_mode: entered.restore_mode,
@@ -239,12 +271,23 @@ impl Engine<'_> {
                 attributes: attributes || (new && self.single.is_none()),
                 delete: delete || entered.kind == Kind::Resumed,
                 hands_down_acl,
+                most,
                 source: source_stat,
                 target: target_stat,
                 fds: DirFds { source, target: entered.target },
             },
             &self.budget,
         ))
+    }
+
+    /// Whether the source's entries are as a default ACL, which their directory has in the target, has let them be: if it
+    /// could not be shown to whoever made them, it still keeps out whom it keeps out.
+    fn source_had_default_acl(&self, parent: Option<&DirNode>, name: &CStr, source: &OwnedFd) -> bool {
+        let Some(policy) = self.policy.filter(|_| self.options.ownership == Ownership::Inherit) else {
+            return true;
+        };
+        let path = parent.map_or_else(Vec::new, |parent| dir::join(&parent.path(), name.to_bytes()));
+        has_xattr(source.as_fd(), ACL_DEFAULT) || policy.showed_default_acl(&path)
     }
 
     /// Makes a directory that an interrupted copy left what it was when that one made it. It may have got its mode and its
@@ -261,24 +304,14 @@ impl Engine<'_> {
             Some(fds) => Some(fds.target()?),
             None => self.root_parent.as_ref().map(AsFd::as_fd),
         };
-        let inherits = self.options.ownership == Ownership::Inherit;
-        let default = match above {
-            Some(above) if inherits => attributes::acl_of(above, ACL_DEFAULT).during(ACTION)?,
-            _ => None,
-        };
         let group =
             above.map(fs::fstat).transpose().during(ACTION)?.map_or(0, |above| above.st_mode & 0o2000);
         let mode = 0o700 | group;
         if stat.st_mode & 0o7777 != mode {
             fs::fchmod(target, Mode::from_raw_mode(mode)).during(ACTION)?;
         }
-        for (name, acl) in [(ACL_DEFAULT, default.clone()), (ACL_ACCESS, default.as_deref().and_then(closed))]
-        {
-            let done = match acl {
-                Some(acl) => fs::fsetxattr(target, name, &acl, XattrFlags::empty()),
-                None => fs::fremovexattr(target, name),
-            };
-            match done {
+        for name in [ACL_DEFAULT, ACL_ACCESS] {
+            match fs::fremovexattr(target, name) {
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(error) => return Err(Fault::new(ACTION, error)),
             }

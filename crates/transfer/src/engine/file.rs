@@ -174,7 +174,8 @@ impl Engine<'_> {
             && !xattrs.iter().any(|xattr| *xattr.name == *ACL_ACCESS);
         // Extended attributes can only be given to a file that one may write to.
         let writable = if xattrs.is_empty() { 0 } else { 0o600 };
-        let mode = Mode::from_raw_mode(stat.st_mode & if plain { 0o777 } else { 0o700 } | writable);
+        let most = if plain { at.node.most } else { 0o700 };
+        let mode = Mode::from_raw_mode(stat.st_mode & most | writable);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let create = || fs::openat(directory, &*working_name, flags, mode);
         let target = self.replacing_leftover(directory, &working_name, create).during("creating it")?;
@@ -230,7 +231,7 @@ impl Engine<'_> {
             self.judge(attributes::apply(
                 copy.target.as_fd(),
                 &written,
-                &copy.stat,
+                &attributes::cut(&copy.stat, &copy.xattrs, at.node.most),
                 &copy.xattrs,
                 self.options.ownership,
                 &self.privilege,

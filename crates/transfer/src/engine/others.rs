@@ -85,8 +85,9 @@ impl Engine<'_> {
         if at.node.hands_down_acl && file_type != FileType::Symlink {
             attributes::drop_acl_at(target, &name);
         }
+        let wanted = attributes::cut(stat, &xattrs, at.node.most);
         let applied =
-            attributes::apply_at(target, &name, stat, &xattrs, self.options.ownership, &self.privilege);
+            attributes::apply_at(target, &name, &wanted, &xattrs, self.options.ownership, &self.privilege);
         if !self.give_name(target, &name, to)? {
             let _ = fs::unlinkat(target, &*name, AtFlags::empty());
             return Ok(false);

@@ -35,7 +35,7 @@ impl Engine<'_> {
             restore_mode,
             restore_source,
         };
-        self.node(None, CString::default(), source, source_stat, entered, action)
+        self.node(None, Default::default(), source, source_stat, entered, action)
     }
 
     /// Makes a root that shuts out its owner accessible. Returns the mode that it is to get back.
@@ -74,7 +74,7 @@ impl Engine<'_> {
             Some(policy) => policy.directory(b"", source.as_fd(), None),
             None => self.default_directory_action(),
         };
-        self.node(None, name, source, source_stat, entered, action)
+        self.node(None, (name.clone(), name), source, source_stat, entered, action)
     }
 
     /// Keeps a second copy out of the same target. Filesystems without locks are used without.

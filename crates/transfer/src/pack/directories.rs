@@ -101,7 +101,7 @@ impl LastOpened {
 impl<'a> TargetDirectories<'a> {
     /// `made`: the root was just made, closed, and gets this mode if the archive says nothing of it.
     pub fn new(root: BorrowedFd<'a>, made: Option<Mode>, umask: Mode, trust: Trust) -> Self {
-        let inherited = default_bits(root);
+        let inherited = attributes::default_bits(root);
         let directory = Arc::new(TargetDirectory {
             disk: Vec::new(),
             fresh: false,
@@ -171,7 +171,7 @@ impl<'a> TargetDirectories<'a> {
         match existing {
             Some(stat) if is_directory(&stat) => {
                 let fd = fs::openat(dir, &*name, OPEN_DIRECTORY, Mode::empty()).during(ACTION)?;
-                inherited = default_bits(fd.as_fd());
+                inherited = attributes::default_bits(fd.as_fd());
                 // One of ours that we may not write to (a finished copy of a read-only directory) is made writable
                 // until it is completed.
                 let user = rustix::process::geteuid();
@@ -398,15 +398,6 @@ pub(super) fn plain_mode(made: BorrowedFd<'_>, umask: Mode) -> Result<Mode, Errn
     let _ = fs::fremovexattr(made, ACL_ACCESS);
     let group = fs::fstat(made)?.st_mode & 0o2000;
     Ok(Mode::from_raw_mode(group | 0o777 & inherited & !umask.as_raw_mode()))
-}
-
-/// What a directory's default ACL leaves to a new entry; `None` if it has none. One that can't be read leaves it to nobody
-/// but its owner.
-fn default_bits(dir: BorrowedFd<'_>) -> Option<u32> {
-    match attributes::acl_of(dir, ACL_DEFAULT) {
-        Ok(acl) => acl.map(|acl| bits_without(&acl)),
-        Err(_) => Some(0o700),
-    }
 }
 
 /// Opens a directory below another, never through a symlink, whatever the length of its path.

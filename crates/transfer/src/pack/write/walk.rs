@@ -68,6 +68,7 @@ impl Walk<'_, '_> {
     ) -> Arc<DirNode> {
         let new = NewDir {
             parent,
+            source_name: name.clone(),
             name,
             kind: Kind::Imagined,
             partial: None,
@@ -76,6 +77,7 @@ impl Walk<'_, '_> {
             attributes: false,
             delete: false,
             hands_down_acl: false,
+            most: 0o777,
             source: stat,
             target: None,
             fds: DirFds { source, target: None },
