@@ -55,7 +55,8 @@ impl Handling<'_> {
     pub(super) fn hold_without_input(&mut self, id: Incarnation) {
         let job = &self.schedule.jobs[&id];
         let is_lost = job.job_state == JobState::Ondeck && job.rsa_state == RsaState::Ready && job.broken;
-        let may_be_started = job.hold == Hold::LetGo || job.is_promised() && !job.hold.is_released_by_others();
+        let may_be_started =
+            job.hold == Hold::LetGo || job.is_promised() && !job.hold.is_released_by_others();
         if !is_lost || !may_be_started || job.may_start_on_disk() || job.component_of.is_some() {
             return;
         }
