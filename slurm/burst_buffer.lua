@@ -134,6 +134,8 @@ local function before_the_start(call, job, script, option)
     log(call, job, word, message)
     if word == "done" or word == "on disk" then return slurm.SUCCESS, message end
     if call == "data_in" then return slurm.ERROR, message end
+    -- Slurm 22.05 puts it back into its queue then, with this reason, until somebody releases it.
+    if call == "pre_run" and (word == "failed" or must_have_its_input(script)) then return slurm.ERROR, message end
     return slurm.SUCCESS, message
 end
 
