@@ -23,6 +23,9 @@ local DIRECTORY = ((os.getenv("SLURM_CONF") or ""):match("^(.*)/[^/]*$")) or "/e
 local LIMIT = { data_in = 172000, data_out = 172000 }
 local USUAL_LIMIT = 270
 
+-- How many seconds lie between two calls of `ondeck burst-buffer`, if it could not be run: Slurm itself asks for no job's input again.
+local PAUSE = 10
+
 local function settings()
     local found = { ONDECK = "/usr/local/bin/ondeck" }
     local file = io.open(DIRECTORY .. "/ondeck.env")
@@ -42,10 +45,10 @@ end
 
 -- Asks the scheduler. Answers what came of it in a word, and what the user should know. A call that was cut off, as by Slurm's
 -- time limit, has no last line: that is never taken for done.
-local function ask(call, job, script, option)
+local function ask(call, job, script, option, limit)
     local found = settings()
     local line = quoted(found.ONDECK) .. " burst-buffer " .. call .. " " .. quoted(job)
-    line = line .. " --limit " .. (LIMIT[call] or USUAL_LIMIT)
+    line = line .. " --limit " .. (limit or LIMIT[call] or USUAL_LIMIT)
     if script then line = line .. " --script " .. quoted(script) end
     if option then line = line .. " " .. option end
     if found.ONDECK_CONFIG then line = line .. " --config " .. quoted(found.ONDECK_CONFIG) end
@@ -66,13 +69,73 @@ local function log(call, job, word, message)
     slurm.log_info("ondeck: %s of job %s: %s: %s", call, job, word, message)
 end
 
+-- What a job's script says; more than the check looks at.
+local function text_of(job_script)
+    local file = io.open(job_script, "rb")
+    if not file then return nil end
+    local script = file:read(2 * 1024 * 1024) or ""
+    file:close()
+    return script
+end
+
+-- job_submit.lua, which understands the #RSA_ lines. The site's own may load it under another name.
+local function directives()
+    for _, name in ipairs({ "ondeck_job_submit.lua", "job_submit.lua" }) do
+        local file = io.open(DIRECTORY .. "/" .. name)
+        if file then
+            file:close()
+            if pcall(dofile, DIRECTORY .. "/" .. name) and type(ondeck) == "table" then return ondeck end
+        end
+    end
+end
+
+-- Whether a job must not start without its input; also if that can't be told.
+local function must_have_its_input(job_script)
+    local script = text_of(job_script)
+    if not script then return true end
+    local found = directives()
+    if found then
+        local fine, messages, seen = pcall(found.check, script)
+        -- What can't be obeyed is not waited for.
+        if fine then return #messages == 0 and seen ~= nil and found.must_wait(seen) end
+    end
+    for _, key in ipairs({ "WAIT", "STAGE_IN", "PREPROCESS" }) do
+        if ("\n" .. script):find("\n#RSA_" .. key, 1, true) then return true end
+    end
+    return false
+end
+
+-- Asks until somebody could be asked, as `ondeck` may be replaced at this moment. A job that may start on disk does not wait for that.
+local function ask_for_input(job, script, option)
+    local began = os.time()
+    while true do
+        local limit = LIMIT.data_in - (os.time() - began)
+        local word, message = ask("data_in", job, script, option, limit)
+        if word ~= "unheard" then return word, message end
+        if not must_have_its_input(script) then return "on disk", message .. "; the job works on disk" end
+        if option or limit <= 2 * PAUSE then return word, message end
+        log("data_in", job, word, message)
+        local asked = os.time()
+        os.execute("sleep " .. PAUSE)
+        -- It was ended, or there is no such program.
+        if os.time() - asked < PAUSE / 2 then return word, message end
+    end
+end
+
 -- A job starts on disk rather than not at all, unless it must have its input.
 local function before_the_start(call, job, script, option)
-    local word, message = ask(call, job, script, option)
+    local word, message
+    if call == "data_in" then
+        word, message = ask_for_input(job, script, option)
+    else
+        word, message = ask(call, job, script, option)
+    end
     if option and (word == "later" or word == "unheard") then return slurm.SUCCESS, slurm.SLURM_BB_BUSY end
     log(call, job, word, message)
     if word == "done" or word == "on disk" then return slurm.SUCCESS, message end
     if call == "data_in" then return slurm.ERROR, message end
+    -- Slurm 22.05 puts it back into its queue then, with this reason, until somebody releases it.
+    if call == "pre_run" and (word == "failed" or must_have_its_input(script)) then return slurm.ERROR, message end
     return slurm.SUCCESS, message
 end
 
@@ -85,28 +148,18 @@ local function after_the_end(call, job, script, option)
     return slurm.ERROR, message
 end
 
--- The check of job_submit.lua, which may be loaded by the site's own under another name. An error of its own refuses nobody.
+-- The check of job_submit.lua. An error of its own refuses nobody.
 local function check(script)
-    for _, name in ipairs({ "ondeck_job_submit.lua", "job_submit.lua" }) do
-        local file = io.open(DIRECTORY .. "/" .. name)
-        if file then
-            file:close()
-            if pcall(dofile, DIRECTORY .. "/" .. name) and type(ondeck) == "table" then
-                local messages = ondeck.check(script)
-                if #messages == 0 then messages[1] = ondeck.misread(script) end
-                return messages
-            end
-        end
-    end
-    return {}
+    local found = directives()
+    if not found then return {} end
+    local messages = found.check(script)
+    if #messages == 0 then messages[1] = found.misread(script) end
+    return messages
 end
 
 function slurm_bb_job_process(job_script)
-    local file = io.open(job_script, "rb")
-    if not file then return slurm.SUCCESS, "" end
-    -- More than the check looks at.
-    local script = file:read(2 * 1024 * 1024) or ""
-    file:close()
+    local script = text_of(job_script)
+    if not script then return slurm.SUCCESS, "" end
     local fine, messages = pcall(check, script)
     if fine and #messages > 0 then
         return slurm.ERROR, "the #RSA_ lines of this script can't be obeyed:\n  " .. table.concat(messages, "\n  ")

@@ -617,6 +617,75 @@ fn a_job_whose_input_is_lost_before_it_has_started_waits_until_it_is_there_again
 }
 
 #[test]
+fn while_ondeck_can_not_be_run_a_job_waits_for_its_input_or_starts_on_disk() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let env = cluster.slurm.conf().with_file_name("ondeck.env");
+    let mended = fs::read_to_string(&env).unwrap();
+    let submit = |wait: &str| {
+        let output = folder(alice, &format!("copied-{wait}"), &BTreeMap::new());
+        let input = folder(alice, &format!("in-{wait}"), &files(2, 1000));
+        let where_ = alice.scratch.join(format!("where-{wait}"));
+        let lines = [format!("WAIT={wait}"), format!("DATA_IN={}", input.display())];
+        let (i, o) = (input.display(), output.display());
+        let body = format!("findmnt -n -o SOURCE -T {i} > {}; cp {i}/* {o}", where_.display());
+        (cluster.submit(&script(alice, &lines, &body), 1), where_, output)
+    };
+    fs::write(&env, mended.replace("ONDECK=/", "ONDECK=/nowhere/")).unwrap();
+    let ((waits, its_input, copied), (starts, on_disk, from_disk)) = (submit("hold"), submit("disk"));
+    wait_until(LONG, "one starts on disk", || tree(&from_disk) == files(2, 1000));
+    assert!(!was_ram(&on_disk), "{}", says(&on_disk));
+    let shown = cluster.shown(waits);
+    assert!(shown.starts_with("PENDING") && !its_input.exists(), "{shown}");
+    fs::write(&env, mended).unwrap();
+    cluster.wait_done(waits);
+    assert!(was_ram(&its_input), "{}", says(&its_input));
+    assert_eq!(tree(&copied), files(2, 1000));
+    for job in [waits, starts] {
+        cluster.wait_shown(job, "COMPLETED");
+    }
+    cluster.assert_clean();
+    cluster.assert_no_burst_buffer();
+}
+
+#[test]
+fn a_job_whose_input_nobody_can_show_is_back_in_the_queue_and_has_it_when_it_is_released() {
+    /// For so long Slurm starts no job again that it has put back into its queue.
+    const BEGINS_AGAIN: Duration = Duration::from_secs(120);
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
+    let input = folder(alice, "in", &content);
+    let its_input = alice.scratch.join("where");
+    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let (i, o) = (input.display(), output.display());
+    let body = format!("findmnt -n -o SOURCE -T {i} > {}; cp {i}/* {o}", its_input.display());
+    let blocker = Blocker::new(&cluster, 4);
+    let job = cluster.submit(&script(alice, &lines, &body), 1);
+    cluster.wait_rsa(job, "READY");
+    cluster.kill("scheduler");
+    blocker.release();
+    wait_until(LONG, "it is back in the queue", || {
+        let shown = cluster.slurm.scontrol(&["show", "job", &job.to_string()]).stdout;
+        shown.contains("JobState=PENDING") && shown.contains("must not start without its input")
+    });
+    assert!(!its_input.exists(), "{}", says(&its_input));
+    cluster.start_scheduler();
+    cluster.slurm.scontrol(&["release", &job.to_string()]).assert_success();
+    wait_until(LONG + BEGINS_AGAIN, "it has run", || cluster.shown(job).starts_with("COMPLETED"));
+    assert!(was_ram(&its_input), "{}", says(&its_input));
+    assert_eq!(tree(&output), content);
+    cluster.assert_clean();
+    cluster.assert_no_burst_buffer();
+}
+
+#[test]
 fn agents_that_are_killed_in_any_phase_lose_no_job_and_no_result() {
     if !available() {
         return;

@@ -122,6 +122,11 @@ fn unheard(args: &BurstBufferArgs, error: &anyhow::Error) -> (&'static str, Stri
     };
     match args.call {
         Call::DataIn if must_have_its_input(args) => ("later", why),
+        // Slurm puts it back into its queue.
+        Call::PreRun if must_have_its_input(args) => (
+            "failed",
+            format!("{why}; the job must not start without its input: `scontrol release` lets it try again"),
+        ),
         Call::Setup | Call::DataIn | Call::PreRun => ("on disk", format!("{why}; the job works on disk")),
         Call::PostRun | Call::DataOut | Call::Teardown => ("later", why),
     }
@@ -141,7 +146,8 @@ fn ask(args: &BurstBufferArgs, in_the_way: bool) -> Result<BurstBufferAnswer> {
     let called = Instant::now();
     let until = called + Duration::from_secs(args.limit);
     let waits_for_us = args.call == Call::DataOut || args.call == Call::DataIn && must_have_its_input(args);
-    let mut mounts = false;
+    // It waits for a scheduler that shows it its input.
+    let mut mounts = args.call == Call::PreRun && must_have_its_input(args);
     if args.poll {
         return ask_once(&config, args, in_the_way, POLL + MARGIN);
     }

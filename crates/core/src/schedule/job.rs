@@ -224,6 +224,10 @@ pub struct Job {
     /// When it was first staged again, because another job wrote where its input is.
     #[serde(default)]
     pub again_since: Option<Time>,
+    /// Whether it is READY with input that another job writes anew: it is staged again once the queue shows that it is held. Until
+    /// then the workload manager may start it, and it uses its RAM disk as it is.
+    #[serde(default)]
+    pub outdated: bool,
     /// Since when there have been too few free RSA nodes for it.
     #[serde(default)]
     pub lacking: Option<Time>,

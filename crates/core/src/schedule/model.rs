@@ -210,6 +210,15 @@ fn jobs_with_burst_buffers_keep_the_invariants_in_every_order_of_calls() {
     let world = World::new(2, 0, 2, site(), 0).with_burst_buffers();
     let (states, pairs) = explore_from(world, &requests);
     println!("two burst buffers: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    // One reads what the other writes, and must not start without it.
+    let requests = [hold(request(Some("/c/d"), None, false)), request(None, Some("/c"), false)];
+    let world = World::new(2, 0, 4, site(), 0).with_burst_buffers();
+    let (states, pairs) = explore_from(world, &requests);
+    println!(
+        "a burst buffer that reads what another one writes: {states} states, {} pairs, {:?}",
+        pairs.len(),
+        began.elapsed()
+    );
     // The workload manager has a place for one that waits: the other is held meanwhile.
     let site = Site { kept_waiting: 1, ..site() };
     let world = World::new(2, 0, 2, site, 0).with_burst_buffers();

@@ -284,6 +284,8 @@ fn a_job_whose_input_another_one_writes_is_held_again_for_no_longer_than_the_lim
     let effects = world.schedule.handle(NOW, Event::Starting(Box::new(world.seen(1, &requests)))).unwrap();
     assert!(effects.actions.contains(&Action::Hold(id(0))), "{:?}", effects.actions);
     assert!(reader(&world).hold.is_held() && reader(&world).message.contains("job 2 writes to /c/d"));
+    world.held[0] = true;
+    world.happen(&Happening::Queue, &requests);
     let order = reader(&world).under_way.unwrap();
     assert_eq!(order.work, Work::Destroy);
     let done = Event::Ended { job: id(0), number: order.number, outcome: Outcome::Done(String::new()) };
@@ -295,6 +297,55 @@ fn a_job_whose_input_another_one_writes_is_held_again_for_no_longer_than_the_lim
     let effects = world.schedule.handle(limit, Event::Tick).unwrap();
     assert!(effects.actions.contains(&Action::LetGo(id(0))), "{:?}", effects.actions);
     assert!(reader(&world).message.contains("other jobs have written where its input is for 24 h"));
+}
+
+/// What is ordered and what Slurm does may cross: it was told that the input is there, and may start the job in the same moment.
+#[test]
+fn a_job_whose_input_another_one_writes_keeps_it_until_it_is_seen_to_be_held() {
+    for starts_first in [true, false] {
+        let reads = Request { wait: Some(WaitPolicy::Hold), ..request(Some("/c/d"), None, false) };
+        let requests = [reads, request(None, Some("/c"), false)];
+        let mut world = World::new(2, 1, 4, site(), 0).with_burst_buffers();
+        world.slurm.fill(Slurm::Next);
+        let job = |world: &World, index| world.schedule.jobs()[&id(index)].clone();
+        let done = |index| Happening::Ends(index, Outcome::Done(String::new()));
+        for index in [0, 1] {
+            world.happen(&Happening::Asks(index, BurstBufferCall::Setup), &requests);
+            world.happen(&Happening::Asks(index, BurstBufferCall::DataIn), &requests);
+            world.happen(&Happening::Queue, &requests);
+            world.happen(&done(index), &requests);
+            world.happen(&done(index), &requests);
+            world.happen(&Happening::Answered(index), &requests);
+        }
+        assert_eq!((job(&world, 0).hold, job(&world, 0).burst_buffer), (Hold::No, BurstBuffer::Answered));
+        world.happen(&Happening::Asks(1, BurstBufferCall::PreRun), &requests);
+        assert!(world.held[0] && job(&world, 0).message.contains("job 2 writes to /c/d"));
+        assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::Ordered, RsaState::Ready));
+        if starts_first {
+            world.held[0] = false;
+            world.happen(&Happening::Asks(0, BurstBufferCall::PreRun), &requests);
+            assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::No, RsaState::Mounting));
+            assert!(job(&world, 0).message.contains("started before it could be held"));
+            continue;
+        }
+        // The results are home before the hold is seen, and in another daemon's life.
+        world.happen(&done(1), &requests);
+        world.happen(&Happening::Answered(1), &requests);
+        world.happen(&Happening::Epilog(1), &requests);
+        world.happen(&done(1), &requests);
+        world.happen(&done(1), &requests);
+        assert!(!job(&world, 1).results);
+        let kept = serde_json::to_string(&job(&world, 0)).unwrap();
+        assert_eq!(serde_json::from_str::<Job>(&kept).unwrap(), job(&world, 0));
+        world.restart();
+        assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::Ordered, RsaState::Ready));
+        world.happen(&Happening::Queue, &requests);
+        assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::Stands, RsaState::Teardown));
+        for _ in [Work::Destroy, Work::Construct, Work::StageIn] {
+            world.happen(&done(0), &requests);
+        }
+        assert_eq!((job(&world, 0).hold, job(&world, 0).rsa_state), (Hold::LetGo, RsaState::Ready));
+    }
 }
 
 #[test]

@@ -19,7 +19,8 @@ pub enum Transition {
     StageIn(Purpose),
     /// Stop that: STOPPING_STAGING_IN.
     Stop,
-    /// What was copied, or is being copied, is about to change on disk: ABORTED, at last.
+    /// What was copied, or is being copied, is about to change on disk: held, and ABORTED once the hold stands, or once the copying
+    /// has been stopped.
     StageAgain,
     /// Mount it on all I/O nodes: MOUNTING.
     Mount,
@@ -71,7 +72,8 @@ pub enum Transition {
 ///
 /// A job is forgotten only when it is no longer locked in. A job that must not start without its input (`RSA_WAIT=hold`)
 /// and is STAGING_IN or READY is staged again, and held again, if another job begins to write results where its input is
-/// ([`Transition::StageAgain`]): no job's own state says that. Nor does it say when one that may start without its RAM disk, and is
+/// ([`Transition::StageAgain`]): no job's own state says that. READY, it is so until the queue shows the hold; one that starts before
+/// uses its RAM disk as it is. Nor does it say when one that may start without its RAM disk, and is
 /// held for the results of another one that it depended on, is let go: when these are home, abandoned or lost.
 ///
 /// A RAM disk that is `broken` (a server of it is lost) is stopped, unmounted, destroyed; if it held results, LOST. From

@@ -386,6 +386,12 @@ async fn wake_the_queue(context: &Arc<Context>, answered: &[Incarnation]) {
     }
 }
 
+/// Whether a job must not run without its input: neither its user nor Ondeck has given that up before.
+fn must_not_run_on_disk(job: &Job) -> bool {
+    let is_given_up = job.hold.is_released_by_others() || job.hopeless && job.request.stage_in.is_none();
+    job.wants_in() && !job.may_start_on_disk() && job.component_of.is_none() && !is_given_up
+}
+
 /// What is to be answered by the state of a job; nothing while it is to be waited for.
 fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
     let done = |message: &str| Some(answer(Verdict::Done, message));
@@ -400,6 +406,7 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
         Call::DataIn => Some(answer(Verdict::OnDisk, job.message.clone())),
         Call::PreRun if job.burst_buffer < BurstBuffer::Started => None,
         Call::PreRun if job.rsa_state.is_shown() => done(""),
+        Call::PreRun if must_not_run_on_disk(job) => Some(answer(Verdict::Failed, job.message.clone())),
         Call::PreRun => Some(answer(Verdict::OnDisk, job.message.clone())),
         Call::DataOut if is_kept => Some(answer(Verdict::Kept, job.message.clone())),
         Call::DataOut if job.results || job.job_state != JobState::Finished => None,
@@ -410,5 +417,42 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
         Call::Teardown if job.job_state == JobState::Ondeck => done(""),
         Call::Teardown if job.allocation.is_some() => None,
         Call::Teardown => done(""),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ondeck_core::schedule::{Hold, ObservedJob, Schedule, Site, Time};
+    use ondeck_core::{Epoch, Request, WaitPolicy};
+
+    use super::*;
+    use crate::samples::queued;
+
+    /// A job with its nodes, and no RAM disk.
+    fn started(wait: WaitPolicy) -> Job {
+        let id = Incarnation { job: JobId(7), submitted: 1, restarts: 0 };
+        let request = Request { data_in: vec!["/in".into()], wait: Some(wait), ..Request::default() };
+        let job = queued(id);
+        let seen = ObservedJob { job, request: Some(request), work_dir: "/".into(), io_nodes: Vec::new() };
+        let mut schedule = Schedule::new(Site::default(), Vec::new(), Default::default(), 0, Epoch(0));
+        for call in [Call::Setup, Call::DataIn, Call::PreRun] {
+            let event = Event::BurstBuffer { call, seen: Box::new(seen.clone()) };
+            schedule.handle(Time(1000), event).unwrap();
+        }
+        schedule.jobs().values().next().unwrap().clone()
+    }
+
+    #[test]
+    fn a_job_that_must_have_its_input_does_not_run_without_it_unless_that_was_given_up() {
+        let verdict = |job: &Job| decided(Call::PreRun, Some(job)).unwrap().verdict;
+        assert_eq!(verdict(&started(WaitPolicy::Disk)), Verdict::OnDisk);
+        let holds = Job { hopeless: false, ..started(WaitPolicy::Hold) };
+        assert_eq!(verdict(&holds), Verdict::Failed);
+        assert_eq!(verdict(&Job { hold: Hold::ReleasedByHand, ..holds.clone() }), Verdict::OnDisk);
+        let hopeless = Job { hopeless: true, ..holds };
+        assert_eq!(verdict(&hopeless), Verdict::OnDisk);
+        let request = Request { stage_in: Some("/unpack".into()), ..hopeless.request.clone() };
+        assert_eq!(verdict(&Job { request, ..hopeless }), Verdict::Failed);
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ondeck_api::Config;
 
-use super::{Finding, State, ask, finding, setting};
+use super::{Finding, State, ask, finding, one_line, setting};
 
 /// What the plugin's limits in burst_buffer.lua need of Slurm's own: a call that Slurm cuts off has done nothing.
 const LEAST: [(&str, Duration); 3] = [
@@ -52,7 +53,9 @@ fn examine(
         return Vec::new();
     }
     let directory = Path::new(setting(settings, "slurm_conf")).parent().unwrap_or(Path::new("/etc/slurm"));
-    let mut findings = vec![plugin(directory), directive(directory), program(directory)];
+    let user = setting(settings, "slurmuser");
+    let mut findings = vec![plugin(directory, user), directive(directory), program(directory, user)];
+    findings.extend(configuration(directory, user));
     match shown {
         Ok(shown) => findings.extend(slurms_own(shown, has_ended)),
         Err(why) => {
@@ -62,20 +65,69 @@ fn examine(
     findings
 }
 
-fn plugin(directory: &Path) -> Finding {
-    let path = directory.join("burst_buffer.lua");
+fn plugin(directory: &Path, user: &str) -> Finding {
+    const WHAT: &str = "burst_buffer.lua";
+    let path = directory.join(WHAT);
     let shown = path.display().to_string();
-    match fs::read_to_string(&path) {
-        Ok(text) if text.contains("burst-buffer") => finding("burst_buffer.lua", State::Ok, shown, None),
-        Ok(_) => {
-            let remedy = "copy slurm/burst_buffer.lua beside slurm.conf";
-            finding("burst_buffer.lua", State::Missing, format!("{shown} is not ours"), Some(remedy))
-        }
-        Err(error) => {
-            let remedy = "copy slurm/burst_buffer.lua beside slurm.conf";
-            finding("burst_buffer.lua", State::Missing, format!("{shown}: {error}"), Some(remedy))
-        }
+    let remedy = "copy slurm/burst_buffer.lua beside slurm.conf";
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => return finding(WHAT, State::Missing, format!("{shown}: {error}"), Some(remedy)),
+    };
+    if let Some(found) = unreadable(WHAT, &path, user) {
+        return found;
     }
+    if let Some(why) = does_not_compile(&path) {
+        let remedy = "no job with a burst buffer starts: copy slurm/burst_buffer.lua beside slurm.conf anew";
+        return finding(WHAT, State::Missing, why, Some(remedy));
+    }
+    if is_written_by_others(&path, user) {
+        let detail =
+            format!("{shown} can be written by others than root, who run as the user of slurmctld then");
+        let remedy = format!("chown root:root {shown}; chmod 644 {shown}");
+        return finding(WHAT, State::Missing, detail, Some(&remedy));
+    }
+    if text.contains("burst-buffer") {
+        finding(WHAT, State::Ok, shown, None)
+    } else {
+        finding(WHAT, State::Missing, format!("{shown} is not ours"), Some(remedy))
+    }
+}
+
+/// The number of a user, as `scontrol show config` has it: `slurm(64030)`.
+fn uid(user: &str) -> Option<u32> {
+    user.strip_suffix(')')?.rsplit_once('(')?.1.parse().ok()
+}
+
+/// A file that the user of slurmctld can't read, by its owner and mode. In which groups that user is, is not known: but not in root's.
+fn unreadable(what: &'static str, path: &Path, user: &str) -> Option<Finding> {
+    let (reader, found) = (uid(user)?, fs::metadata(path).ok()?);
+    let mode = found.mode();
+    let by_owner = found.uid() == reader && mode & 0o400 != 0;
+    let by_group = found.gid() != 0 && mode & 0o040 != 0;
+    if reader == 0 || by_owner || by_group || mode & 0o004 != 0 {
+        return None;
+    }
+    let shown = path.display();
+    let detail = format!("{shown} can't be read by {user}, the user of slurmctld");
+    Some(finding(what, State::Missing, detail, Some(&format!("chmod 644 {shown}"))))
+}
+
+/// Whether somebody may write a file who is neither root nor the user of slurmctld.
+fn is_written_by_others(path: &Path, user: &str) -> bool {
+    let Ok(found) = fs::metadata(path) else { return false };
+    let is_stranger = found.uid() != 0 && uid(user) != Some(found.uid());
+    is_stranger || found.mode() & 0o002 != 0 || found.gid() != 0 && found.mode() & 0o020 != 0
+}
+
+/// What a Lua compiler has against a script; nothing without one.
+fn does_not_compile(path: &Path) -> Option<String> {
+    const COMPILERS: [&str; 5] = ["luac", "luac5.1", "luac5.3", "luac5.4", "luac5.2"];
+    let compile = |compiler: &str| {
+        Command::new(compiler).arg("-p").arg("--").arg(path).stdin(Stdio::null()).output().ok()
+    };
+    let ran = COMPILERS.into_iter().find_map(compile)?;
+    (!ran.status.success()).then(|| one_line(&String::from_utf8_lossy(&ran.stderr)))
 }
 
 /// Lines of burst_buffer.conf that set something, without what follows a `#`.
@@ -101,20 +153,30 @@ fn directive(directory: &Path) -> Finding {
     }
 }
 
+/// What ondeck.env beside slurm.conf says of a key.
+fn set(directory: &Path, key: &str) -> std::io::Result<Option<String>> {
+    let text = match fs::read_to_string(directory.join("ondeck.env")) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let values = text.lines().filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
+    Ok(values.map(|value| value.trim_matches(['"', '\'']).to_owned()).next_back())
+}
+
 /// The program that the plugin runs, as the user of slurmctld.
-fn program(directory: &Path) -> Finding {
+fn program(directory: &Path, user: &str) -> Finding {
     const WHAT: &str = "burst buffers' program";
     let path = directory.join("ondeck.env");
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+    if let Some(found) = unreadable(WHAT, &path, user) {
+        return found;
+    }
+    let program = match set(directory, "ONDECK") {
+        Ok(program) => program.unwrap_or_else(|| "/usr/local/bin/ondeck".to_owned()),
         Err(error) => return finding(WHAT, State::Missing, format!("{}: {error}", path.display()), None),
     };
-    let set = text.lines().filter_map(|line| line.trim().strip_prefix("ONDECK="));
-    let program =
-        set.map(|value| value.trim_matches(['"', '\''])).next_back().unwrap_or("/usr/local/bin/ondeck");
     let remedy = "name the binary by ONDECK in ondeck.env beside slurm.conf";
-    match fs::metadata(program) {
+    match fs::metadata(&program) {
         Ok(found) if found.permissions().mode() & 0o001 == 0 => {
             let detail = format!("{program} can't be executed by others, as the user of slurmctld is");
             finding(WHAT, State::Missing, detail, Some(&format!("chmod 755 {program}")))
@@ -122,6 +184,13 @@ fn program(directory: &Path) -> Finding {
         Ok(_) => finding(WHAT, State::Ok, program, None),
         Err(error) => finding(WHAT, State::Missing, format!("{program}: {error}"), Some(remedy)),
     }
+}
+
+/// The configuration that the program reads, if the user of slurmctld can't.
+fn configuration(directory: &Path, user: &str) -> Option<Finding> {
+    let named = set(directory, "ONDECK_CONFIG").ok()?;
+    let path = named.map_or_else(|| PathBuf::from("/etc/ondeck/ondeck.toml"), PathBuf::from);
+    unreadable("burst buffers' configuration", &path, user)
 }
 
 /// So many jobs are named at most.
@@ -197,7 +266,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let settings = |kind: &str| {
             let conf = dir.path().join("slurm.conf").display().to_string();
-            [("burstbuffertype", kind.to_owned()), ("slurm_conf", conf)]
+            let user = format!("slurm({})", rustix::process::geteuid().as_raw());
+            [("burstbuffertype", kind.to_owned()), ("slurm_conf", conf), ("slurmuser", user)]
                 .map(|(key, value)| (key.to_owned(), value))
                 .into()
         };
@@ -216,5 +286,51 @@ mod tests {
         assert_eq!(wrong("burst_buffer/lua"), ["burst_buffer.conf"]);
         fs::write(dir.path().join("burst_buffer.conf"), "directive = RSA\n").unwrap();
         assert_eq!(wrong("burst_buffer/lua"), [""; 0]);
+    }
+
+    #[test]
+    fn files_that_the_user_of_slurmctld_can_not_read_and_others_can_write_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+            path
+        };
+        let toml = file("ondeck.toml", "");
+        let env = file("ondeck.env", &format!("ONDECK=/bin/sh\nONDECK_CONFIG='{}'\n", toml.display()));
+        let lua = file("burst_buffer.lua", "-- ondeck burst-buffer\nlocal a = 1\n");
+        let me = rustix::process::geteuid().as_raw();
+        let reader = format!("slurm({})", me + 1);
+        let of_lua = |user: &str| plugin(dir.path(), user).detail;
+        // Who runs this owns the file, and may be another than root.
+        let owner = format!("me({me})");
+        assert!(plugin(dir.path(), &owner).state == State::Ok, "{}", of_lua(&owner));
+        assert!(program(dir.path(), &reader).state == State::Ok);
+        assert!(configuration(dir.path(), &reader).is_none());
+        for (path, what) in [(&lua, 0), (&env, 1), (&toml, 2)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+            let found = [
+                Some(plugin(dir.path(), &reader)),
+                Some(program(dir.path(), &reader)),
+                configuration(dir.path(), &reader),
+            ];
+            let said = found[what].as_ref().unwrap();
+            assert!(
+                said.state == State::Missing && said.detail.contains("can't be read by slurm("),
+                "{}",
+                said.detail
+            );
+            fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        assert_eq!(uid("root(0)"), Some(0));
+        assert!(unreadable("", &lua, "(null)").is_none(), "nobody is known");
+        fs::set_permissions(&lua, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(of_lua(&owner).contains("can be written by others than root"), "{}", of_lua(&owner));
+        let lua = file("burst_buffer.lua", "-- ondeck burst-buffer\nlocal = 1\n");
+        match does_not_compile(&lua) {
+            Some(why) => assert!(why.contains("burst_buffer.lua:2"), "{why}"),
+            None => ondeck_skip::skipped("there is no Lua compiler; install lua5.3"),
+        }
     }
 }

@@ -22,9 +22,10 @@ pub struct PlacesLost {
 }
 
 impl Job {
-    /// Whether the workload manager was told that its input is in RAM: it stays there until the job has started.
+    /// Whether the workload manager was told that its input is in RAM: it stays there until the job has started, or is seen to be held.
     pub fn is_promised(&self) -> bool {
-        self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk() && !self.hold.is_held()
+        let may_start = !self.hold.is_held() || self.outdated && self.hold == Hold::Ordered;
+        self.burst_buffer == BurstBuffer::Answered && !self.may_start_on_disk() && may_start
     }
 
     /// Whether the workload manager is told that its input can't be made, once that is clear: what its script would have made is
@@ -257,7 +258,8 @@ impl Handling<'_> {
         let Some(job) = self.schedule.jobs.get(&id) else { return false };
         // That it will not get its input is said once its hold stands: before, the workload manager might start it.
         let is_refused = job.rsa_state == RsaState::Ineligible && job.hold != Hold::Ordered;
-        let is_decided = job.rsa_state == RsaState::Ready || is_refused;
+        let is_ready = job.rsa_state == RsaState::Ready && !job.outdated;
+        let is_decided = is_ready || is_refused;
         // Shown on some nodes only, it is taken away first.
         let is_in_between =
             matches!(job.rsa_state, RsaState::Mounting | RsaState::UnmountNeeded | RsaState::Unmounting);

@@ -67,6 +67,7 @@ impl Handling<'_> {
         let now = self.now;
         let job = self.job(id);
         job.rsa_state = state;
+        job.outdated &= state == RsaState::Ready;
         job.since = now;
         job.waits_for.clear();
         self.note(Some(id), notice);

@@ -75,6 +75,7 @@ impl Handling<'_> {
             unsure: false,
             still_runs: false,
             again_since: None,
+            outdated: false,
             lacking: None,
             message: String::new(),
             told: Told::Nothing,
@@ -157,6 +158,7 @@ impl Handling<'_> {
         job.switch_at = Some(now.plus(job.request.delay.unwrap_or(delay)));
         let held = job.hold.is_held();
         job.hold = job.hold.over();
+        let is_outdated = std::mem::take(&mut job.outdated);
         // What was ordered of one that waited is no reason to wait with what one is to be told that has ended.
         self.schedule.ordered.remove(&id);
         let job = self.job(id);
@@ -166,6 +168,9 @@ impl Handling<'_> {
         if held {
             // It was faster than its hold, whose mark would be taken for one.
             self.effects.actions.push(Action::Unmark(id));
+        }
+        if is_outdated {
+            self.tell(id, Life::NotHeldInTime);
         }
         let job = &self.schedule.jobs[&id];
         // What a job did that started before the journal began, nobody knows: its RAM disk may be found.

@@ -23,9 +23,12 @@ fn meets<'a>(request: &'a Request, outputs: &[PathBuf]) -> Option<&'a Path> {
     paths.map(PathBuf::as_path).find(|path| outputs.iter().any(|output| overlap(path, output)))
 }
 
-/// Whether the input that was copied for a job which must not start without it is about to change: another job writes
-/// results there.
+/// Whether something is to be done about a job which must not start without its input, because what was copied of it is about to
+/// change: another job writes results there, or did when that was noticed.
 pub(super) fn changes_on_disk(job: &Job, usage: &RsaUsage) -> bool {
+    if job.outdated {
+        return job.hold == Hold::Stands;
+    }
     job.job_state == JobState::Ondeck
         && matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready)
         && job.request.wait_policy() == WaitPolicy::Hold
@@ -115,25 +118,30 @@ impl Handling<'_> {
         true
     }
 
-    /// A job that must not start without its input does not start with one that is about to change.
+    /// A job that must not start without its input does not start with one that is about to change. One that is READY may be
+    /// started at any moment, whatever is ordered: what it was promised stays until the queue shows that it is held.
     pub(super) fn stage_again(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
         let now = self.now;
         let job = &self.schedule.jobs[&id];
+        if job.outdated {
+            self.become_state(id, RsaState::Aborted, Notice::State);
+            return true;
+        }
         let Some((other, path)) = usage.results_in_the_way_of(id, &job.request.data_in) else { return false };
         let why = Life::StagedAgain { other, path: path.to_owned() };
-        if !self.schedule.jobs[&id].hold.is_held() {
+        let stops = job.rsa_state == RsaState::StagingIn;
+        if !job.hold.is_held() {
             self.job(id).hold = Hold::Ordered;
             self.order(Action::Hold(id), id);
         }
         self.undo_lock_in(id);
         let job = self.job(id);
         job.again_since.get_or_insert(now);
-        let stops = job.rsa_state == RsaState::StagingIn;
+        job.outdated = !stops;
         self.tell(id, why);
         if stops {
             return self.work(id, Work::StopStageIn, RsaState::StoppingStagingIn);
         }
-        self.become_state(id, RsaState::Aborted, Notice::State);
         true
     }
 

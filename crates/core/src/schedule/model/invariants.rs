@@ -56,14 +56,16 @@ impl World {
         }
     }
 
-    /// What the workload manager was told to be there stays until the job has started.
+    /// What the workload manager was told to be there stays until the job has started, or is really held; only a loss takes it away
+    /// before.
     fn check_promises(&self, before: &Schedule) {
         for (of, was) in before.jobs() {
             let Some(job) = self.schedule.jobs().get(of) else { continue };
             let is_staged = was.is_promised() && was.rsa_state == RsaState::Ready;
             if is_staged && (was.job_state, job.job_state) == (JobState::Ondeck, JobState::Ondeck) {
-                let changes = was.broken || job.broken || job.again_since.is_some();
-                assert!(job.rsa_state == RsaState::Ready || changes, "a promise is broken: {job:?}");
+                let is_held = job.hold == Hold::Stands && self.held[index_of(*of)];
+                let may_change = was.broken || job.broken || is_held;
+                assert!(job.rsa_state == RsaState::Ready || may_change, "a promise is broken: {job:?}");
             }
         }
     }
@@ -189,9 +191,18 @@ impl World {
             if self.physical[index_of(job.id)].unsaved && !self.is_unknown(index_of(job.id)) {
                 assert!(job.results, "unsaved results are not known of: {job:?}");
             }
-            // What it must have before it starts is not what another job is about to replace.
-            let staged = matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready);
-            if job.job_state == JobState::Ondeck && staged && job.request.wait == Some(WaitPolicy::Hold) {
+            // What is known to be outdated waits for its hold, and for nothing else.
+            if job.outdated {
+                let waits_for_its_hold = job.hold == Hold::Ordered && job.job_state == JobState::Ondeck;
+                assert!(waits_for_its_hold && job.rsa_state == RsaState::Ready, "{job:?}");
+            }
+            // What it must have before it starts is not what another job is about to replace; or it is being held, unless somebody
+            // does not want that.
+            let staged = matches!(job.rsa_state, RsaState::StagingIn | RsaState::Ready) && !job.outdated;
+            let is_concerned = job.job_state == JobState::Ondeck && !job.hold.is_released_by_others();
+            if is_concerned && staged && job.request.wait == Some(WaitPolicy::Hold) {
+                let is_held = job.rsa_state == RsaState::Ready && job.hold.is_held();
+                assert!(!is_held, "READY, and held for ever: {job:?}");
                 let writes = |other: &&Job| {
                     let mut theirs = other.request.data_out.iter();
                     other.id != job.id
@@ -207,7 +218,7 @@ impl World {
             assert_eq!(has_nodes, job.allocation.is_some(), "{job:?}");
             // Who asks is answered as soon as there is something to say.
             let is_refused = job.rsa_state == RsaState::Ineligible && job.hold != Hold::Ordered;
-            let is_decided = job.rsa_state == RsaState::Ready || is_refused;
+            let is_decided = job.rsa_state == RsaState::Ready && !job.outdated || is_refused;
             match job.burst_buffer {
                 BurstBuffer::DataIn => {
                     let is_on_its_way = |other: &Job| {

@@ -109,6 +109,8 @@ pub enum Life {
     Retried,
     /// Another job writes where its input is.
     StagedAgain { other: Incarnation, path: PathBuf },
+    /// It has started before it could be held for that.
+    NotHeldInTime,
     /// Nothing of it is left to be done.
     Gone(Incarnation),
 }
@@ -190,6 +192,9 @@ impl fmt::Display for Life {
             Life::StagedAgain { other, path } => {
                 write!(f, "job {other} writes to {}: it is staged again when that is on disk", path.display())
             }
+            Life::NotHeldInTime => f.write_str(
+                "it started before it could be held: its input is as it was when it was copied, without what the other job writes",
+            ),
             Life::Gone(job) => write!(f, "removing state of job {job}"),
         }
     }
