@@ -105,6 +105,14 @@ local function must_have_its_input(job_script)
     return false
 end
 
+-- Whether a script of its own makes a job's input, so that it is nowhere else; also if that can't be told.
+local function makes_its_input(job_script)
+    local script = text_of(job_script)
+    if not script then return true end
+    script = "\n" .. script
+    return script:find("\n#RSA_STAGE_IN", 1, true) ~= nil or script:find("\n#RSA_PREPROCESS", 1, true) ~= nil
+end
+
 -- Asks until somebody could be asked, as `ondeck` may be replaced at this moment. A job that may start on disk does not wait for that.
 local function ask_for_input(job, script, option)
     local began = os.time()
@@ -135,7 +143,8 @@ local function before_the_start(call, job, script, option)
     if word == "done" or word == "on disk" then return slurm.SUCCESS, message end
     if call == "data_in" then return slurm.ERROR, message end
     -- Slurm 22.05 puts it back into its queue then, with this reason, until somebody releases it.
-    if call == "pre_run" and (word == "failed" or must_have_its_input(script)) then return slurm.ERROR, message end
+    local is_lost = word == "failed" or word == "unheard" and must_have_its_input(script) and makes_its_input(script)
+    if call == "pre_run" and is_lost then return slurm.ERROR, message end
     return slurm.SUCCESS, message
 end
 

@@ -663,7 +663,8 @@ fn a_job_whose_input_nobody_can_show_is_back_in_the_queue_and_has_it_when_it_is_
     let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
     let input = folder(alice, "in", &content);
     let its_input = alice.scratch.join("where");
-    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
+    let makes = program(alice, "stage-in", "#!/bin/sh -e\ncp -R $2/. $1/\n");
+    let lines = [format!("DATA_IN={}", input.display()), format!("STAGE_IN={}", makes.display())];
     let (i, o) = (input.display(), output.display());
     let body = format!("findmnt -n -o SOURCE -T {i} > {}; cp {i}/* {o}", its_input.display());
     let blocker = Blocker::new(&cluster, 4);

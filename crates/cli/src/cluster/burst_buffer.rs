@@ -123,7 +123,7 @@ fn unheard(args: &BurstBufferArgs, error: &anyhow::Error) -> (&'static str, Stri
     match args.call {
         Call::DataIn if must_have_its_input(args) => ("later", why),
         // Slurm puts it back into its queue.
-        Call::PreRun if must_have_its_input(args) => (
+        Call::PreRun if must_have_what_its_script_makes(args) => (
             "failed",
             format!("{why}; the job must not start without its input: `scontrol release` lets it try again"),
         ),
@@ -138,6 +138,16 @@ fn must_have_its_input(args: &BurstBufferArgs) -> bool {
     let Ok(text) = std::fs::read(script) else { return true };
     let request = ondeck_directive::parse(&text);
     request.is_ok_and(|parsed| parsed.request.wait_policy() == WaitPolicy::Hold)
+}
+
+/// Whether a job must not start without what its stage-in script makes, which is nowhere else; also if its script can't be read.
+fn must_have_what_its_script_makes(args: &BurstBufferArgs) -> bool {
+    let Some(script) = &args.script else { return false };
+    let Ok(text) = std::fs::read(script) else { return true };
+    let parsed = ondeck_directive::parse(&text);
+    parsed.is_ok_and(|found| {
+        found.request.stage_in.is_some() && found.request.wait_policy() == WaitPolicy::Hold
+    })
 }
 
 /// Asks until there is an answer that is no matter of time.

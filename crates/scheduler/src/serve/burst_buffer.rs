@@ -386,10 +386,10 @@ async fn wake_the_queue(context: &Arc<Context>, answered: &[Incarnation]) {
     }
 }
 
-/// Whether a job must not run without its input: neither its user nor Ondeck has given that up before.
+/// Whether a job must not run without its RAM disk: what its stage-in script has made is nowhere else, and its user has not given
+/// that up. Others find on disk what they read.
 fn must_not_run_on_disk(job: &Job) -> bool {
-    let is_given_up = job.hold.is_released_by_others() || job.hopeless && job.request.stage_in.is_none();
-    job.wants_in() && !job.may_start_on_disk() && job.component_of.is_none() && !is_given_up
+    job.fails_without_its_input() && !job.hold.is_released_by_others()
 }
 
 /// What is to be answered by the state of a job; nothing while it is to be waited for.
@@ -423,6 +423,8 @@ fn decided(call: Call, job: Option<&Job>) -> Option<BurstBufferAnswer> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::path::PathBuf;
+
     use ondeck_core::schedule::{Hold, ObservedJob, Schedule, Site, Time};
     use ondeck_core::{Epoch, Request, WaitPolicy};
 
@@ -430,9 +432,10 @@ mod tests {
     use crate::samples::queued;
 
     /// A job with its nodes, and no RAM disk.
-    fn started(wait: WaitPolicy) -> Job {
+    fn started(wait: WaitPolicy, stage_in: Option<PathBuf>) -> Job {
         let id = Incarnation { job: JobId(7), submitted: 1, restarts: 0 };
-        let request = Request { data_in: vec!["/in".into()], wait: Some(wait), ..Request::default() };
+        let data_in = vec!["/in".into()];
+        let request = Request { data_in, wait: Some(wait), stage_in, ..Request::default() };
         let job = queued(id);
         let seen = ObservedJob { job, request: Some(request), work_dir: "/".into(), io_nodes: Vec::new() };
         let mut schedule = Schedule::new(Site::default(), Vec::new(), Default::default(), 0, Epoch(0));
@@ -444,15 +447,17 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_must_have_its_input_does_not_run_without_it_unless_that_was_given_up() {
+    fn a_job_that_must_have_what_its_script_makes_does_not_run_without_it_unless_that_was_given_up() {
         let verdict = |job: &Job| decided(Call::PreRun, Some(job)).unwrap().verdict;
-        assert_eq!(verdict(&started(WaitPolicy::Disk)), Verdict::OnDisk);
-        let holds = Job { hopeless: false, ..started(WaitPolicy::Hold) };
-        assert_eq!(verdict(&holds), Verdict::Failed);
-        assert_eq!(verdict(&Job { hold: Hold::ReleasedByHand, ..holds.clone() }), Verdict::OnDisk);
-        let hopeless = Job { hopeless: true, ..holds };
-        assert_eq!(verdict(&hopeless), Verdict::OnDisk);
-        let request = Request { stage_in: Some("/unpack".into()), ..hopeless.request.clone() };
-        assert_eq!(verdict(&Job { request, ..hopeless }), Verdict::Failed);
+        let script = Some(PathBuf::from("/unpack"));
+        // What these read is on disk.
+        assert_eq!(verdict(&started(WaitPolicy::Disk, None)), Verdict::OnDisk);
+        assert_eq!(verdict(&started(WaitPolicy::Hold, None)), Verdict::OnDisk);
+        assert_eq!(verdict(&started(WaitPolicy::Disk, script.clone())), Verdict::OnDisk);
+        let needs = started(WaitPolicy::Hold, script);
+        for hopeless in [false, true] {
+            assert_eq!(verdict(&Job { hopeless, ..needs.clone() }), Verdict::Failed);
+        }
+        assert_eq!(verdict(&Job { hold: Hold::ReleasedByHand, ..needs }), Verdict::OnDisk);
     }
 }
