@@ -10,7 +10,7 @@
 //! - `unasked`: files that the kernel writes to by itself
 //! - `wait`: requests that can't be answered yet; `load`: what is read for them; `closed`: what a mode keeps the user out of
 //! - `write_back`: data and attributes on their way to the backing directory; `narrow`: rights that are gone there before; `apply`:
-//!   names, `turns`: in which order, `applied`: what is known after; `doubt`: what a killed process may have done of that
+//!   names, `turns`: in which order, `applied`: what is known after; `conflicts`: what others have done; `doubt`: what a killed process may have done of that
 //! - `orders`: what people want of it
 //! - `journal`, `notes`, `recover`: how a cache goes on after its process was killed
 //!
@@ -33,6 +33,7 @@ mod blocks;
 mod carry;
 mod changes;
 mod closed;
+mod conflicts;
 mod data;
 mod doubt;
 mod forget;

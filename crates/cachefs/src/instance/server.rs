@@ -165,7 +165,7 @@ fn prepare(
     let like = rustix::fs::fstatvfs(&backing).map_err(io::Error::from);
     let like = like.map_err(StartError::io("look at", &plan.backing))?.f_flag;
     record.lost_before = untold;
-    record.place = place_of(plan, backing.as_fd());
+    record.place = place_of(plan, backing.as_fd()).map_err(StartError::io("look at", &plan.backing))?;
     record.read_only = like.contains(StatVfsMountFlags::RDONLY);
     kept::show(backing.as_fd(), &instance.backing()).map_err(StartError::io("mount again", &plan.backing))?;
     // From here on there is something to recover.

@@ -295,9 +295,12 @@ fn place_in(table: &[mounts::Mount], mount: u64, path: &Path) -> Option<Place> {
     Some(Place { device: shown.device, path: shown.root.join(below) })
 }
 
-/// Where the backing directory of a plan is in its filesystem, if that can be told.
-pub(super) fn place_of(plan: &Plan, backing: BorrowedFd<'_>) -> Option<Place> {
-    place_in(&mounts::mounted().ok()?, mounts::mount_of(backing).ok()?, &plan.backing)
+/// Where the backing directory of a plan is in its filesystem, if it is shown by a mount that is seen here.
+///
+/// # Errors
+/// The kernel's, if that can't be seen.
+pub(super) fn place_of(plan: &Plan, backing: BorrowedFd<'_>) -> io::Result<Option<Place>> {
+    Ok(place_in(&mounts::mounted()?, mounts::mount_of(backing)?, &plan.backing))
 }
 
 /// Whether a cache of this directory, at this mount point, can work beside what is there.

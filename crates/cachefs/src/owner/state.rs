@@ -155,7 +155,7 @@ pub struct State {
     pub applying: Option<(Ino, Instant)>,
     /// Operations that fail for a reason of their own, by number: why, and when they are tried again.
     pub stuck: BTreeMap<u64, (Errno, Instant)>,
-    /// The operation that the journal says may have been done and not noted; 0: the first one.
+    /// The operation that the journal says may have been done and not noted; 0: none.
     pub doubtful: u64,
     /// Those there that may not be on the disk.
     pub changes: Changes,

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ondeck_api::scheduler::{BurstBufferAnswer, BurstBufferQuestion, BurstBufferVerdict};
 use ondeck_api::wire::RefusalCode;
 use ondeck_api::{CallError, Config};
-use ondeck_core::{JobId, WaitPolicy, exit};
+use ondeck_core::{JobId, Request, WaitPolicy, exit};
 
 use super::{Scheduler, explain, shown};
 use crate::inherited;
@@ -134,20 +134,19 @@ fn unheard(args: &BurstBufferArgs, error: &anyhow::Error) -> (&'static str, Stri
 
 /// Whether a job must not start without its input, by its script; also if that can't be read, and so can't be told.
 fn must_have_its_input(args: &BurstBufferArgs) -> bool {
-    let Some(script) = &args.script else { return false };
-    let Ok(text) = std::fs::read(script) else { return true };
-    let request = ondeck_directive::parse(&text);
-    request.is_ok_and(|parsed| parsed.request.wait_policy() == WaitPolicy::Hold)
+    may_say(args, |request| request.wait_policy() == WaitPolicy::Hold)
 }
 
 /// Whether a job must not start without what its stage-in script makes, which is nowhere else; also if its script can't be read.
 fn must_have_what_its_script_makes(args: &BurstBufferArgs) -> bool {
+    may_say(args, |request| request.stage_in.is_some() && request.wait_policy() == WaitPolicy::Hold)
+}
+
+/// Whether a job's script asks for something, or can't be read.
+fn may_say(args: &BurstBufferArgs, asks: impl FnOnce(&Request) -> bool) -> bool {
     let Some(script) = &args.script else { return false };
     let Ok(text) = std::fs::read(script) else { return true };
-    let parsed = ondeck_directive::parse(&text);
-    parsed.is_ok_and(|found| {
-        found.request.stage_in.is_some() && found.request.wait_policy() == WaitPolicy::Hold
-    })
+    ondeck_directive::parse(&text).is_ok_and(|parsed| asks(&parsed.request))
 }
 
 /// Asks until there is an answer that is no matter of time.
