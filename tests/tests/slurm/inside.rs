@@ -540,12 +540,9 @@ fn a_lost_journal_does_not_make_results_count_as_home() {
     cluster.assert_clean_inside();
 }
 
-#[test]
-fn what_is_staged_outlives_a_restart_of_the_controller() {
-    if !available() {
-        return;
-    }
-    let cluster = inside(Setup::default());
+/// A job of alice's that notes `where` its input is, and copies it, with that in RAM, while all compute nodes are taken; with the input
+/// and the directory that it is copied to.
+fn one_that_is_ready(cluster: &Cluster) -> (Blocker, u32, BTreeMap<String, Vec<u8>>, PathBuf) {
     let alice = cluster.user("alice");
     let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
     let input = folder(alice, "in", &content);
@@ -556,9 +553,20 @@ fn what_is_staged_outlives_a_restart_of_the_controller() {
         s = alice.scratch.display(),
         o = output.display()
     );
-    let blocker = Blocker::new(&cluster, 4);
+    let blocker = Blocker::new(cluster, 4);
     let job = cluster.submit(&script(alice, &lines, &body), 1);
     cluster.wait_rsa(job, "READY");
+    (blocker, job, content, output)
+}
+
+#[test]
+fn what_is_staged_outlives_a_restart_of_the_controller() {
+    if !available() {
+        return;
+    }
+    let cluster = inside(Setup::default());
+    let alice = cluster.user("alice");
+    let (blocker, job, content, output) = one_that_is_ready(&cluster);
     cluster.slurm.wait_saved(job);
     cluster.slurm.kill_controller();
     cluster.slurm.start_controller();
@@ -584,18 +592,7 @@ fn a_job_whose_input_is_lost_before_it_has_started_waits_until_it_is_there_again
     }
     let cluster = inside(Setup::default());
     let alice = cluster.user("alice");
-    let (content, output) = (files(2, 1000), folder(alice, "copied", &BTreeMap::new()));
-    let input = folder(alice, "in", &content);
-    let lines = ["WAIT=hold".to_owned(), format!("DATA_IN={}", input.display())];
-    let body = format!(
-        "findmnt -n -o SOURCE -T {i} > {s}/where; cp {i}/* {o}",
-        i = input.display(),
-        s = alice.scratch.display(),
-        o = output.display()
-    );
-    let blocker = Blocker::new(&cluster, 4);
-    let job = cluster.submit(&script(alice, &lines, &body), 1);
-    cluster.wait_rsa(job, "READY");
+    let (blocker, job, content, output) = one_that_is_ready(&cluster);
     let node = cluster.rsa_nodes(job)[0].clone();
     cluster.crash(&node);
     let says = || cluster.log_of(job).contains("held until its input is in RAM again");
