@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ondeck_api::Config;
 use ondeck_api::auth::Administrators;
-use ondeck_api::host::{own_address, private_directory};
+use ondeck_api::host::{claim_directory, own_address, private_directory};
 use ondeck_api::munge::Munge;
 use ondeck_api::reload::{self, HangUps, ReadAgain, Reloaded};
 use ondeck_api::server::{ListenError, Listening, Server, allow_many_files, stop_signal};
@@ -92,15 +92,10 @@ async fn reload(node: Arc<Node>, config: Config, mut hang_ups: HangUps, read_aga
 /// Keeps a second agent out of the same directory.
 fn only_one(config: &Config) -> Result<std::fs::File, ServeError> {
     let path = config.agent.state.clone();
-    let open = || -> std::io::Result<std::fs::File> {
-        private_directory(&path)?;
-        std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))
-    };
-    let file = open().map_err(|source| StartError::State { path: path.clone(), source })?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::Running { path }.into()),
-        Err(error) => Err(StartError::State { path, source: error.into() }.into()),
+    match private_directory(&path).and_then(|()| claim_directory(&path)) {
+        Ok(Some(lock)) => Ok(lock),
+        Ok(None) => Err(StartError::Running { path }.into()),
+        Err(source) => Err(StartError::State { path, source }.into()),
     }
 }
 

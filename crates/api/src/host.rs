@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ondeck_core::NodeName;
 use ondeck_core::names::NameError;
@@ -75,4 +76,26 @@ pub fn private_directory(path: &Path) -> std::io::Result<()> {
         return Err(std::io::Error::other("it is not a directory of root's"));
     }
     fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+}
+
+/// How long a daemon waits for the one before it. One that was killed while it waited for its disk is not gone at once, and
+/// whoever starts the next one may not know that.
+pub const PREDECESSOR: Duration = Duration::from_secs(10);
+
+/// Makes the calling process the only one that uses a daemon's directory, as long as the file is open. `None` if another one
+/// still does after [`PREDECESSOR`].
+///
+/// # Errors
+/// Those of opening and locking the file.
+pub fn claim_directory(path: &Path) -> std::io::Result<Option<fs::File>> {
+    let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))?;
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(lock)),
+            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() >= PREDECESSOR => return Ok(None),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }

@@ -28,7 +28,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper_util::service::TowerToHyperService;
@@ -36,6 +36,7 @@ use ondeck_core::NodeName;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::auth::Administrators;
+use crate::host::PREDECESSOR;
 use crate::munge::Munge;
 use crate::wire::{Refusal, RefusalCode};
 use doors::Doors;
@@ -115,7 +116,7 @@ impl Server {
             None => None,
             Some(address) => {
                 let on_address = |source| ListenError { on: address.to_string(), source };
-                Some(TcpListener::bind(address).await.map_err(on_address)?)
+                Some(listen(address).await.map_err(on_address)?)
             }
         };
         let daemon = Daemon {
@@ -174,6 +175,19 @@ pub fn allow_many_files() {
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "can't raise the limit of open files");
+    }
+}
+
+/// Takes an address, which a predecessor that was killed may hold for a moment.
+async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let began = Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < PREDECESSOR => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => return other,
+        }
     }
 }
 

@@ -61,12 +61,14 @@ fn an_administrator_sets_a_site_up_and_a_user_runs_jobs_by_typing_what_the_docum
         fs::write(dir.path().join(name), text).unwrap();
     }
     let here = dir.path().display();
-    // The administrator's shell goes on after the document, as its daemons do.
+    // The administrator's shell goes on after the document, as its daemons do. In a list of commands `set -e` would mean
+    // nothing.
     let output = type_in(
         dir.path(),
         &format!(
             "fail() {{ echo \"FAILED: $1\"; cat /run/ondeck-serve.log; tail -n 30 $BED/log/*.log; exit 1; }}\n\
-             (. {here}/admin.sh) < /dev/null || fail admin.md\n\
+             (. {here}/admin.sh) < /dev/null &\n\
+             wait $! || fail admin.md\n\
              as alice sh -e {here}/user.sh < /dev/null || fail user.md\n\
              timeout 60 sh -c 'until ondeck status | grep \"no jobs\"; do sleep 0.2; done' || fail 'jobs are left'\n\
              for node in c1 c2; do ! on $node grep ondeck:job- /proc/self/mounts || fail \"mounts are left on $node\"; done\n\

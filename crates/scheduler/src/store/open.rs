@@ -19,20 +19,8 @@ impl Store {
     pub fn open(directory: &Path) -> Result<Store, StoreError> {
         let unusable = |source| StoreError::File { path: directory.to_owned(), source };
         ondeck_api::host::private_directory(directory).map_err(unusable)?;
-        let lock = directory.join("lock");
-        let only = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(lock)
-            .map_err(unusable)?;
-        match rustix::fs::flock(&only, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(StoreError::Running { path: directory.to_owned() });
-            }
-            Err(error) => return Err(unusable(error.into())),
-        }
+        let running = || StoreError::Running { path: directory.to_owned() };
+        let only = ondeck_api::host::claim_directory(directory).map_err(unusable)?.ok_or_else(running)?;
         let path = directory.join("journal.sqlite");
         let sqlite = |source: rusqlite::Error| match source.sqlite_error_code() {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
