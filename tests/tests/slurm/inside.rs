@@ -391,6 +391,7 @@ fn a_stage_in_script_that_fails_keeps_its_job_from_starting_with_the_reason() {
     assert!(why.contains("failed with exit code 3") && !why.contains("works on disk"), "{why}");
     assert!(!alice.scratch.join("started").exists());
     assert!(cluster.show(job).contains("stage-in"), "{}", cluster.show(job));
+    cluster.ondeck(&["wait", &job.to_string()]).assert_code(1).assert_says("failed with exit code 3");
     // Slurm would never use what is made for it.
     let again = cluster.ondeck(&["job", "retry", &job.to_string()]);
     again.assert_code(2);

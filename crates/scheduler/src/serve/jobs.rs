@@ -254,9 +254,10 @@ impl Api {
         called: Time,
     ) -> Result<Waited, Refusal> {
         let of = |job: &Job, done: bool| {
-            // Also one that stays held for an input that its script did not make.
+            // Also one that stays held for an input that its script did not make, by us or by Slurm itself.
+            let is_told = job.job_state == JobState::Ondeck && job.is_told_to_fail();
             let decided_by_people = matches!(job.rsa_state, RsaState::Held | RsaState::Lost)
-                || (job.rsa_state == RsaState::Ineligible && job.hold.is_held());
+                || (job.rsa_state == RsaState::Ineligible && (job.hold.is_held() || is_told));
             Waited {
                 done,
                 abandoned: job.abandoned,

@@ -35,7 +35,7 @@ impl Job {
     }
 
     /// Whether the workload manager was told so.
-    pub(super) fn is_told_to_fail(&self) -> bool {
+    pub fn is_told_to_fail(&self) -> bool {
         self.burst_buffer == BurstBuffer::Answered && self.hold == Hold::No && self.fails_without_its_input()
     }
 
