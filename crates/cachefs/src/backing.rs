@@ -19,6 +19,7 @@ use twox_hash::XxHash3_128;
 use crate::acl;
 use crate::descriptors::share;
 use crate::message::{Ino, Space, Time, Xattrs};
+use crate::owner::projects::Project;
 
 /// Directories that are kept open.
 const OPEN_DIRECTORIES: usize = 512;
@@ -45,6 +46,8 @@ pub struct Keeps {
     pub xattrs: bool,
     /// ACLs.
     pub acls: bool,
+    /// Project ids.
+    pub projects: bool,
     /// Bytes of a name.
     pub name_length: usize,
 }
@@ -224,7 +227,12 @@ impl Backing {
             length @ LEAST_NAME..=LONGEST_NAME => length,
             _ => LONGEST_NAME,
         };
-        Ok(Keeps { xattrs: keeps("user.ondeck")?, acls: keeps(acl::ACCESS)?, name_length })
+        let projects = match read_project(reopen_directory(self.root.as_fd())?.as_fd()) {
+            Ok(_) => true,
+            Err(error) if has_no_projects(error) => false,
+            Err(error) => return Err(error),
+        };
+        Ok(Keeps { xattrs: keeps("user.ondeck")?, acls: keeps(acl::ACCESS)?, projects, name_length })
     }
 }
 
@@ -238,6 +246,52 @@ pub fn has_nfs4_acls(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
         Err(Errno::OPNOTSUPP | Errno::NODATA) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// What `FS_IOC_FSGETXATTR` tells, as in `linux/fs.h`.
+#[repr(C)]
+struct FsXattr {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    copy_on_write_extent_size: u32,
+    padding: [u8; 8],
+}
+
+/// `FS_XFLAG_PROJINHERIT`: what is made in the directory gets its project.
+const INHERITS_PROJECT: u32 = 0x200;
+
+/// Whether a filesystem that refuses so to tell a project has none.
+fn has_no_projects(error: Errno) -> bool {
+    matches!(error, Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
+}
+
+fn read_project(open: BorrowedFd<'_>) -> Result<Project, Errno> {
+    const GET: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<FsXattr>(b'X', 31);
+    // SAFETY: the kernel fills in a `struct fsxattr`, which is `FsXattr`, and nothing else.
+    let told = unsafe { rustix::ioctl::ioctl(open, rustix::ioctl::Getter::<GET, FsXattr>::new()) }?;
+    Ok(Project { id: told.project, inherits: told.flags & INHERITS_PROJECT != 0 })
+}
+
+/// The project that an open file or directory belongs to; none where the filesystem has none.
+///
+/// # Errors
+/// The kernel's.
+pub fn project(open: BorrowedFd<'_>) -> Result<Project, Errno> {
+    match read_project(open) {
+        Err(error) if has_no_projects(error) => Ok(Project::default()),
+        other => other,
+    }
+}
+
+/// Opens a directory that is known already, for reading.
+///
+/// # Errors
+/// The kernel's.
+pub fn reopen_directory(known: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(known, ".", flags, Mode::empty())
 }
 
 /// The path by which the kernel leads to an open descriptor.
@@ -318,8 +372,7 @@ pub fn just_made(at: BorrowedFd<'_>, name: &OsStr, kind: FileType, since: Time) 
 /// # Errors
 /// The kernel's; an entry that vanishes meanwhile is none.
 pub fn list(directory: BorrowedFd<'_>) -> Result<Vec<(OsString, Stat)>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    let open = reopen_directory(directory)?;
     let mut found = Vec::new();
     for entry in Dir::read_from(&open)? {
         let entry = entry?;

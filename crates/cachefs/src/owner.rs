@@ -37,6 +37,7 @@ mod conflicts;
 mod data;
 mod doubt;
 mod forget;
+mod gains;
 mod handles;
 mod holes;
 mod inode;
@@ -48,6 +49,7 @@ mod narrow;
 mod notes;
 mod orders;
 mod pass;
+pub mod projects;
 mod recover;
 mod state;
 mod synced;
@@ -76,10 +78,10 @@ use crate::message::{Answer, Caller, Client, Ino, Reply, Request, Service};
 use crate::settings::{EXTENT, LEAST_CAPACITY, Settings, SyncWhen};
 use crate::status::{Failing, MOST_FAILING, Status};
 use crate::store::Store;
+use gains::WriteBack;
 use journal::{Journal, JournalError};
 use state::{State, Stop};
 use wait::{Need, Parked, Target};
-use write_back::EXTENTS_OF_PASS;
 
 /// How often it is looked whether those who wait were killed, and whether anything has become old.
 const LOOK: Duration = Duration::from_millis(100);
@@ -397,24 +399,28 @@ impl Core {
     /// Writes back what has to be, until the end.
     fn run_writer(&self) {
         loop {
-            let pass = {
+            let work = {
                 let mut state = self.lock();
                 loop {
                     if state.stopped {
                         return;
                     }
                     // At once: another thread would choose it, too, and write it again as soon as this has ended.
-                    let chosen = state.next_pass();
-                    if let Some(pass) =
-                        chosen.and_then(|ino| state.begin_pass(ino, EXTENTS_OF_PASS, &self.store))
-                    {
-                        break pass;
+                    if let Some(work) = state.next_pass().and_then(|ino| state.begin_work(ino, &self.store)) {
+                        break work;
                     }
                     state = self.wait(state);
                 }
             };
-            // It is noted, and tried again.
-            let _told = self.bring(pass);
+            match work {
+                // It is noted, and tried again.
+                WriteBack::Pass(pass) => drop(self.bring(*pass)),
+                WriteBack::Open(ino, below) => {
+                    let brought = self.bring_below(ino, &below);
+                    self.lock().end_opening(ino, brought);
+                    self.wake_all();
+                }
+            }
         }
     }
 

@@ -423,3 +423,119 @@ fn a_directory_gains_rights_when_what_was_taken_out_of_it_before_is_gone() {
         assert_eq!(fs::read(private.join("replaced")).unwrap(), b"public");
     }
 }
+
+/// Watches the backing directory while all is written back to it: nothing may ever be found there.
+fn never_found_while_flushing(cache: &Cache, find: impl Fn() -> Option<String>) {
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| cache.flush());
+        while !flush.is_finished() {
+            assert_eq!(find(), None, "it is found on the backing directory");
+        }
+    });
+}
+
+#[test]
+fn a_directory_gains_rights_when_what_was_overwritten_or_closed_below_it_before_is_so_there() {
+    const DIRECTORIES: usize = 60;
+    const LARGE: usize = 3 << 20;
+    let cache = cache(|dir| {
+        for number in 0..DIRECTORIES {
+            let private = dir.join(format!("private{number}"));
+            fs::create_dir_all(private.join("deep/closed")).unwrap();
+            for name in ["overwritten", "cut", "deep/overwritten", "deep/closed/file", "closed"] {
+                fs::write(private.join(name), "secret").unwrap();
+            }
+            set_mode(&private, 0o700);
+        }
+        fs::write(dir.join("private0/overwritten"), vec![b's'; LARGE]).unwrap();
+    });
+    for number in 0..DIRECTORIES {
+        let private = format!("private{number}");
+        for name in ["overwritten", "deep/overwritten"] {
+            cache.write(&format!("{private}/{name}"), 0, b"public").unwrap();
+        }
+        cache.truncate(&format!("{private}/cut"), 0).unwrap();
+        cache.set_mode(&format!("{private}/closed"), 0o600).unwrap();
+        cache.set_mode(&format!("{private}/deep/closed"), 0o700).unwrap();
+        cache.set_mode(&private, 0o755).unwrap();
+    }
+    never_found_while_flushing(&cache, || {
+        (0..DIRECTORIES).map(|number| cache.backing().join(format!("private{number}"))).find_map(|private| {
+            if mode(&private) & 0o077 == 0 {
+                return None;
+            }
+            let holds = |name: &str| fs::read(private.join(name)).unwrap().starts_with(b"s");
+            let secret = ["overwritten", "cut", "deep/overwritten"].into_iter().find(|name| holds(name));
+            let open =
+                ["closed", "deep/closed"].into_iter().find(|name| mode(&private.join(name)) & 0o077 != 0);
+            secret.or(open).map(|name| private.join(name).display().to_string())
+        })
+    });
+    for number in 0..DIRECTORIES {
+        assert_eq!(mode(&cache.backing().join(format!("private{number}"))), 0o755);
+    }
+    let status = cache.owner().status();
+    assert_eq!((status.failures, status.conflicts), (0, vec![]));
+}
+
+#[test]
+fn what_was_overwritten_below_a_directory_is_so_there_before_the_directory_is_moved() {
+    const DIRECTORIES: usize = 60;
+    let cache = cache(|dir| {
+        fs::create_dir(dir.join("private")).unwrap();
+        fs::create_dir(dir.join("public")).unwrap();
+        set_mode(&dir.join("private"), 0o700);
+        for number in 0..DIRECTORIES {
+            let deep = dir.join(format!("private/{number}/deep"));
+            fs::create_dir_all(&deep).unwrap();
+            fs::write(deep.join("file"), "secret").unwrap();
+            fs::write(deep.join("../cut"), "secret").unwrap();
+        }
+    });
+    for number in 0..DIRECTORIES {
+        cache.write(&format!("private/{number}/deep/file"), 0, b"public").unwrap();
+        cache.truncate(&format!("private/{number}/cut"), 1).unwrap();
+        cache.rename(&format!("private/{number}"), &format!("public/{number}"), 0).unwrap();
+    }
+    never_found_while_flushing(&cache, || {
+        (0..DIRECTORIES).find_map(|number| {
+            let moved = cache.backing().join(format!("public/{number}"));
+            let holds = |name: &&str| fs::read(moved.join(name)).is_ok_and(|content| content == b"secret");
+            ["deep/file", "cut"].into_iter().find(holds).map(|name| moved.join(name).display().to_string())
+        })
+    });
+    for number in 0..DIRECTORIES {
+        let moved = cache.backing().join(format!("public/{number}"));
+        assert_eq!(fs::read(moved.join("deep/file")).unwrap(), b"public");
+        assert_eq!(fs::read(moved.join("cut")).unwrap(), b"s");
+    }
+}
+
+/// A file that can't be overwritten keeps closed what it is in, and nothing else.
+#[test]
+fn a_directory_stays_closed_while_what_is_below_it_can_not_be_overwritten() {
+    let cache = cache(|dir| {
+        for name in ["private", "other"] {
+            fs::create_dir(dir.join(name)).unwrap();
+            // As long as it runs, the kernel lets nobody write to it.
+            fs::copy("/bin/sleep", dir.join(name).join("program")).unwrap();
+            set_mode(&dir.join(name), 0o700);
+        }
+    });
+    let program = cache.backing().join("private/program");
+    let mut runs = std::process::Command::new(&program).arg("1000").spawn().unwrap();
+    for name in ["private", "other"] {
+        cache.write(&format!("{name}/program"), 0, b"public").unwrap();
+        cache.set_mode(name, 0o755).unwrap();
+    }
+    let told = cache.owner().flush(&mut |_| true);
+    let there = |name: &str| mode(&cache.backing().join(name));
+    let found = (there("private"), there("other"));
+    runs.kill().unwrap();
+    runs.wait().unwrap();
+    assert!(told.unwrap_err().contains("private"));
+    assert_eq!(found, (0o700, 0o755));
+    cache.flush();
+    assert_eq!(there("private"), 0o755);
+    assert!(fs::read(program).unwrap().starts_with(b"public"));
+}

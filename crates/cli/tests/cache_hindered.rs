@@ -184,3 +184,64 @@ fn what_a_disk_keeps_for_root_is_not_a_users_through_a_cache_either() {
     assert!(told.contains("No space left on device"), "{told}");
     assert!(free().f_bfree >= kept, "{} blocks are free, and {kept} are root's", free().f_bfree);
 }
+
+/// Two directories with quotas of their own, and one without.
+const PROJECTS: &str = "mkdir -p one/deep two plain; chattr -p 1 +P one one/deep; chattr -p 2 +P two
+    echo one | tee one/file one/other > one/deep/file; echo two > two/file; echo plain > plain/file";
+
+/// Directory quotas: a name that the disk would refuse for good is refused at once, and programs copy as they do there.
+#[test]
+fn a_directory_with_a_project_of_its_own_takes_no_names_of_what_has_another() {
+    // ext4 says the same, where the kernel has quotas.
+    const MAKE: (&str, &str) = ("mkfs.xfs -q", "320M");
+    let mut disk = None;
+    let prepare = |backing: &Path| {
+        disk = Some(Disk::new(MAKE.0, MAKE.1, &backing.with_extension("image"), backing, ""));
+        sh(backing, PROJECTS);
+    };
+    let Some(mounted) = Mounted::with(&[], prepare) else { return };
+    let told = |at: &Path| {
+        let (at, mut told) = (|name: &str| at.join(name), Vec::new());
+        let mut note =
+            |done: std::io::Result<()>| told.push(done.err().and_then(|error| error.raw_os_error()));
+        for (from, to) in [
+            ("one/file", "two/moved"),
+            ("one/file", "two/file"),
+            ("one/deep", "two/deep"),
+            ("plain/file", "one/moved"),
+            ("one/file", "one/deep/moved"),
+            ("one/other", "plain/moved"),
+            ("plain/moved", "two/moved"),
+        ] {
+            note(fs::rename(at(from), at(to)));
+        }
+        note(fs::hard_link(at("two/file"), at("one/linked")));
+        note(fs::hard_link(at("two/file"), at("plain/linked")));
+        // What is made has the project of where it is made.
+        fs::create_dir(at("one/new")).unwrap();
+        fs::write(at("one/new/file"), "new").unwrap();
+        note(fs::rename(at("one/new/file"), at("two/new")));
+        note(fs::rename(at("one/deep/moved"), at("one/new/moved")));
+        note(fs::rename(at("one/new"), at("two/new")));
+        note(fs::rename(at("one/new"), at("plain/new")));
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        let (one, two) = (at("one/deep/file"), at("two/file"));
+        note(
+            rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, two, flags).map_err(Into::into),
+        );
+        sh(&at("."), "mv plain/new/file two/copied");
+        told
+    };
+    let cached = told(&mounted.fast);
+    mounted.ondeck(&["unmount", "fast"]);
+    let found = sh(&mounted.backing, "find one two plain -type f | sort | xargs tail -n +1");
+    drop(disk);
+    let again = tempfile::tempdir().unwrap();
+    let at = again.path().join("disk");
+    fs::create_dir(&at).unwrap();
+    let _disk = Disk::new(MAKE.0, MAKE.1, &again.path().join("image"), &at, "");
+    sh(&at, PROJECTS);
+    assert_eq!(cached, told(&at));
+    assert!(cached.contains(&Some(Errno::XDEV.raw_os_error())) && cached.contains(&None), "{cached:?}");
+    assert_eq!(found, sh(&at, "find one two plain -type f | sort | xargs tail -n +1"));
+}

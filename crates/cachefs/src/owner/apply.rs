@@ -173,8 +173,10 @@ impl Core {
                 continue;
             }
             let ino = operation.inodes()[0];
-            let done = match failed.iter().find(|(failed, _)| operation.shows(*failed)) {
-                Some((_, error)) => Err(*error),
+            let of_its_own =
+                failed.iter().find(|(failed, _)| operation.shows(*failed)).map(|(_, error)| *error);
+            let done = match of_its_own.or_else(|| self.lock().is_held_by(operation, failed)) {
+                Some(error) => Err(error),
                 None => self.apply_one(*number, operation),
             };
             match done {

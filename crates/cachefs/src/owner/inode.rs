@@ -446,6 +446,11 @@ impl Operation {
         !matches!(self, Operation::Unlink { .. })
     }
 
+    /// Whether it moves something to another name.
+    pub fn moves(&self) -> bool {
+        matches!(self, Operation::Rename { .. } | Operation::Exchange { .. })
+    }
+
     /// Whether it gives this inode a name, or takes one from it.
     pub fn shows(&self, ino: Ino) -> bool {
         self.subjects().contains(&ino)

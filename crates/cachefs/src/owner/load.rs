@@ -258,7 +258,7 @@ impl Core {
         Err(unread.unwrap_or(Errno::STALE))
     }
 
-    fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {
+    pub(super) fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Errno> {
         let orphan =
             self.lock().inodes.get(&ino).and_then(|inode| inode.data()).and_then(|data| data.orphan.clone());
         if let Some(orphan) = orphan {
@@ -365,6 +365,7 @@ impl Core {
                 }
             }
             Need::Holds(dir, wanted) => self.try_xattrs(need, *dir, wanted),
+            Need::Project(ino) => self.read_project(need, *ino),
             Need::Quiet(_) | Need::Released(_) | Need::Space | Need::Log | Need::Synced(_) => {}
         }
     }

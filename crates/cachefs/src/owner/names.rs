@@ -229,6 +229,7 @@ impl State {
         if inode.dev != self.inode(parent)?.dev {
             return Err(Errno::XDEV.into());
         }
+        self.check_project(ino, parent)?;
         self.carry_out(Operation::Link { ino, dir: parent, name: name.to_owned() })
     }
 
@@ -322,6 +323,8 @@ impl State {
                 if self.inode(other)?.dev != self.inode(dir)?.dev {
                     return Err(Errno::XDEV.into());
                 }
+                self.check_project(ino, to_dir)?;
+                self.check_project(other, dir)?;
                 return self.carry_out(Operation::Exchange { ino, dir, name, other, to_dir, to_name });
             }
             (Some(other), Replace::Yes) => {
@@ -331,10 +334,14 @@ impl State {
                     (true, true) if !self.is_empty(other)? => return Err(Errno::NOTEMPTY.into()),
                     _ => {}
                 }
+                self.check_project(ino, to_dir)?;
                 self.carry_out(Operation::Rename { ino, dir, name, to_dir, to_name, over })?;
                 self.remove_if_unused(other, store);
             }
-            (None, _) => self.carry_out(Operation::Rename { ino, dir, name, to_dir, to_name, over })?,
+            (None, _) => {
+                self.check_project(ino, to_dir)?;
+                self.carry_out(Operation::Rename { ino, dir, name, to_dir, to_name, over })?;
+            }
         }
         Ok(())
     }
@@ -478,6 +485,7 @@ impl State {
             bits |= dirty::TIMES;
         }
         inode.ctime = now;
+        let changes_acl = acl.is_some();
         if let Some(acl) = acl
             && let Some(xattrs) = &mut inode.xattrs
         {
@@ -489,8 +497,12 @@ impl State {
         let is_sticky = !mode & inode.mode & libc::S_ISVTX != 0;
         let is_narrower =
             mode & !inode.mode & 0o777 != 0 || (uid, gid) != (inode.uid, inode.gid) || is_sticky;
+        let is_wider = changes_acl
+            || !mode & inode.mode & 0o777 != 0
+            || (uid, gid) != (inode.uid, inode.gid)
+            || mode & !inode.mode & libc::S_ISVTX != 0;
         self.note_narrowed(ino, is_narrower);
-        if bits & dirty::RIGHTS != 0 {
+        if is_wider {
             self.note_gains(ino);
         }
         self.mark_dirty(ino, bits);

@@ -3,8 +3,8 @@
 //!
 //! A file loses them with the pass that brings its data ([`narrow`]), also those that are taken away during that pass. A directory is
 //! passed when its names have been changed, and that may be much later than names and data appear in it; so it loses them apart from
-//! that, and before. So does all that is below a directory before that is moved to where others may look. What a directory gains comes
-//! with its pass.
+//! that, and before. So does all that is below a directory before that is moved to where others may look. When it gets what it has
+//! gained is told in [`super::gains`].
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Inode, Operation, dirty};
+use super::inode::{Inode, dirty};
 use super::pass::Pass;
 use super::state::{MOST_LEVELS, State};
 use super::turns::{Turn, is_its_own};
@@ -55,8 +55,8 @@ impl Wanted {
 #[derive(Default)]
 pub struct Wide {
     pub directories: BTreeSet<Ino>,
-    /// Passes take their rights.
-    pub files: BTreeSet<Ino>,
+    /// Passes take their rights, and bring their data.
+    pub files: Vec<Ino>,
 }
 
 fn has_acl(xattrs: &Xattrs) -> bool {
@@ -95,24 +95,10 @@ impl State {
         }
     }
 
-    /// Notes that a directory may have gained rights: they are given to it there once all names are as they are here now, since who has
-    /// taken something out of it before does not want that to be found.
-    pub fn note_gains(&mut self, ino: Ino) {
-        let is_there = self.inodes.get(&ino).is_some_and(|inode| inode.is_dir() && !inode.homes.is_empty());
-        if is_there && self.last_pending() >= self.first_pending {
-            self.gains.insert(ino, self.last_pending());
-        }
-    }
-
-    /// The operation that has to be carried out before a directory is given its rights there.
-    pub fn gains_after(&self, ino: Ino) -> Option<u64> {
-        self.gains.get(&ino).copied().filter(|number| *number >= self.first_pending)
-    }
-
     /// Notes whether something has lost all the rights there by now that it was to lose.
     pub fn settle_rights(&mut self, ino: Ino) {
         let bits = self.inodes.get(&ino).map_or(0, |inode| inode.dirty | inode.writing);
-        if bits & dirty::RIGHTS == 0 || self.gains_after(ino).is_none() {
+        if bits & dirty::RIGHTS == 0 {
             self.gains.remove(&ino);
         }
         if bits & dirty::WIDE == 0 {
@@ -175,7 +161,7 @@ impl State {
     }
 
     /// A directory and those above it, where they are on the backing directory.
-    fn above(&self, dir: Ino) -> impl Iterator<Item = Ino> {
+    pub fn above(&self, dir: Ino) -> impl Iterator<Item = Ino> {
         let next = |at: &Ino| {
             let inode = self.inodes.get(at).filter(|_| *at != ROOT)?;
             // What is not there yet is made further up.
@@ -190,16 +176,13 @@ impl State {
     /// What has to lose rights before a round gives names to it, or in it, or below it, or moves a directory that it is in.
     pub fn wide_for(&self, round: &[(u64, Turn)]) -> Wide {
         let mut found = Wide::default();
-        if self.wide.is_empty() && self.wide_files.is_empty() {
-            return found;
-        }
         let (mut dirs, mut moved) = (BTreeSet::new(), HashSet::new());
         let is_dir = |ino: &Ino| self.inodes.get(ino).is_some_and(Inode::is_dir);
         for operation in round.iter().filter_map(|(_, turn)| turn.operation()) {
             if operation.gives_a_name() {
                 dirs.extend(operation.directories());
             }
-            if let Operation::Rename { .. } | Operation::Exchange { .. } = operation {
+            if operation.moves() {
                 moved.extend(operation.subjects().into_iter().filter(is_dir));
             }
         }
@@ -210,10 +193,7 @@ impl State {
             // Whoever may not enter a private directory may enter the one where these come to.
             let goes = |dir: Ino| self.above(dir).any(|ino| moved.contains(&ino));
             found.directories.extend(self.wide.iter().copied().filter(|ino| goes(*ino)));
-            let goes_along = |ino: &Ino| {
-                self.inodes.get(ino).is_some_and(|inode| inode.homes.iter().any(|home| goes(home.dir)))
-            };
-            found.files.extend(self.wide_files.iter().copied().filter(goes_along));
+            found.files = self.dirty_below(&moved);
         }
         found
     }

@@ -114,6 +114,8 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         conflicts: Vec::new(),
         keeps_xattrs: keeps.xattrs,
         keeps_acls: keeps.acls,
+        keeps_projects: keeps.projects,
+        projects: HashMap::new(),
         longest_name: keeps.name_length,
         accepted: Accepted::new(keeps),
         jobs: VecDeque::new(),
@@ -131,6 +133,7 @@ fn empty(store: &Store, settings: Settings, keeps: Keeps) -> Result<State, OpenE
         wide: BTreeSet::new(),
         wide_files: BTreeSet::new(),
         gains: HashMap::new(),
+        opening: BTreeSet::new(),
         rights_lost: 0,
         stopped: false,
     })

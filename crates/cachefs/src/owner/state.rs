@@ -15,9 +15,11 @@ use rustix::io::Errno;
 use super::accepted::Accepted;
 use super::blocks::BLOCK;
 use super::changes::Changes;
+use super::gains::Gain;
 use super::inode::{Directory, DirtySince, Home, Inode, Kind, Name, Operation, UnderWay};
 use super::inodes::{INODE_BYTES, Inodes};
 use super::journal::Journal;
+use super::projects::Project;
 use super::wait::{Need, Waits};
 use crate::backing::Stat;
 use crate::message::{Attributes, Handle, Ino, ROOT, Space};
@@ -141,6 +143,9 @@ pub struct State {
     /// Whether the backing directory keeps xattrs, and ACLs.
     pub keeps_xattrs: bool,
     pub keeps_acls: bool,
+    pub keeps_projects: bool,
+    /// Projects that were asked for.
+    pub projects: HashMap<Ino, Project>,
     /// No name on the backing directory is longer.
     pub longest_name: usize,
     /// Sets of extended attributes that the backing directory holds.
@@ -174,8 +179,10 @@ pub struct State {
     pub wide: BTreeSet<Ino>,
     /// Files that may give rights there that they have lost here.
     pub wide_files: BTreeSet<Ino>,
-    /// Directories that may have gained rights which they do not have there, and the last operation before that.
-    pub gains: HashMap<Ino, u64>,
+    /// Directories that may have gained rights which they do not have there.
+    pub gains: HashMap<Ino, Gain>,
+    /// Those for which what is below them is just being brought there.
+    pub opening: BTreeSet<Ino>,
     /// How often something was changed so that somebody has lost rights.
     pub rights_lost: u64,
     pub stopped: bool,
@@ -294,6 +301,7 @@ impl State {
             self.several.remove(&(inode.dev, seen.identity));
         }
         self.settle_rights(ino);
+        self.projects.remove(&ino);
         // Its number may be another's soon.
         self.journal_forgotten(ino);
     }

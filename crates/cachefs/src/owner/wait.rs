@@ -43,6 +43,8 @@ pub enum Need {
     Statistics,
     /// It is tried whether the backing directory, here this directory of it, holds these extended attributes.
     Holds(Ino, Arc<Xattrs>),
+    /// The project that something belongs to is read.
+    Project(Ino),
 }
 
 impl Need {
@@ -62,6 +64,7 @@ impl Need {
             Need::Holds(..) => 10,
             Need::Holes(..) => 11,
             Need::Released(_) => 12,
+            Need::Project(_) => 13,
         }
     }
 
@@ -75,6 +78,7 @@ impl Need {
                 | Need::Target(_)
                 | Need::Statistics
                 | Need::Holds(..)
+                | Need::Project(_)
         )
     }
 }
@@ -117,7 +121,7 @@ pub struct Waits {
 }
 
 /// Counts by kind of need.
-pub type Wakes = [u64; 13];
+pub type Wakes = [u64; 14];
 
 impl Waits {
     /// Puts a request aside.

@@ -87,7 +87,10 @@ impl State {
     /// Whether an inode can be written back now.
     fn can_pass(&self, ino: Ino, now: Instant, for_room: bool) -> Turn {
         let is_taken = self.passes.contains_key(&ino) || self.applier_awaits.contains(&ino);
-        if is_taken || self.failing.get(&ino).is_some_and(|(_, until)| *until > now) {
+        if is_taken
+            || self.opening.contains(&ino)
+            || self.failing.get(&ino).is_some_and(|(_, until)| *until > now)
+        {
             return Turn::NotNow;
         }
         let Some(inode) = self.inodes.get(&ino) else { return Turn::NotNow };
