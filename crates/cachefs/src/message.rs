@@ -8,8 +8,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::sync::{Arc, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
 
+use rustix::fs::{MemfdFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -31,11 +33,39 @@ pub struct Time {
     pub nanos: u32,
 }
 
+/// A file in the kernel's RAM that is given the time to read it, once [`Time::follow_the_kernel`] was called.
+static CLOCK: OnceLock<OwnedFd> = OnceLock::new();
+
 impl Time {
-    /// The time now, as the kernel takes it for files: of the last tick.
+    /// The time now, as the kernel takes it for files.
     pub fn now() -> Time {
+        CLOCK.get().and_then(|clock| Time::given_to(clock).ok()).unwrap_or_else(Time::of_the_last_tick)
+    }
+
+    /// The time of the last tick, which no file that is made after this call is older than.
+    pub fn of_the_last_tick() -> Time {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         Time { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
+    }
+
+    /// Has all times of this process be in one order with those that the kernel gives to files in RAM by itself: since Linux 6.13 these
+    /// may be ahead of the last tick.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn follow_the_kernel() -> Result<(), Errno> {
+        let clock = rustix::fs::memfd_create("ondeck-clock", MemfdFlags::CLOEXEC)?;
+        Time::given_to(&clock)?;
+        // Another cache of this process has made one already, if any.
+        let _ = CLOCK.set(clock);
+        Ok(())
+    }
+
+    fn given_to(clock: &OwnedFd) -> Result<Time, Errno> {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        rustix::fs::futimens(clock, &Timestamps { last_access: now, last_modification: now })?;
+        let found = rustix::fs::fstat(clock)?;
+        Ok(Time { secs: found.st_mtime, nanos: found.st_mtime_nsec as u32 })
     }
 }
 

@@ -51,6 +51,7 @@ mod orders;
 mod pass;
 pub mod projects;
 mod recover;
+mod restore;
 mod state;
 mod synced;
 mod turns;

@@ -8,7 +8,7 @@ mod scene;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -244,4 +244,35 @@ fn a_directory_with_a_project_of_its_own_takes_no_names_of_what_has_another() {
     assert_eq!(cached, told(&at));
     assert!(cached.contains(&Some(Errno::XDEV.raw_os_error())) && cached.contains(&None), "{cached:?}");
     assert_eq!(found, sh(&at, "find one two plain -type f | sort | xargs tail -n +1"));
+}
+
+/// On a filesystem that keeps times to the second: what others do within the second in which the cache has written is seen by the size.
+#[test]
+fn what_others_do_in_the_same_second_is_kept_where_times_are_whole_seconds() {
+    let mut disk = None;
+    let prepare = |backing: &Path| {
+        let image = backing.with_extension("image");
+        disk = Some(Disk::new("mkfs.ext4 -q -I 128", "100M", &image, backing, ""));
+    };
+    let Some(mounted) = Mounted::with(&[], prepare) else { return };
+    let changed = |path: &Path| fs::metadata(path).unwrap().ctime();
+    for round in 0..50 {
+        let (ours, theirs) =
+            (mounted.fast.join(format!("{round}")), mounted.backing.join(format!("{round}")));
+        fs::write(&ours, "ours").unwrap();
+        mounted.ondeck(&["flush", "fast"]);
+        let before = changed(&theirs);
+        File::options().append(true).open(&theirs).unwrap().write_all(b" and theirs").unwrap();
+        fs::write(&ours, "ours again").unwrap();
+        if changed(&theirs) != before {
+            // The second was over; that is seen by the time.
+            continue;
+        }
+        mounted.ondeck(&["flush", "fast"]);
+        assert_eq!(fs::read_to_string(&theirs).unwrap(), "ours and theirs", "round {round}");
+        let beside = sh(&mounted.backing, &format!("cat {round}.ondeck-*"));
+        assert_eq!(beside, "ours again", "round {round}");
+        return;
+    }
+    panic!("no round was within a second");
 }

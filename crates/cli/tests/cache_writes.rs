@@ -303,3 +303,25 @@ fn a_write_takes_set_id_bits_away_and_times_that_are_set_stay() {
     assert_eq!(fs::read(mounted.backing.join("file")).unwrap(), b"yontent");
     assert_eq!(fs::metadata(mounted.backing.join("file")).unwrap().permissions().mode() & 0o7777, 0o755);
 }
+
+/// What `make` goes by: whatever is done later has no earlier time, whoever has done it.
+#[test]
+fn the_times_of_what_the_kernel_writes_and_of_what_the_server_does_are_in_order() {
+    let Some(mounted) = mounted(&[], |_| ()) else { return };
+    let written = create(&mounted.fast.join("written"));
+    let time = |path: &Path| {
+        let about = fs::metadata(path).unwrap();
+        (about.mtime(), about.mtime_nsec())
+    };
+    let mut before = time(&mounted.fast);
+    for round in 0..500 {
+        written.write_all_at(b"x", round).unwrap();
+        let by_the_kernel = time(&mounted.fast.join("written"));
+        let made = mounted.fast.join(format!("made{round}"));
+        fs::create_dir(&made).unwrap();
+        let by_the_server = time(&made);
+        assert!(before <= by_the_kernel, "round {round}: {before:?}, then {by_the_kernel:?}");
+        assert!(by_the_kernel <= by_the_server, "round {round}: {by_the_kernel:?}, then {by_the_server:?}");
+        before = by_the_server;
+    }
+}

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 
 use super::Core;
 use super::inode::{Home, Homes, Inode, Kind, Operation, Seen, UnderWay, dirty};
+use super::restore::may_be_missing;
 use super::state::State;
 use super::turns::{Held, Turn, is_its_own};
 use super::unfinished::{UNFINISHED, unfinished};
@@ -95,7 +96,7 @@ impl State {
 
     /// The files whose data has to be on the disk before an operation is carried out: those that get a name; and those that lose
     /// one, because it may be the last that is known here, and has others.
-    fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
+    pub(super) fn shown_by(&self, operation: &Operation) -> impl Iterator<Item = Ino> {
         let is_left = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| !inode.is_orphan());
         let shown = match operation {
             Operation::Make { ino, .. } | Operation::Link { ino, .. } => [Some(*ino), None],
@@ -179,6 +180,10 @@ impl Core {
                 Some(error) => Err(error),
                 None => self.apply_one(*number, operation),
             };
+            let done = match done {
+                Err(error) if may_be_missing(error) => self.apply_again(*number, operation, error),
+                other => other,
+            };
             match done {
                 Ok(()) => any = true,
                 Err(error) if is_its_own(error) => {
@@ -199,7 +204,7 @@ impl Core {
         Ok(any)
     }
 
-    fn apply_one(&self, number: u64, operation: &Operation) -> Result<(), Errno> {
+    pub(super) fn apply_one(&self, number: u64, operation: &Operation) -> Result<(), Errno> {
         // What it changes there must not be taken for somebody else's work by a pass, nor the other way round.
         let still = self.hold_still(operation);
         {
@@ -392,7 +397,7 @@ impl Core {
     }
 
     /// Makes an inode under the name of what is unfinished, in the nearest directory that is there.
-    fn prepare(&self, ino: Ino, dir: Ino) -> Result<(), Errno> {
+    pub(super) fn prepare(&self, ino: Ino, dir: Ino) -> Result<(), Errno> {
         let (mode, rdev, target, within, may_inherit) = {
             let state = self.lock();
             let Some(inode) = state.inodes.get(&ino) else { return Ok(()) };
@@ -687,7 +692,7 @@ impl Core {
 
 /// Makes something, and tells what it is. Others may be allowed to change names there, so a name is not believed: a file is known by
 /// its descriptor, and of all else [`backing::just_made`] looks whether it is what was made.
-fn make(
+pub(super) fn make(
     at: BorrowedFd<'_>,
     name: &OsStr,
     mode: u32,
@@ -695,7 +700,7 @@ fn make(
     target: Option<&OsStr>,
 ) -> Result<Stat, Errno> {
     let private = Mode::RUSR | Mode::WUSR;
-    let since = Time::now();
+    let since = Time::of_the_last_tick();
     let kind = FileType::from_raw_mode(mode);
     match kind {
         FileType::RegularFile => {

@@ -15,6 +15,7 @@ use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Homes, Seen, dirty};
 use super::narrow::narrow;
 use super::pass::{Pass, is_file};
+use super::restore::may_be_missing;
 use super::unfinished::unfinished;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time, Xattrs};
@@ -25,6 +26,13 @@ use crate::store;
 impl Core {
     /// Writes what a pass has; it is not synced.
     pub fn carry(&self, pass: &mut Pass) -> Result<(), Errno> {
+        match self.carry_there(pass) {
+            Err(error) if may_be_missing(error) && !pass.orphan => self.carry_missing(pass, error),
+            other => other,
+        }
+    }
+
+    fn carry_there(&self, pass: &mut Pass) -> Result<(), Errno> {
         if pass.orphan {
             return self.carry_orphan(pass);
         }
@@ -207,7 +215,7 @@ impl Core {
             .and_then(|inode| inode.homes.first().cloned())
             .ok_or(Errno::STALE)?;
         let directory = self.backing_directory(home.dir)?;
-        let only_attributes = pass.extents.is_empty() && !pass.cut && pass.bits & dirty::SIZE == 0;
+        let only_attributes = pass.brings_attributes_alone();
         let theirs = match backing::open_path(directory.as_fd(), &home.name) {
             Ok(theirs) => Some(theirs),
             Err(Errno::NOENT) => None,

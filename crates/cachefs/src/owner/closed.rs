@@ -79,7 +79,7 @@ impl Core {
         let now = backing::stat(entry.as_fd(), OsStr::new(""));
         let mut state = self.lock();
         if let Some(seen) = state.inodes.get_mut(&ino).and_then(|inode| inode.seen.as_mut()) {
-            seen.ctime = now.map_or(Seen::UNKNOWN, |now| now.ctime);
+            seen.ctime = now.map_or(Seen::UNKNOWN, |now| Seen::now(&now).ctime);
         }
         if let Some(pass) = state.passes.get_mut(&ino) {
             pass.changes = false;

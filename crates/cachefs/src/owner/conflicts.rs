@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::Core;
-use super::inode::{Home, Inode, Operation, dirty};
+use super::inode::{Home, Inode, Operation};
 use super::state::State;
 use crate::message::Ino;
 use crate::status::{Conflict, ConflictKind};
@@ -54,15 +54,7 @@ impl State {
             return self.note_conflict((dir, name), None, ConflictKind::Gone);
         }
         // Whoever writes it finds that it is not there, and tells that.
-        let mut valid = Vec::new();
-        if let Some(data) = self.inodes.get_mut(&ino).and_then(|inode| inode.data_mut()) {
-            valid.extend(data.extents.iter().map(|(number, extent)| (*number, extent.valid.clone())));
-        }
-        for (number, blocks) in valid {
-            self.now_dirty(ino, number, &blocks);
-            self.journal_dirty(ino, number, &blocks);
-        }
-        self.mark_dirty(ino, dirty::ALL | dirty::SIZE);
+        self.all_is_dirty(ino);
         if let Some(entry) = self.dirty_by_age.get_mut(&ino) {
             // Whoever waits for what was changed before waits for this: it was.
             entry.generation = 0;

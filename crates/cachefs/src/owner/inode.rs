@@ -180,9 +180,12 @@ pub enum Use {
 pub struct Seen {
     /// [`Stat::identity`]; in journals of the first releases its inode number.
     pub identity: u64,
-    /// When it was changed last; [`Seen::UNKNOWN`] if we have just changed it ourselves.
+    /// When it was changed last, or [what stands for that](Seen::stamp); [`Seen::UNKNOWN`] if we have just changed it ourselves.
     pub ctime: Time,
 }
+
+/// No time has so many nanoseconds.
+const WITH_SIZE: u32 = 1 << 31;
 
 impl Seen {
     /// No time that a file has: whatever it has now, we have changed it, and were interrupted before we looked.
@@ -193,7 +196,17 @@ impl Seen {
 
     /// As it is now.
     pub fn now(found: &Stat) -> Seen {
-        Seen { identity: found.identity, ctime: found.ctime }
+        Seen { identity: found.identity, ctime: Seen::stamp(found) }
+    }
+
+    /// The time of change. Where the filesystem keeps whole seconds, the size is folded into it: what others do within the second in
+    /// which we have changed a file is mostly seen by that.
+    fn stamp(found: &Stat) -> Time {
+        if found.ctime.nanos != 0 {
+            return found.ctime;
+        }
+        let size = found.size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 34;
+        Time { nanos: WITH_SIZE | size as u32, ..found.ctime }
     }
 
     /// Whether this is the file.
@@ -203,7 +216,9 @@ impl Seen {
 
     /// Whether this is the file, and nobody else has changed it.
     pub fn is_as_left(&self, found: &Stat) -> bool {
-        self.is(found) && (self.ctime == found.ctime || self.ctime == Seen::UNKNOWN)
+        // Journals of the first releases have the bare time.
+        let times = [Seen::stamp(found), found.ctime, Seen::UNKNOWN];
+        self.is(found) && times.contains(&self.ctime)
     }
 }
 

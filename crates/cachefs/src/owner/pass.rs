@@ -57,6 +57,11 @@ pub struct Pass {
 }
 
 impl Pass {
+    /// Nothing of its data was changed here.
+    pub fn brings_attributes_alone(&self) -> bool {
+        self.extents.is_empty() && !self.cut && self.bits & dirty::SIZE == 0
+    }
+
     pub fn refuse(&mut self, bits: u8, error: Errno) {
         let (before, first) = self.refused.unwrap_or((0, error));
         self.refused = Some((before | bits, first));

@@ -20,7 +20,7 @@ use super::journal::{Image, Journal, RUNWAY, Record};
 use super::state::{Counters, FIRST_OWN_INO, Pending, State, Stop};
 use super::wait::Waits;
 use crate::backing::{Keeps, Stat};
-use crate::message::{Ino, ROOT};
+use crate::message::{Ino, ROOT, Time};
 use crate::settings::{EXTENT, Settings, Writes};
 use crate::store::{self, Store};
 
@@ -37,6 +37,9 @@ pub fn state(
 ) -> Result<State, OpenError> {
     // Only now the former journal may go.
     let runway = if settings.writes == Writes::Passthrough { RUNWAY } else { 0 };
+    if settings.writes == Writes::Passthrough {
+        Time::follow_the_kernel().map_err(|error| OpenError::Store(error.into()))?;
+    }
     let mut state = empty(store, settings, keeps)?;
     state.journal.runway = runway;
     state.is_recovering = true;
