@@ -1,7 +1,9 @@
 //! `ondeck doctor`: what works on this machine, and what to do about the rest. Everything is tried, nothing guessed.
 //!
 //! - `slurm`: what the scheduler needs from Slurm
+//! - `layouts`: where files can be striped
 
+mod layouts;
 mod slurm;
 
 use std::fs;
@@ -101,6 +103,7 @@ fn examine(config: Option<&Path>) -> Vec<Finding> {
     findings.push(open_files());
     findings.push(batch_system());
     findings.extend(many_nodes(config));
+    findings.extend(layouts::examine(config));
     findings
 }
 

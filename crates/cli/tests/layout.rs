@@ -407,3 +407,27 @@ fn the_document_says_what_is_said() {
     // Which is what it has already.
     assert!(!scene.path("layouts/frames").exists());
 }
+
+#[test]
+fn doctor_says_where_files_can_be_striped_and_what_lacks_for_that() {
+    let scene = scene_of("lustre", "lfs", LFS);
+    let site = scene.path("site.toml");
+    scene.file("ondeck.toml", format!("[scheduler]\nsite_file = \"{}\"\n", site.display()));
+    let doctor = || {
+        let ran = with_tools(&scene, &["doctor", "--config", "ondeck.toml"]);
+        let of_layouts = |line: &&str| line.contains("  layouts ");
+        (ran.out.lines().filter(of_layouts).collect::<Vec<_>>().join("\n"), ran.out.clone())
+    };
+    let (told, _) = doctor();
+    assert!(told.starts_with("ok ") && told.contains("striped: Lustre, new files get "), "{told}");
+    fs::remove_file(scene.path("bin/lfs")).unwrap();
+    let (told, all) = doctor();
+    assert!(told.starts_with("limited") && told.contains("can't start `lfs`"), "{told}");
+    assert!(all.contains("install the client's tools, of which `lfs` is one"), "{all}");
+    scene.file("site.toml", "nonsense");
+    let (told, _) = doctor();
+    assert!(told.starts_with("limited") && told.contains("site.toml: "), "{told}");
+    fs::remove_file(site).unwrap();
+    let (told, _) = doctor();
+    assert!(told.starts_with("ok ") && told.contains("no filesystem that stripes files"), "{told}");
+}

@@ -1,0 +1,123 @@
+//! Where files can be striped from here: the filesystems of the site's file, and those that are mounted and stripe files.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use ondeck_api::Config;
+use ondeck_layout::Site;
+use ondeck_layout::site::Tool;
+use ondeck_ramdisk::mounts;
+use ondeck_staging::layout::{StripedDirectory, StripingError};
+use rustix::fs::{Mode, OFlags};
+
+use super::{Finding, State, finding};
+
+const WHAT: &str = "layouts";
+
+/// How long a filesystem is waited for: one that hangs must not keep the rest from being told.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Filesystems that are looked at, at most: each takes a thread, for ever if it hangs.
+const MOST: usize = 64;
+
+/// Types of mounts that may stripe files; whether one does is asked.
+const KINDS: &[&str] = &["lustre", "beegfs", "ceph", "fuse.ceph", "fuse.ceph-fuse"];
+
+pub fn examine(config: Option<&Path>) -> Vec<Finding> {
+    // What is wrong with the configuration is said elsewhere.
+    let config = Config::load(config).unwrap_or_default();
+    let mut findings = Vec::new();
+    let mut looked_at: BTreeSet<PathBuf> = BTreeSet::new();
+    match read_site(&config.scheduler.site_file) {
+        Ok(None) => {}
+        Ok(Some(site)) => {
+            for filesystem in site.filesystems.into_iter().take(MOST) {
+                looked_at.insert(filesystem.path.clone());
+                findings.push(look(&filesystem.path, Some(filesystem.kind)));
+            }
+        }
+        Err(wrong) => {
+            let remedy = "mend it: docs/layout.md explains the site's file";
+            findings.push(finding(WHAT, State::Limited, wrong, Some(remedy)));
+        }
+    }
+    match mounts::mounted() {
+        Ok(mounted) => {
+            let striped = mounted.into_iter().filter(|mount| KINDS.contains(&mount.kind.as_str()));
+            for mount in striped.filter(|mount| !mount.is_a_users()).take(MOST) {
+                if looked_at.insert(mount.at.clone()) {
+                    findings.push(look(&mount.at, None));
+                }
+            }
+        }
+        Err(error) => {
+            let wrong = format!("it can't be seen what is mounted: {error}");
+            findings.push(finding(WHAT, State::Limited, wrong, Some("mount /proc")));
+        }
+    }
+    if findings.is_empty() {
+        let detail = "no filesystem that stripes files is mounted here (Lustre, CephFS, BeeGFS)";
+        findings.push(finding(WHAT, State::Ok, detail, None));
+    }
+    findings
+}
+
+fn read_site(path: &Path) -> Result<Option<Site>, String> {
+    match fs::read_to_string(path) {
+        Ok(text) => Site::parse(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("can't read {}: {error}", path.display())),
+    }
+}
+
+fn look(path: &Path, tool: Option<Tool>) -> Finding {
+    let (tell, told) = channel();
+    let at = path.to_owned();
+    std::thread::spawn(move || {
+        // Nobody listens any more to what comes too late.
+        let _ = tell.send(show(&at, tool));
+    });
+    match told.recv_timeout(PATIENCE) {
+        Ok(Ok((tool, native))) => {
+            let detail = format!("{}: {}, new files get {native}", path.display(), name(tool));
+            finding(WHAT, State::Ok, detail, None)
+        }
+        Ok(Err(error)) => {
+            let remedy = match &error {
+                StripingError::NoTool { tool, .. } => {
+                    format!(
+                        "install the client's tools, of which `{tool}` is one, where jobs and `ondeck agent` run"
+                    )
+                }
+                StripingError::Directory { .. } => "mount it, or correct the site's file".to_owned(),
+                _ => "correct the site's file; jobs with #RSA_LAYOUT keep what their directories have"
+                    .to_owned(),
+            };
+            finding(WHAT, State::Limited, error.to_string(), Some(&remedy))
+        }
+        Err(_) => {
+            let detail = format!("{} has not answered within {} s", path.display(), PATIENCE.as_secs());
+            finding(WHAT, State::Limited, detail, Some("look after the filesystem"))
+        }
+    }
+}
+
+fn show(path: &Path, tool: Option<Tool>) -> Result<(Tool, String), StripingError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| StripingError::Directory { path: path.to_owned(), error: error.into() })?;
+    let directory = StripedDirectory::of(directory, path, tool)?;
+    Ok((directory.tool(), directory.show()?.native))
+}
+
+fn name(tool: Tool) -> &'static str {
+    match tool {
+        Tool::Lustre => "Lustre",
+        Tool::Cephfs => "CephFS",
+        Tool::Beegfs7 => "BeeGFS 7",
+        Tool::Beegfs8 => "BeeGFS 8",
+    }
+}
