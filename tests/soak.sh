@@ -2,7 +2,8 @@
 # What happens now and then. The transparent cache: killed ONDECK_CRASHES (200) times three random moments; ONDECK_OPERATIONS
 # (20,000) random operations on a file of three times its capacity, and as many of fsx in each of several configurations;
 # ONDECK_FILES (10,000) files; a tree of ONDECK_NAMES (100,000) files, and as many that are made; its machine lost at
-# ONDECK_LOST_MACHINES (200) moments; ONDECK_USERS_SEEDS (20) orders of what several users do; eight writers for
+# ONDECK_LOST_MACHINES (200) moments; ONDECK_USERS_SEEDS (20) orders of what several users do, and ONDECK_OTHERS (1000) of what others do with the backing
+# directory meanwhile; eight writers for
 # ONDECK_WRITERS_SECONDS (600). Jobs inside a real Slurm: ONDECK_AT_ONCE (200) at once, ONDECK_WAITING (300) that wait,
 # ONDECK_CANCELLED (140) that are cancelled then, and ONDECK_HELD (130) results that find no room. Then all scenarios beside a
 # real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round it
@@ -21,13 +22,14 @@ ONDECK_FILES=${ONDECK_FILES:-10000}
 ONDECK_NAMES=${ONDECK_NAMES:-100000}
 ONDECK_LOST_MACHINES=${ONDECK_LOST_MACHINES:-200}
 ONDECK_USERS_SEEDS=${ONDECK_USERS_SEEDS:-20}
+ONDECK_OTHERS=${ONDECK_OTHERS:-1000}
 ONDECK_WRITERS_SECONDS=${ONDECK_WRITERS_SECONDS:-600}
 ONDECK_AT_ONCE=${ONDECK_AT_ONCE:-200}
 ONDECK_WAITING=${ONDECK_WAITING:-300}
 ONDECK_CANCELLED=${ONDECK_CANCELLED:-140}
 ONDECK_HELD=${ONDECK_HELD:-130}
 export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES \
-    ONDECK_USERS_SEEDS ONDECK_WRITERS_SECONDS
+    ONDECK_USERS_SEEDS ONDECK_OTHERS ONDECK_WRITERS_SECONDS
 logs=target/soak
 
 # Name, value, and the least with which there is something to be seen.
@@ -40,7 +42,7 @@ at_least ONDECK_NAMES "$ONDECK_NAMES" 40000
 [ "$(id -u)" = 0 ] || { echo "soak: it needs root" >&2; exit 1; }
 mkdir -p "$logs" || exit 1
 rm -f "$logs"/round-* "$logs"/once-*
-"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --no-run &&
+"$CARGO" build --locked -p ondeck && "$CARGO" test --locked -p ondeck-cachefs --test crash --test directories --no-run &&
     "$CARGO" test --locked -p ondeck --test cache_data --test cache_names --test cache_lost --test cache_users --test cache_load \
         --no-run &&
     "$CARGO" test --locked -p ondeck-testbed --test slurm --no-run || exit 1
@@ -77,6 +79,7 @@ once "a cache, $ONDECK_OPERATIONS operations of fsx" fsx tests/fsx.sh
 test_cache "$ONDECK_NAMES names" names ondeck cache_names
 test_cache "its machine lost at $ONDECK_LOST_MACHINES moments" lost ondeck cache_lost
 test_cache "users in $ONDECK_USERS_SEEDS orders" users ondeck cache_users
+test_cache "others in $ONDECK_OTHERS orders" others ondeck-cachefs directories
 test_cache "eight writers for $ONDECK_WRITERS_SECONDS s" load ondeck cache_load
 # One cluster at a time: a hundred RAM disks are a hundred servers.
 once "hundreds of jobs inside Slurm" crowd env ONDECK_AT_ONCE="$ONDECK_AT_ONCE" ONDECK_WAITING="$ONDECK_WAITING" \

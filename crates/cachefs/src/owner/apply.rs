@@ -181,7 +181,10 @@ impl Core {
                 None => self.apply_one(*number, operation),
             };
             let done = match done {
-                Err(error) if may_be_missing(error) => self.apply_again(*number, operation, error),
+                // A directory that others have moved into the other one is still open where it was found.
+                Err(error) if may_be_missing(error) || (error == Errno::INVAL && operation.moves()) => {
+                    self.apply_again(*number, operation, error)
+                }
                 other => other,
             };
             match done {
