@@ -159,6 +159,11 @@ impl Load {
         Self(if load.is_nan() { 0.0 } else { load.clamp(0.0, 1.0) })
     }
 
+    /// The load, from 0 to 1.
+    pub fn part(self) -> f64 {
+        self.0
+    }
+
     /// The rest of a rate that others leave: at least a hundredth.
     fn leaves(self, rate: Rate) -> Rate {
         // Rates are far below 2^53 bytes a second.

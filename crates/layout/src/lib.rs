@@ -17,6 +17,7 @@
 //! - [`site`]: what a site's filesystems and nodes can do
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
+//! - [`load`]: how busy the targets are
 //! - [`advice`]: the layout for a job, why, and the bandwidth to expect
 //! - [`job`]: the layout of one of a job's directories, from its line or by the rules
 
@@ -26,6 +27,7 @@ pub mod census;
 pub mod ceph;
 pub mod job;
 pub mod lfs;
+pub mod load;
 pub mod model;
 pub mod rules;
 pub mod site;

@@ -24,6 +24,8 @@ use ondeck_core::Rate;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
+use crate::load::LoadSource;
+
 /// A site's filesystems and nodes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,6 +70,9 @@ pub struct Filesystem {
     /// The most stripes of a file; nothing: as many as there are targets.
     #[serde(default)]
     pub most_stripes: Option<u32>,
+    /// What tells how busy it is; nothing: it counts as idle.
+    #[serde(default)]
+    pub load: Option<LoadSource>,
 }
 
 /// How a filesystem is told its layouts.
@@ -122,6 +127,9 @@ impl Site {
             }
             if filesystem.servers == 0 || filesystem.targets < filesystem.servers {
                 return wrong("it needs a server, and at least as many targets as servers");
+            }
+            if filesystem.load == Some(LoadSource::Command(Vec::new())) {
+                return wrong("its load needs a command");
             }
             if filesystem.most_stripes == Some(0) {
                 return wrong("most_stripes must be at least 1");
