@@ -354,7 +354,8 @@ impl Both {
                 let path =
                     if dir.is_empty() { String::new() } else { format!("{dir}/") } + name.to_str().unwrap();
                 match self.cache.read(&path, 0, 100) {
-                    Ok(content) if content.starts_with(b"ours") => {
+                    // Beside theirs it is seen by two names, and may be replaced by the other one.
+                    Ok(content) if content.starts_with(b"ours") && !path.contains(".ondeck-") => {
                         wanted.push(String::from_utf8(content).unwrap())
                     }
                     Ok(_) => {}

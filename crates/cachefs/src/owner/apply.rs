@@ -22,6 +22,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::Core;
+use super::conflicts::Beside;
 use super::inode::{Home, Homes, Inode, Kind, Operation, Seen, UnderWay, dirty};
 use super::restore::may_be_missing;
 use super::state::State;
@@ -543,17 +544,16 @@ impl Core {
             let over_is_dir = over.and_then(|over| state.inodes.get(&over)).is_some_and(Inode::is_dir);
             (state.seen(ino), over.and_then(|over| state.seen(over)), over_is_dir)
         };
-        let is_ours = |stat: &Stat| seen.is_some_and(|seen| seen.is(stat));
+        let is_ours = |stat: Stat| seen.is_some_and(|seen| seen.is(&stat));
         let at_source = self.look((dir, from), name)?;
         let at_target = self.look((to_dir, to), to_name)?;
-        if !at_source.as_ref().is_some_and(is_ours) {
-            if at_target.as_ref().is_some_and(is_ours) {
+        if !at_source.is_some_and(is_ours) {
+            if at_target.is_some_and(is_ours) {
                 // Done already, and not noted.
                 return Ok(Done::default());
             }
             // Ours may be beside, from before a crash.
-            let other = self.beside(to_name, ino);
-            if self.look((to_dir, to), &other)?.as_ref().is_some_and(is_ours) {
+            if let Beside::Ours(other) = self.place_beside(to_name, ino, (to_dir, to), is_ours)? {
                 return Ok(Done { beside: Some(other), ..Done::default() });
             }
             if self.lock().inodes.get(&ino).is_none_or(|inode| inode.is_dir() || inode.made_by != 0) {
@@ -580,7 +580,7 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
-        let other = self.beside(to_name, ino);
+        let other = self.place_beside(to_name, ino, (to_dir, to), is_ours)?.name();
         self.in_both((dir, from), (to_dir, to), || rename(from, name, to, &other, RenameFlags::NOREPLACE))?;
         Ok(Done { beside: Some(other), ..Done::default() })
     }
@@ -629,12 +629,11 @@ impl Core {
         if self.look((dir, to.as_fd()), name)?.is_some_and(is_ours) {
             return Ok(Done::default());
         }
-        let other = self.beside(name, ino);
-        match link(&other) {
-            Ok(()) => {}
-            Err(Errno::EXIST) if self.look((dir, to.as_fd()), &other)?.is_some_and(is_ours) => {}
-            Err(error) => return Err(error),
+        let place = self.place_beside(name, ino, (dir, to.as_fd()), is_ours)?;
+        if let Beside::Free(other) = &place {
+            link(other)?;
         }
+        let other = place.name();
         Ok(Done { beside: Some(other), ..Done::default() })
     }
 

@@ -1,12 +1,15 @@
 //! What others have done with the same files meanwhile: it is seen before a name is changed there, kept, and told.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rustix::io::Errno;
 
 use super::Core;
 use super::inode::{Home, Inode, Operation};
 use super::state::State;
+use crate::backing::Stat;
 use crate::message::Ino;
 use crate::status::{Conflict, ConflictKind};
 
@@ -70,7 +73,49 @@ impl State {
     }
 }
 
+/// The name for ours beside somebody else's.
+pub(super) enum Beside {
+    Free(OsString),
+    /// It has that already.
+    Ours(OsString),
+}
+
+impl Beside {
+    pub(super) fn name(self) -> OsString {
+        match self {
+            Beside::Free(name) | Beside::Ours(name) => name,
+        }
+    }
+}
+
 impl Core {
+    /// The first name for ours beside somebody else's that is free, or that ours has. Another may be of a file whose number is used
+    /// again.
+    ///
+    /// # Errors
+    /// The backing directory's; `EEXIST` if the name can't become longer.
+    pub(super) fn place_beside(
+        &self,
+        name: &OsStr,
+        ino: Ino,
+        (dir, directory): (Ino, BorrowedFd<'_>),
+        is_ours: impl Fn(Stat) -> bool,
+    ) -> Result<Beside, Errno> {
+        let mut name = name.to_owned();
+        loop {
+            let next = self.beside(&name, ino);
+            if next == name {
+                return Err(Errno::EXIST);
+            }
+            name = next;
+            match self.look((dir, directory), &name)? {
+                None => return Ok(Beside::Free(name)),
+                Some(found) if is_ours(found) => return Ok(Beside::Ours(name)),
+                Some(_) => {}
+            }
+        }
+    }
+
     /// The name for ours where somebody else has taken the one it should have.
     pub fn beside(&self, name: &OsStr, ino: Ino) -> OsString {
         let suffix = format!(".ondeck-{}-{ino:x}", self.store.id());

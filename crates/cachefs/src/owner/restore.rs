@@ -175,20 +175,11 @@ impl Core {
             Found::Another => true,
         };
         let directory = self.backing_directory(home.dir)?;
-        let mut name = home.name.to_os_string();
-        if is_replaced {
-            // What has the first of these names may be of a process that was killed before it could note that.
-            loop {
-                let next = self.beside(&name, ino);
-                if next == name {
-                    return Err(Errno::EXIST);
-                }
-                name = next;
-                if self.look((home.dir, directory.as_fd()), &name)?.is_none() {
-                    break;
-                }
-            }
-        }
+        // What has the first of these names may be of a process that was killed before it could note that.
+        let name = match is_replaced {
+            true => self.place_beside(&home.name, ino, (home.dir, directory.as_fd()), |_| false)?.name(),
+            false => home.name.to_os_string(),
+        };
         let made = self.within(&[(home.dir, directory.as_fd())], || {
             make(directory.as_fd(), &name, FileType::Directory.as_raw_mode(), 0, None)
         })?;
