@@ -13,7 +13,7 @@ use ondeck_api::server::{
     Administrator, Brought, Json, Path, PathInQuery, Query, RootHere, blocking, from_text,
 };
 use ondeck_api::wire::{
-    Authority, Claim, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence, Refusal,
+    Authority, Claim, CountOrder, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence, Refusal,
     RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
     TaskReport, TaskRequest, Witness,
 };
@@ -35,6 +35,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/views", get(view))
         .route("/v1/layouts/{job}", post(stripe))
         .route("/v1/layouts/{job}/restore", post(restore))
+        .route("/v1/layouts/{job}/count", post(count))
         .route("/v1/ramdisks", get(ramdisks))
         .route("/v1/ramdisks/{id}", get(ramdisk).delete(destroy))
         .route("/v1/ramdisks/{id}/has", get(has))
@@ -293,6 +294,23 @@ async fn restore(
         story::of_job(job).in_scope(|| {
             node.permit_on_disk(authority.as_ref())?;
             node.restore_layouts(job, &order)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
+async fn count(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(order): Json<CountOrder>,
+) -> Answer<StripingReport> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.count(job, &order)
         })
     })
     .await?

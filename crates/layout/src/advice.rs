@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ondeck_core::{Bytes, Rate};
+use serde::Deserialize;
 
 use crate::model::{
     Component, Layout, LayoutError, MOST_STRIPES, Placement, StripeCount, UNIT, stripe_size_within,
@@ -11,7 +12,8 @@ use crate::rules::{FilePerProcess, Most, NodeLimit, Rounding, Rules, StripeLimit
 use crate::site::{Filesystem, Nodes};
 
 /// How a job's processes use files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Pattern {
     /// All of them use one file.
     Shared,

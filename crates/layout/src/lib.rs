@@ -17,20 +17,27 @@
 //! - [`site`]: what a site's filesystems and nodes can do
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
+//! - [`classify`]: how a run has used its files, or that it can't be told
+//! - [`history`]: what earlier runs of a program say of the next one
+//! - [`programs`]: what a job's script runs, and how programs of some names use files
 //! - [`advice`]: the layout for a job, why, and the bandwidth to expect
-//! - [`job`]: the layout of one of a job's directories, from its line or by the rules
+//! - [`job`]: the layout of one of a job's directories: from its line, its history, its program's name, or by the rules
 
 pub mod advice;
 pub mod beegfs;
 pub mod census;
 pub mod ceph;
+pub mod classify;
+pub mod history;
 pub mod job;
 pub mod lfs;
 pub mod model;
+pub mod programs;
 pub mod rules;
 pub mod site;
 
 pub use advice::{Advice, Load, Pattern, Place, Workload};
 pub use model::{Component, Layout, LayoutError, Placement, PoolName, StripeCount};
+pub use programs::Programs;
 pub use rules::Rules;
 pub use site::{Filesystem, Nodes, Site, Tool};

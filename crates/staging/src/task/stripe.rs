@@ -1,4 +1,4 @@
-//! Layouts of a job's directories on disk: looked at, set and taken back by the worker, as the user.
+//! Layouts of a job's directories on disk: looked at, set and taken back by the worker, as the user; and what the job has left there.
 //!
 //! The worker's namespace shows no RAM disk of the agent's: where one is shown over a directory, this is about the disk
 //! below it.
@@ -16,13 +16,14 @@ use ondeck_layout::lfs::Setstripe;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::count::count;
 use super::order::Line;
 use super::worker::send;
 use crate::layout::{Standing, StripedDirectory, StripingError};
 
 /// Why a directory's layout is left alone.
 #[derive(Debug, thiserror::Error)]
-enum StripeError {
+pub(super) enum StripeError {
     /// The site allows nothing.
     #[error("{}: this node's configuration allows no directory; see mount_prefixes in its part [agent]", .0.display())]
     NothingAllowed(PathBuf),
@@ -80,6 +81,12 @@ pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>)
                 tell(&striped.path, restore(prefixes, striped).map(|outcome| (outcome, None)));
             });
         }
+        StripingWork::Count { directories, from_ms, until_ms } => {
+            directories.iter().for_each(|path| {
+                let counted = count(prefixes, path, *from_ms, *until_ms);
+                tell(path, counted.map(|tally| (StripingOutcome::Counted { tally: Box::new(tally) }, None)));
+            });
+        }
     }
 }
 
@@ -135,7 +142,7 @@ fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<Stripin
 
 /// Opens a directory below one of the prefixes. Only an administrator's part of the path, the prefix, may have symbolic links
 /// in it: what was judged is what is opened.
-fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
+pub(super) fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
     if prefixes.is_empty() {
         return Err(StripeError::NothingAllowed(path.to_owned()));
     }
