@@ -13,8 +13,8 @@ use ondeck_api::server::{
     Administrator, Brought, Json, Path, PathInQuery, Query, RootHere, blocking, from_text,
 };
 use ondeck_api::wire::{
-    Authority, Claim, CountOrder, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence, Refusal,
-    RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
+    Authority, Claim, CountOrder, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence,
+    Refusal, RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
     TaskReport, TaskRequest, Witness,
 };
 use ondeck_core::{Incarnation, RamDiskId};

@@ -44,8 +44,8 @@ pub use refusal::{Refusal, RefusalCode};
 pub use report::{LocalReport, NOT_MOUNTED, PathView, Presence, ProcessReport, Witness};
 pub use step::{Allocated, Destroyed, Overmount, Step, StepDone, StepRequest};
 pub use striping::{
-    CountOrder, DirectoryToRestore, DirectoryToStripe, FormerLayout, FormerValue, RestoreOrder, StripingOrder,
-    StripingOutcome, StripingReport, StripingResult, StripingWork,
+    CountOrder, DirectoryToRestore, DirectoryToStripe, FormerLayout, FormerValue, RestoreOrder,
+    StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork,
 };
 pub use task::{
     Inventory, JobDirectory, Share, TaskReport, TaskRequest, TaskState, TaskWork, Unit, is_plain,

@@ -96,12 +96,12 @@ pub fn recall(runs: &[Run], now_ms: u64) -> Option<Recollection> {
     let best = best.filter(|(_, votes)| all > 0.0 && *votes / all >= AGREEMENT);
     let of_use = |used: FileUse| judged.iter().filter(move |run| run.used.is_like(used));
     let used = best.map(|(used, _)| match used {
-        FileUse::Groups { .. } => FileUse::Groups {
-            files: quantile(of_use(used).filter_map(Judged::files), 0.5).unwrap_or(1),
-        },
-        FileUse::SmallFiles { .. } => FileUse::SmallFiles {
-            files: quantile(of_use(used).filter_map(Judged::files), 0.5).unwrap_or(1),
-        },
+        FileUse::Groups { .. } => {
+            FileUse::Groups { files: quantile(of_use(used).filter_map(Judged::files), 0.5).unwrap_or(1) }
+        }
+        FileUse::SmallFiles { .. } => {
+            FileUse::SmallFiles { files: quantile(of_use(used).filter_map(Judged::files), 0.5).unwrap_or(1) }
+        }
         used => used,
     });
     let has_files = || judged.iter().filter(|run| run.run.tally.files > 0);

@@ -262,12 +262,23 @@ mod tests {
         // What the history knows of sizes counts also where it does not know the use.
         let unclear = history(None);
         let by_name = auto(Some(&unclear), Some("mine-2"));
-        assert!(by_name.source.to_string().starts_with("the name of its program (`mine*`: shared); the history, "));
-        assert!(by_name.reasons.contains(&Reason::Head { end: Bytes(64 << 20), is_median: true }), "{by_name:?}");
+        assert!(
+            by_name
+                .source
+                .to_string()
+                .starts_with("the name of its program (`mine*`: shared); the history, ")
+        );
+        assert!(
+            by_name.reasons.contains(&Reason::Head { end: Bytes(64 << 20), is_median: true }),
+            "{by_name:?}"
+        );
         let by_size = auto(Some(&unclear), Some("other"));
         assert!(by_size.reasons.contains(&Reason::BySize { size: Bytes(100 << 30) }), "{by_size:?}");
         // A site's line comes before one of this crate.
-        assert_eq!(auto(None, Some("pw.x")).source.to_string(), "the name of its program (`pw.x`: file-per-process)");
+        assert_eq!(
+            auto(None, Some("pw.x")).source.to_string(),
+            "the name of its program (`pw.x`: file-per-process)"
+        );
         assert_eq!(auto(None, Some("other")).source, Source::Site);
         // What the line says counts more than all of it.
         let line = choose(

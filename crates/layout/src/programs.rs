@@ -14,7 +14,8 @@ const LAUNCHERS: [&str; 9] =
     ["srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun", "jsrun", "ibrun"];
 
 /// What stands in front of a program and is none.
-const PREFIXES: [&str; 9] = ["exec", "time", "nohup", "env", "nice", "numactl", "taskset", "command", "stdbuf"];
+const PREFIXES: [&str; 9] =
+    ["exec", "time", "nohup", "env", "nice", "numactl", "taskset", "command", "stdbuf"];
 
 /// What runs a script: then that is the program.
 const INTERPRETERS: [&str; 10] =
@@ -22,10 +23,50 @@ const INTERPRETERS: [&str; 10] =
 
 /// Options of launchers that have a value, which is the next word. Others with two dashes have theirs behind `=`, or none.
 const WITH_VALUE: [&str; 44] = [
-    "-n", "-N", "-c", "-p", "-A", "-J", "-o", "-e", "-i", "-t", "-w", "-x", "-D", "-G", "-C", "-q", "-d", "-m",
-    "-np", "-H", "-f", "-ppn", "-genv", "-hosts", "--np", "--ntasks", "--nodes", "--cpus-per-task", "--ntasks-per-node",
-    "--nodelist", "--partition", "--account", "--job-name", "--output", "--error", "--time", "--mpi", "--mem",
-    "--gpus", "--host", "--hostfile", "--map-by", "--bind-to", "--chdir",
+    "-n",
+    "-N",
+    "-c",
+    "-p",
+    "-A",
+    "-J",
+    "-o",
+    "-e",
+    "-i",
+    "-t",
+    "-w",
+    "-x",
+    "-D",
+    "-G",
+    "-C",
+    "-q",
+    "-d",
+    "-m",
+    "-np",
+    "-H",
+    "-f",
+    "-ppn",
+    "-genv",
+    "-hosts",
+    "--np",
+    "--ntasks",
+    "--nodes",
+    "--cpus-per-task",
+    "--ntasks-per-node",
+    "--nodelist",
+    "--partition",
+    "--account",
+    "--job-name",
+    "--output",
+    "--error",
+    "--time",
+    "--mpi",
+    "--mem",
+    "--gpus",
+    "--host",
+    "--hostfile",
+    "--map-by",
+    "--bind-to",
+    "--chdir",
 ];
 
 /// The longest name of a program, in characters.
@@ -35,7 +76,7 @@ const LONGEST: usize = 100;
 const MOST_LINES: usize = 10_000;
 
 /// The program of a job: its name for the history, and for the table of names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobProgram {
     /// What its history is kept under.
     pub key: String,
@@ -53,17 +94,33 @@ pub struct JobProgram {
 /// assert_eq!(of("#!/bin/sh\n./solver\n"), "case-#");
 /// ```
 pub fn program_of(job_name: &str, script: &[u8]) -> JobProgram {
+    JobProgram::of(started_by(script), job_name)
+}
+
+/// What a script starts first by a launcher; nothing if it starts nothing so.
+pub fn started_by(script: &[u8]) -> Option<String> {
     // A line may go on in the next one.
     let text = String::from_utf8_lossy(script).replace("\\\n", " ");
-    let called = text.lines().take(MOST_LINES).find_map(launched);
-    let name = called.unwrap_or_else(|| job_name.to_owned());
-    JobProgram { key: key_of(&name), name }
+    text.lines().take(MOST_LINES).find_map(launched)
+}
+
+impl JobProgram {
+    /// The program of a job whose script starts something by a launcher, or not.
+    pub fn of(started: Option<String>, job_name: &str) -> JobProgram {
+        let name: String = started
+            .as_deref()
+            .unwrap_or(job_name)
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(LONGEST)
+            .collect();
+        JobProgram { key: key_of(&name), name }
+    }
 }
 
 /// What the history of a program is kept under, by its name or path.
 pub fn key_of(name: &str) -> String {
-    let plain: String = base(name).chars().filter(|c| !c.is_control()).take(LONGEST).collect();
-    pattern_of(plain.as_ref())
+    pattern_of(base(name).as_ref()).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
 }
 
 /// The program that a line starts by a launcher.
@@ -83,7 +140,10 @@ fn launched(line: &str) -> Option<String> {
             is_value = interpreted.is_none() && WITH_VALUE.contains(&word);
         } else if word.starts_with(['|', '&', '>', '<']) {
             break;
-        } else if (word.starts_with('$') && !word.contains('/')) || word.contains('=') || PREFIXES.contains(&base(word)) {
+        } else if (word.starts_with('$') && !word.contains('/'))
+            || word.contains('=')
+            || PREFIXES.contains(&base(word))
+        {
             // A variable may be anything, or nothing; behind a directory stands a name.
         } else if interpreted.is_none() && INTERPRETERS.contains(&base(word)) {
             interpreted = Some(base(word).to_owned());
@@ -140,7 +200,10 @@ fn fits(line: &str, name: &str) -> bool {
     let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
     let Some(name) = name.strip_prefix(first).and_then(|name| name.strip_suffix(last)) else { return false };
     // Each part as early as it can be leaves most for the next.
-    middle.split('*').try_fold(name, |left, part| left.find(part).map(|at| &left[at + part.len()..])).is_some()
+    middle
+        .split('*')
+        .try_fold(name, |left, part| left.find(part).map(|at| &left[at + part.len()..]))
+        .is_some()
 }
 
 #[cfg(test)]
@@ -176,10 +239,21 @@ mod tests {
         assert_eq!(pattern("/home/me/ior_mps.slurm"), Some(Pattern::Shared));
         assert_eq!(pattern("ior_mpm.slurm"), Some(Pattern::FilePerProcess));
         assert_eq!(pattern("icoFoam"), Some(Pattern::FilePerProcess));
-        assert_eq!((pattern("pw.x"), pattern("xpw.x"), pattern("")), (Some(Pattern::FilePerProcess), None, None));
+        assert_eq!(
+            (pattern("pw.x"), pattern("xpw.x"), pattern("")),
+            (Some(Pattern::FilePerProcess), None, None)
+        );
         for (line, name, is) in [
-            ("*", "", true), ("a*", "a", true), ("*a*b", "xaxbxb", true), ("a*b*c", "abc", true), ("a*b*c", "acb", false),
-            ("*b", "ab", true), ("*b", "ba", false), ("", "", true), ("a**", "ab", true), ("*é", "é", true),
+            ("*", "", true),
+            ("a*", "a", true),
+            ("*a*b", "xaxbxb", true),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "acb", false),
+            ("*b", "ab", true),
+            ("*b", "ba", false),
+            ("", "", true),
+            ("a**", "ab", true),
+            ("*é", "é", true),
         ] {
             assert_eq!(fits(line, name), is, "{line} {name}");
         }

@@ -32,8 +32,11 @@ fn name(style: u8, step: u64, rank: u64) -> String {
 
 /// A run of at least 10 s.
 fn shapes() -> impl Strategy<Value = RunShape> {
-    (1u32..64, 1u32..32, 10_000u64..10_000_000)
-        .prop_map(|(nodes, each, lasted_ms)| RunShape { nodes, tasks: nodes * each, lasted_ms })
+    (1u32..64, 1u32..32, 10_000u64..10_000_000).prop_map(|(nodes, each, lasted_ms)| RunShape {
+        nodes,
+        tasks: nodes * each,
+        lasted_ms,
+    })
 }
 
 fn is_or_unclear(found: FileUse, truth: FileUse) -> bool {

@@ -17,6 +17,7 @@ use ondeck_core::{
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
+use ondeck_layout::programs::JobProgram;
 use serde::{Deserialize, Serialize};
 
 /// What the lines of a job's script ask of layouts.
@@ -30,6 +31,8 @@ pub(crate) struct StripingAsked {
     pub work_dir: PathBuf,
     /// Its processes, if the workload manager says how many.
     pub tasks: Option<u32>,
+    /// What it runs.
+    pub program: JobProgram,
 }
 
 /// What is kept of the layouts of a job's directories.
@@ -47,8 +50,17 @@ pub(crate) struct JobLayouts {
     pub submitted: u64,
     /// Its nodes; the agent of the first sets the layouts.
     pub nodes: Vec<NodeName>,
+    /// Its processes, if it is known how many.
+    #[serde(default)]
+    pub tasks: Option<u32>,
+    /// What it runs: the name under which its history is kept.
+    #[serde(default)]
+    pub program: String,
     /// When it started.
     pub since: Time,
+    /// When its end was noticed.
+    #[serde(default)]
+    pub ended: Option<Time>,
     /// What its lines ask for.
     pub request: StripingRequest,
     /// Its directories.
@@ -64,6 +76,10 @@ pub(crate) struct DirectoryLayout {
     pub path: PathBuf,
     /// Whether it keeps the layout when the job has ended.
     pub keep: bool,
+    /// Whether what the job leaves there is counted: it has written there alone, and has not said that the directory is nobody's
+    /// business.
+    #[serde(default)]
+    pub counts: bool,
     /// What was chosen, if anything was.
     pub choice: Option<LayoutChoice>,
     /// What the agent is told.
@@ -145,7 +161,10 @@ impl JobLayouts {
             work_dir: asked.work_dir.clone(),
             submitted: job.submitted,
             nodes: job.nodes.clone(),
+            tasks: asked.tasks,
+            program: asked.program.key.clone(),
             since,
+            ended: None,
             request: asked.request.clone(),
             directories: directories.collect(),
             notes,
@@ -179,8 +198,23 @@ impl JobLayouts {
         self.directories.iter().any(|directory| directory.path == path && directory.may_be_set())
     }
 
+    /// The directories where it is counted what the job has left.
+    pub fn to_count(&self) -> Vec<PathBuf> {
+        self.directories.iter().filter(|it| it.counts).map(|directory| directory.path.clone()).collect()
+    }
+
+    /// Does not count what is in a directory: others write there, too, or it is done.
+    pub fn count_no_more(&mut self, path: Option<&Path>) {
+        for directory in &mut self.directories {
+            if path.is_none_or(|path| directory.path == path) {
+                directory.counts = false;
+            }
+        }
+    }
+
     /// Leaves a directory alone that is not set yet.
     pub fn leave_alone(&mut self, path: &Path, why: String) {
+        self.count_no_more(Some(path));
         for directory in &mut self.directories {
             if directory.path == path && directory.is_ordered() {
                 directory.state = DirectoryState::Alone { why: why.clone(), as_asked: false };
@@ -250,6 +284,11 @@ impl JobLayouts {
         }
     }
 
+    /// Whether nothing of the directories themselves is to be done any more, though what the job has left may be counted yet.
+    pub fn is_all_over(&self) -> bool {
+        self.ended.is_some() && !self.directories.iter().any(DirectoryLayout::may_be_set)
+    }
+
     /// What its user should know: all that is not as the lines ask for; nothing if it is.
     pub fn told(&self) -> Option<String> {
         let of_directories = self.directories.iter().filter_map(DirectoryLayout::told);
@@ -280,6 +319,7 @@ impl DirectoryLayout {
             Err("its whole path is too long".to_owned())
         };
         let mut directory = DirectoryLayout {
+            counts: path.is_absolute() && choice != StripingChoice::None,
             path,
             keep,
             choice: None,
@@ -547,7 +587,9 @@ impl Layouts {
         }
         for directory in record.to_stripe() {
             let first = known.values().find(|other| other.record().uses(&directory.path));
-            if let Some(id) = first.map(|first| first.record().id) {
+            if let Some(first) = first {
+                let id = first.record().id;
+                first.record().count_no_more(Some(&directory.path));
                 let why = format!("job {id} has set its layout, and that is not taken back yet");
                 record.leave_alone(&directory.path, why);
             }
@@ -581,7 +623,7 @@ impl Layouts {
 mod tests {
     use ondeck_api::wire::FormerValue;
     use ondeck_layout::Rules;
-    use ondeck_layout::job::{JobSize, choose};
+    use ondeck_layout::job::{JobSize, Known, choose};
 
     use super::*;
     use crate::samples::queued;
@@ -593,6 +635,7 @@ mod tests {
             outputs: request.data_out,
             work_dir: "/".into(),
             tasks: None,
+            program: JobProgram::default(),
         }
     }
 
@@ -600,7 +643,7 @@ mod tests {
         let job =
             QueuedJob { nodes: vec!["c1".parse().unwrap()], ..queued(number.to_string().parse().unwrap()) };
         JobLayouts::plan(&job, &asked(lines), Time(1), |choice, path| {
-            choose(choice, JobSize { nodes: 1, tasks: None }, path, None, &Rules::tuned())
+            choose(choice, JobSize { nodes: 1, tasks: None }, path, Known::default(), None, &Rules::tuned())
         })
     }
 
@@ -629,6 +672,7 @@ mod tests {
         let states: Vec<LayoutState> = record.view().iter().map(|view| view.state).collect();
         use LayoutState::{Alone, Failed, Ordered};
         assert_eq!(states, [Ordered, Alone, Failed, Failed]);
+        assert_eq!(record.to_count(), ["/a", "/c", "/d"].map(PathBuf::from));
         let told = record.told().unwrap();
         for part in
             ["/a: two lines name it", "/c stays as it is: the options", "/d stays as it is: the rules need"]
@@ -708,6 +752,9 @@ mod tests {
         let second = layouts.add(second);
         assert_eq!(second.record().to_stripe().len(), 1);
         assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 has set its layout"));
+        // What is there afterwards is of both, so neither learns from it.
+        assert!(first.record().to_count().is_empty());
+        assert_eq!(second.record().to_count(), [PathBuf::from("/b")]);
         // Its Epilog on another node says nothing of its script.
         let node = |name: &str| name.parse::<NodeName>().unwrap();
         assert!(layouts.left(JobId(1), 0, &node("c2")).is_empty() && !first.is_over());

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::auth::Caller;
 use crate::scheduler::{BurstBufferQuestion, Drain, Hook};
 use crate::wire::{
-    Authority, Claim, CountOrder, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest, StripingOrder,
-    TaskRequest,
+    Authority, Claim, CountOrder, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest,
+    StripingOrder, TaskRequest,
 };
 
 pub(super) const JSON: &str = "application/json";

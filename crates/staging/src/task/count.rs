@@ -72,7 +72,10 @@ mod tests {
         let tally = count(std::slice::from_ref(&root), &out, 1000, 2000).unwrap();
         assert_eq!((tally.files, tally.bytes), (2, Bytes(4 << 20)));
         let kind = &tally.kinds[0];
-        assert_eq!((kind.kind.as_str(), &kind.numbers[..], kind.spread_ms), ("step-#/rank-#", &[1, 2][..], Some(900)));
+        assert_eq!(
+            (kind.kind.as_str(), &kind.numbers[..], kind.spread_ms),
+            ("step-#/rank-#", &[1, 2][..], Some(900))
+        );
         // What can't be looked at is not empty.
         assert!(count(&[], &out, 0, u64::MAX).is_err());
         assert!(count(&[root.clone()], &root.join("case/none"), 0, u64::MAX).is_err());
