@@ -15,8 +15,8 @@ use crate::jobs::{Gate, directives, wait_file};
 
 /// A CephFS at the same path on all hosts that need it. Its servers are those of a RAM disk that was built by hand, on
 /// the first two RSA nodes; to the agents of the cluster it is the site's own.
-struct Lake {
-    at: PathBuf,
+pub struct Lake {
+    pub at: PathBuf,
     clients: Vec<(Host, Daemon)>,
 }
 
@@ -24,7 +24,7 @@ struct Lake {
 const CLIENTS: [&str; 4] = ["ctl", "c1", "c2", "r3"];
 
 impl Lake {
-    fn cluster() -> (Cluster, Lake) {
+    pub fn cluster() -> (Cluster, Lake) {
         let cluster =
             Cluster::with(Setup { rsa_nodes: 3, compute_nodes: 2, lends: "3GiB", ..Setup::default() });
         let lake = Lake::new(&cluster);
@@ -95,7 +95,7 @@ impl Lake {
     }
 
     /// A directory of a user's on it.
-    fn folder(&self, user: &User, name: &str) -> PathBuf {
+    pub fn folder(&self, user: &User, name: &str) -> PathBuf {
         let path = self.at.join(name);
         let outside = self.outside(&path);
         fs::create_dir(&outside).unwrap();
@@ -118,12 +118,12 @@ impl Lake {
         self.attribute(directory, "ceph.dir.layout").map(|text| stripes(&text))
     }
 
-    fn layout_of_file(&self, file: &Path) -> String {
+    pub fn layout_of_file(&self, file: &Path) -> String {
         stripes(&self.attribute(file, "ceph.file.layout").unwrap())
     }
 
     /// Unmounts it and ends its servers.
-    fn end(self, cluster: &Cluster) {
+    pub fn end(self, cluster: &Cluster) {
         for (host, mut client) in self.clients {
             host.ok(&["umount", &self.at.to_string_lossy()]);
             if client.wait(DEADLINE).is_none() {
@@ -166,7 +166,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn wait_layout(&self, job: u32, directory: &Path, state: &str) -> Value {
+    pub fn wait_layout(&self, job: u32, directory: &Path, state: &str) -> Value {
         let mut seen = Value::Null;
         let start = Instant::now();
         while seen["state"] != state {
@@ -187,7 +187,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn wait_completed(&self, job: u32) {
+    pub fn wait_completed(&self, job: u32) {
         let ended = self.slurm.wait_state(job, "COMPLETED", LONG);
         assert_eq!(ended["ExitCode"], "0:0");
     }
