@@ -401,7 +401,7 @@ mod tests {
         let (asked, listed) = (TestAgent::new().await, include_str!("../../api/src/wire.rs"));
         let routes = listed.lines().filter_map(|line| line.strip_prefix("//! | `")?.split_once("` |"));
         let routes: Vec<_> = routes.filter_map(|(route, _)| route.split_once(' ')).collect();
-        assert_eq!(routes.len(), 20, "{routes:?}");
+        assert_eq!(routes.len(), 21, "{routes:?}");
         for (method, path) in routes {
             let path = path
                 .replace("NAME@EPOCH", "a@1")

@@ -3,27 +3,13 @@
 use std::fmt;
 
 use ondeck_core::{Bytes, Rate};
-use serde::Deserialize;
 
 use crate::model::{
     Component, Layout, LayoutError, MOST_STRIPES, Placement, StripeCount, UNIT, stripe_size_within,
 };
+pub use crate::pattern::Pattern;
 use crate::rules::{FilePerProcess, Most, NodeLimit, Rounding, Rules, StripeLimit};
 use crate::site::{Filesystem, Nodes};
-
-/// How a job's processes use files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Pattern {
-    /// All of them use one file.
-    Shared,
-    /// Each has files of its own.
-    FilePerProcess,
-    /// One of them reads and writes.
-    Single,
-    /// Nobody knows.
-    Unknown,
-}
 
 /// What is known of a job before it runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -528,17 +514,6 @@ impl Limits {
             }
         };
         Rate(Bytes((busy * stripe).min(clients) as u64))
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shared => "shared",
-            Self::FilePerProcess => "file-per-process",
-            Self::Single => "single",
-            Self::Unknown => "unknown",
-        })
     }
 }
 

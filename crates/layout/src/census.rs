@@ -14,7 +14,7 @@ use std::fmt;
 use ondeck_core::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::advice::Pattern;
+use crate::pattern::Pattern;
 
 /// More kinds of paths are counted as one.
 pub const MOST_KINDS: usize = 4096;

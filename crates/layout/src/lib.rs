@@ -17,6 +17,7 @@
 //! - [`site`]: what a site's filesystems and nodes can do
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
+//! - [`pattern`]: how a job's processes use files, in the words of the rules
 //! - [`classify`]: how a run has used its files, or that it can't be told
 //! - [`history`]: what earlier runs of a program say of the next one
 //! - [`programs`]: what a job's script runs, and how programs of some names use files
@@ -32,6 +33,7 @@ pub mod history;
 pub mod job;
 pub mod lfs;
 pub mod model;
+pub mod pattern;
 pub mod programs;
 pub mod rules;
 pub mod site;

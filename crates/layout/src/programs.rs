@@ -6,8 +6,8 @@
 
 use serde::Deserialize;
 
-use crate::advice::Pattern;
 use crate::census::pattern_of;
+use crate::pattern::Pattern;
 
 /// What starts a program on all nodes.
 const LAUNCHERS: [&str; 9] =

@@ -4,20 +4,36 @@
 //! It ends with the task's deadline: what was not counted by then is not told, as a part would be taken for all.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
+use ondeck_api::wire::StripingOutcome;
 use ondeck_core::Bytes;
 use ondeck_layout::census::{Census, Tally};
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Stat};
 
-use super::stripe::{StripeError, open};
+use super::stripe::{StripeError, open, tell};
+
+/// Counts what a job has left in each of its directories, and tells it.
+pub fn count_all(
+    prefixes: &[PathBuf],
+    directories: &[PathBuf],
+    (from_ms, until_ms): (u64, u64),
+    lines: &Mutex<OwnedFd>,
+) {
+    for path in directories {
+        let counted = count(prefixes, path, from_ms, until_ms);
+        let outcome = |tally| StripingOutcome::Counted { tally: Box::new(tally) };
+        tell(lines, path, counted.map(|tally| (outcome(tally), None)));
+    }
+}
 
 /// Counts the files below a directory that this user owns, and that were written last between two moments, in milliseconds
 /// since 1970.
-pub fn count(prefixes: &[PathBuf], path: &Path, from_ms: u64, until_ms: u64) -> Result<Tally, StripeError> {
+fn count(prefixes: &[PathBuf], path: &Path, from_ms: u64, until_ms: u64) -> Result<Tally, StripeError> {
     let directory = open(path, prefixes)?;
     let user = rustix::process::geteuid().as_raw();
     let mut census = Census::default();
@@ -39,7 +55,7 @@ pub fn count(prefixes: &[PathBuf], path: &Path, from_ms: u64, until_ms: u64) -> 
 fn written_ms(stat: &Stat) -> u64 {
     // What was written before 1970 was not written by a job.
     let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
-    seconds.saturating_mul(1000).saturating_add(stat.st_mtime_nsec as u64 / 1_000_000)
+    seconds.saturating_mul(1000).saturating_add(stat.st_mtime_nsec / 1_000_000)
 }
 
 #[cfg(test)]
@@ -78,7 +94,7 @@ mod tests {
         );
         // What can't be looked at is not empty.
         assert!(count(&[], &out, 0, u64::MAX).is_err());
-        assert!(count(&[root.clone()], &root.join("case/none"), 0, u64::MAX).is_err());
+        assert!(count(std::slice::from_ref(&root), &root.join("case/none"), 0, u64::MAX).is_err());
         assert_eq!(count(&[root], &out, 5000, 6000).unwrap(), Tally::default());
     }
 }

@@ -1,4 +1,4 @@
-//! Layouts of a job's directories on disk: looked at, set and taken back by the worker, as the user; and what the job has left there.
+//! Layouts of a job's directories on disk: looked at, set and taken back by the worker, as the user.
 //!
 //! The worker's namespace shows no RAM disk of the agent's: where one is shown over a directory, this is about the disk
 //! below it.
@@ -16,7 +16,6 @@ use ondeck_layout::lfs::Setstripe;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::count::count;
 use super::order::Line;
 use super::worker::send;
 use crate::layout::{Standing, StripedDirectory, StripingError};
@@ -61,12 +60,7 @@ pub(super) enum StripeError {
 
 /// Does it, and tells what became of each directory.
 pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>) {
-    let tell = |path: &Path, result: Result<(StripingOutcome, Option<FormerLayout>), StripeError>| {
-        let (outcome, former) =
-            result.unwrap_or_else(|error| (StripingOutcome::Failed { why: error.to_string() }, None));
-        let result = StripingResult { path: path.to_owned(), outcome, former };
-        send(lines, &Line::Striping(Box::new(result)));
-    };
+    let tell = |path: &Path, result| tell(lines, path, result);
     match work {
         StripingWork::Look { directories } => {
             directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted)));
@@ -81,13 +75,17 @@ pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>)
                 tell(&striped.path, restore(prefixes, striped).map(|outcome| (outcome, None)));
             });
         }
-        StripingWork::Count { directories, from_ms, until_ms } => {
-            directories.iter().for_each(|path| {
-                let counted = count(prefixes, path, *from_ms, *until_ms);
-                tell(path, counted.map(|tally| (StripingOutcome::Counted { tally: Box::new(tally) }, None)));
-            });
-        }
+        // It is about what is in them.
+        StripingWork::Count { .. } => {}
     }
+}
+
+/// Tells what became of a directory.
+pub(super) fn tell(lines: &Mutex<OwnedFd>, path: &Path, result: Result<Looked, StripeError>) {
+    let (outcome, former) =
+        result.unwrap_or_else(|error| (StripingOutcome::Failed { why: error.to_string() }, None));
+    let result = StripingResult { path: path.to_owned(), outcome, former };
+    send(lines, &Line::Striping(Box::new(result)));
 }
 
 fn parse(options: &str) -> Result<Layout, StripeError> {
@@ -95,7 +93,7 @@ fn parse(options: &str) -> Result<Layout, StripeError> {
     parsed.map_err(|error| StripeError::Options { options: options.to_owned(), why: error.to_string() })
 }
 
-type Looked = (StripingOutcome, Option<FormerLayout>);
+pub(super) type Looked = (StripingOutcome, Option<FormerLayout>);
 
 fn look(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<Looked, StripeError> {
     let layout = parse(&wanted.options)?;
