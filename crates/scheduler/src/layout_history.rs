@@ -4,7 +4,7 @@
 //! Only jobs that ask for layouts are looked at. Counting never keeps a layout from being taken back, nor another job
 //! from its start; what can't be counted in time is missing in the history, and that is all.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ pub(crate) async fn count(context: &Arc<Context>, active: &ActiveLayouts) {
 fn keep(
     context: &Context,
     record: &JobLayouts,
-    directory: &PathBuf,
+    directory: &Path,
     tally: Tally,
     (from_ms, ended_ms): (u64, u64),
 ) {

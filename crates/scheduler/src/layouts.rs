@@ -72,14 +72,33 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
         }
     };
     let _alone = active.work.lock().await;
-    let record = active.record().clone();
-    let directories = record.to_stripe();
-    if directories.is_empty() && !is_new {
+    if active.record().to_stripe().is_empty() && !is_new {
         // A Prolog has asked again.
         return;
     }
+    set(&context, &active, is_new).await;
+}
+
+/// Sets once more what could not be set when a job started, before its results come home: they are made in the layout then. It
+/// does not take long, whatever hangs.
+pub(crate) async fn set_for_results(context: &Arc<Context>, id: Incarnation) {
+    let Some(active) = context.layouts.of(id) else { return };
+    let again = async {
+        let _alone = active.work.lock().await;
+        if context.layouts.order_again(&active) {
+            set(context, &active, false).await;
+        }
+    };
+    // What is under way then may have been done; that is asked when it is taken back.
+    let _ = tokio::time::timeout(PATIENCE, again).await;
+}
+
+/// Has the layouts of a job set that are ordered, and tells what came of it. The caller holds its lock.
+async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
+    let record = active.record().clone();
+    let directories = record.to_stripe();
     // What is ordered is kept before: whoever comes after a crash must know what to take back.
-    if let Err(error) = keep(&context, &record, false, &[]) {
+    if let Err(error) = keep(context, &record, false, &[]) {
         tracing::error!(job = %record.id, %error, "no layout is set: it can't be kept");
         active.record().end();
         return;
@@ -99,8 +118,9 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
     }
     let now = active.record().clone();
     // If it can't be kept, the agent knows what was there before.
-    keep_and_log(&context, (!is_new).then_some(&record), &now, false);
-    if tell(&context, &now).await {
+    keep_and_log(context, (!is_new).then_some(&record), &now, false);
+    let is_news = is_new || now.told() != record.told();
+    if is_news && tell(context, &now).await {
         // Of a job that has ended nobody can be told.
         context.told(now.id.job).await;
     }

@@ -1,11 +1,9 @@
 //! The layouts of jobs' directories on disk: what was chosen for each, what came of it, and what is still to be taken back.
-//! Nothing here asks anybody: `layouts` does.
+//! Nothing here asks anybody: `layouts` does. `active` has those of all jobs.
 
-use std::collections::BTreeMap;
+mod active;
+
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use ondeck_api::scheduler::{LayoutState, LayoutView};
 use ondeck_api::wire::{
@@ -13,12 +11,14 @@ use ondeck_api::wire::{
 };
 use ondeck_core::schedule::Time;
 use ondeck_core::{
-    Incarnation, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+    Incarnation, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
 use ondeck_layout::programs::JobProgram;
 use serde::{Deserialize, Serialize};
+
+pub(crate) use self::active::{ActiveLayouts, Layouts};
 
 /// What the lines of a job's script ask of layouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,6 +208,22 @@ impl JobLayouts {
         for directory in &mut self.directories {
             if path.is_none_or(|path| directory.path == path) {
                 directory.counts = false;
+            }
+        }
+    }
+
+    /// The directories for which something was chosen that could not be set.
+    fn failed(&self) -> Vec<PathBuf> {
+        let failed = self.directories.iter().filter(|directory| {
+            directory.order.is_some() && matches!(directory.state, DirectoryState::Failed { .. })
+        });
+        failed.map(|directory| directory.path.clone()).collect()
+    }
+
+    fn order_again(&mut self, path: &Path) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.path == path) {
+            if let DirectoryState::Failed { why } = &directory.state {
+                directory.state = DirectoryState::Ordered { doubt: Some(why.clone()) };
             }
         }
     }
@@ -475,153 +491,11 @@ impl DirectoryLayout {
     }
 }
 
-/// The layouts of a job that has not ended, or of which something is still to be taken back.
-pub(crate) struct ActiveLayouts {
-    record: Mutex<JobLayouts>,
-    /// Held by whoever orders something for it.
-    pub work: tokio::sync::Mutex<()>,
-    /// Whether its Epilog has run where its script ran.
-    over: AtomicBool,
-    /// How often taking back has failed, and until when it is not tried again.
-    tries: Mutex<(u32, Option<Instant>)>,
-}
-
-/// The pause after taking back has failed; doubled each time, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these protect is whole after every statement.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-impl ActiveLayouts {
-    fn new(record: JobLayouts) -> Arc<ActiveLayouts> {
-        Arc::new(ActiveLayouts {
-            record: Mutex::new(record),
-            work: tokio::sync::Mutex::default(),
-            over: AtomicBool::new(false),
-            tries: Mutex::default(),
-        })
-    }
-
-    /// What is known.
-    pub fn record(&self) -> MutexGuard<'_, JobLayouts> {
-        lock(&self.record)
-    }
-
-    /// Whether its Epilog has run where its script ran.
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
-    }
-
-    /// How often taking back has failed.
-    pub fn tries(&self) -> u32 {
-        lock(&self.tries).0
-    }
-
-    /// Whether it is time to try taking back.
-    pub fn is_due(&self) -> bool {
-        lock(&self.tries).1.is_none_or(|until| until <= Instant::now())
-    }
-
-    /// Taking back has failed; how often by now.
-    pub fn failed(&self) -> u32 {
-        let mut tries = lock(&self.tries);
-        let pause = FIRST_PAUSE.saturating_mul(1 << tries.0.min(10)).min(LONGEST_PAUSE);
-        *tries = (tries.0 + 1, Some(Instant::now() + pause));
-        tries.0
-    }
-}
-
-/// So many are taken back at a time: each is a request to an agent, and a task there.
-const AT_A_TIME: usize = 16;
-
-/// The layouts of all such jobs.
-pub(crate) struct Layouts {
-    known: Mutex<BTreeMap<Incarnation, Arc<ActiveLayouts>>>,
-    /// Who takes some back has a turn.
-    pub turns: tokio::sync::Semaphore,
-}
-
-impl Default for Layouts {
-    fn default() -> Layouts {
-        Layouts { known: Mutex::default(), turns: tokio::sync::Semaphore::new(AT_A_TIME) }
-    }
-}
-
-impl Layouts {
-    /// Goes on with what an earlier daemon has kept.
-    pub fn resume(&self, kept: Vec<JobLayouts>) {
-        let mut known = lock(&self.known);
-        for record in kept {
-            known.entry(record.id).or_insert_with(|| ActiveLayouts::new(record));
-        }
-    }
-
-    /// Those of a job.
-    pub fn of(&self, id: Incarnation) -> Option<Arc<ActiveLayouts>> {
-        lock(&self.known).get(&id).cloned()
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<ActiveLayouts>> {
-        lock(&self.known).values().cloned().collect()
-    }
-
-    /// Other jobs whose layouts these directories have, or may have.
-    pub fn others(&self, record: &JobLayouts) -> Vec<Arc<ActiveLayouts>> {
-        let wanted = record.to_stripe();
-        let uses = |other: &&Arc<ActiveLayouts>| {
-            let other = other.record();
-            other.id != record.id && wanted.iter().any(|directory| other.uses(&directory.path))
-        };
-        lock(&self.known).values().filter(uses).cloned().collect()
-    }
-
-    /// Adds those of a job, unless they are there already. Whoever came first keeps a directory.
-    pub fn add(&self, mut record: JobLayouts) -> Arc<ActiveLayouts> {
-        let mut known = lock(&self.known);
-        if let Some(there) = known.get(&record.id) {
-            return Arc::clone(there);
-        }
-        for directory in record.to_stripe() {
-            let first = known.values().find(|other| other.record().uses(&directory.path));
-            if let Some(first) = first {
-                let id = first.record().id;
-                first.record().count_no_more(Some(&directory.path));
-                let why = format!("job {id} has set its layout, and that is not taken back yet");
-                record.leave_alone(&directory.path, why);
-            }
-        }
-        let added = ActiveLayouts::new(record);
-        let id = added.record().id;
-        known.insert(id, Arc::clone(&added));
-        added
-    }
-
-    /// Forgets those of a job: nothing is to be done any more.
-    pub fn remove(&self, id: Incarnation) {
-        lock(&self.known).remove(&id);
-    }
-
-    /// Nothing of a job runs any more on a node, as its Epilog says; that matters where its script ran. Returns those of
-    /// which that is news.
-    pub fn left(&self, job: JobId, restarts: u32, node: &NodeName) -> Vec<Arc<ActiveLayouts>> {
-        let known = lock(&self.known);
-        let of_number = known.range(Incarnation::of_number(job)).map(|(_, active)| active);
-        let left = of_number.filter(|active| {
-            let record = active.record();
-            record.id.restarts <= restarts && record.nodes.first() == Some(node)
-        });
-        left.filter(|active| !active.over.swap(true, Ordering::AcqRel)).cloned().collect()
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use ondeck_api::wire::FormerValue;
+    use ondeck_core::JobId;
     use ondeck_layout::Rules;
     use ondeck_layout::job::{JobSize, Known, choose};
 
@@ -762,6 +636,25 @@ mod tests {
         assert!(first.is_over() && layouts.left(JobId(1), 0, &node("c1")).is_empty());
         layouts.remove(first.record().id);
         assert!(layouts.others(&planned(3, "#RSA_LAYOUT_DIR=/a:-c 3\n")).is_empty());
+    }
+
+    #[test]
+    fn what_failed_is_ordered_again_for_results_unless_another_job_has_set_it() {
+        let layouts = Layouts::default();
+        let job = layouts
+            .add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n#RSA_LAYOUT_DIR=/b:-c 2\n#RSA_LAYOUT_DIR=/c:shared\n"));
+        for path in ["/a", "/b"] {
+            job.record().take(&report(path, StripingOutcome::Failed { why: format!("{path}: no") }, None));
+        }
+        assert!(job.record().to_stripe().is_empty());
+        layouts.add(planned(2, "#RSA_LAYOUT_DIR=/b:-c 3\n"));
+        let told = job.record().told();
+        assert!(layouts.order_again(&job));
+        // For `/c` there was nothing to be set.
+        let ordered: Vec<PathBuf> = job.record().to_stripe().into_iter().map(|order| order.path).collect();
+        assert_eq!((ordered, job.record().told()), (vec![PathBuf::from("/a")], told));
+        job.record().take(&report("/a", StripingOutcome::Set { native: "two".into() }, former_layout()));
+        assert!(!layouts.order_again(&job) && job.record().is_to_restore());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Layouts that jobs ask for, on a CephFS that is the cluster's disk.
 
 use std::fs;
-use std::os::unix::fs::{chown, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::aids::{LONG, change, own_file, reload};
 use crate::cluster::{Cluster, DEADLINE, Setup};
-use crate::jobs::{Gate, directives, wait_file};
+use crate::jobs::{Blocker, Gate, directives, wait_file};
 
 /// A CephFS at the same path on all hosts that need it. Its servers are those of a RAM disk that was built by hand, on
 /// the first two RSA nodes; to the agents of the cluster it is the site's own.
@@ -443,5 +443,34 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert_ne!(lake.layout_of_file(&results.join("before")), TWO, "what was there is not rewritten");
     cluster.wait_layout(job, &results, "restored");
     assert_eq!(lake.layout(&results), None);
+
+    // Also if it could not be set when the job started.
+    let later = lake.folder(alice, "later");
+    let mode = |mode: u32| {
+        fs::set_permissions(lake.outside(&later), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    fs::remove_file(&made).unwrap();
+    let gate = Gate::of(alice, "later");
+    let script = format!(
+        "#!/bin/sh\n#RSA_LAYOUT=-c 2 -S 1M\n#RSA_OUT_SIZE=10MiB\n#RSA_WAIT=hold\n{}: > {}\n{}echo a > {}/file\n",
+        directives(&[], &[&later]),
+        made.display(),
+        gate.line(),
+        later.display()
+    );
+    let blocker = Blocker::new(&cluster, 2);
+    let job = cluster.submit(&script, 1);
+    cluster.wait_rsa(job, "READY");
+    mode(0o555);
+    blocker.release();
+    wait_file(&made);
+    let failed = cluster.wait_layout(job, &later, "failed");
+    assert!(failed["text"].as_str().unwrap().contains("Permission denied"), "{failed:#}");
+    mode(0o755);
+    gate.open();
+    cluster.wait_done(job);
+    assert_eq!(lake.layout_of_file(&later.join("file")), TWO);
+    cluster.wait_layout(job, &later, "restored");
+    assert_eq!(lake.layout(&later), None);
     lake.end(&cluster);
 }
