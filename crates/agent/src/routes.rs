@@ -13,8 +13,8 @@ use ondeck_api::server::{
     Administrator, Brought, Json, Path, PathInQuery, Query, RootHere, blocking, from_text,
 };
 use ondeck_api::wire::{
-    Authority, Claim, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence, Refusal,
-    RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
+    Authority, Claim, CountOrder, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence,
+    Refusal, RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
     TaskReport, TaskRequest, Witness,
 };
 use ondeck_core::{Incarnation, RamDiskId};
@@ -35,6 +35,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/views", get(view))
         .route("/v1/layouts/{job}", post(stripe))
         .route("/v1/layouts/{job}/restore", post(restore))
+        .route("/v1/layouts/{job}/count", post(count))
         .route("/v1/ramdisks", get(ramdisks))
         .route("/v1/ramdisks/{id}", get(ramdisk).delete(destroy))
         .route("/v1/ramdisks/{id}/has", get(has))
@@ -299,6 +300,23 @@ async fn restore(
     .map(Json)
 }
 
+async fn count(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(order): Json<CountOrder>,
+) -> Answer<StripingReport> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.count(job, &order)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
 #[derive(Deserialize)]
 struct Patience {
     /// How long the caller is willing to wait, in milliseconds.
@@ -383,7 +401,7 @@ mod tests {
         let (asked, listed) = (TestAgent::new().await, include_str!("../../api/src/wire.rs"));
         let routes = listed.lines().filter_map(|line| line.strip_prefix("//! | `")?.split_once("` |"));
         let routes: Vec<_> = routes.filter_map(|(route, _)| route.split_once(' ')).collect();
-        assert_eq!(routes.len(), 20, "{routes:?}");
+        assert_eq!(routes.len(), 21, "{routes:?}");
         for (method, path) in routes {
             let path = path
                 .replace("NAME@EPOCH", "a@1")

@@ -40,6 +40,9 @@ const ENVIRONMENT: [&str; 4] = ["PATH", "LANG", "ONDECK_LOG", "RUST_BACKTRACE"];
 /// The longest line of a runner.
 const LONGEST_LINE: u64 = 1 << 20;
 
+/// The most bytes of a log that no RAM disk takes with it; then it begins anew.
+const MOST_LOGGED: u64 = 1 << 20;
+
 /// The tasks of one RAM disk.
 #[derive(Default)]
 pub struct Tasks(Mutex<BTreeMap<String, Arc<Task>>>, Mutex<Option<Instant>>);
@@ -172,6 +175,11 @@ impl Task {
     /// # Errors
     /// If it can't be started.
     pub fn start_on_disk(name: &str, log: &Path, order: &TaskOrder) -> Result<Arc<Task>, EngineError> {
+        // All tasks of this kind share one log, which no RAM disk takes with it when it goes.
+        if std::fs::metadata(log).is_ok_and(|log| log.len() > MOST_LOGGED) {
+            let emptied = std::fs::OpenOptions::new().write(true).open(log).and_then(|log| log.set_len(0));
+            emptied.map_err(|error| EngineError::io("empty", log, error))?;
+        }
         Task::begin(name, log, |_| {}, order)
     }
 

@@ -314,6 +314,11 @@ impl Client {
     }
 }
 
+/// A text as it stands in a query, behind `NAME=`.
+pub fn in_query(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
+}
+
 /// A node calls itself by its host name, without a domain.
 fn host_name(name: &NodeName) -> NodeName {
     let is_address = name.as_str().parse::<IpAddr>().is_ok();

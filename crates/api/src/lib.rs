@@ -26,6 +26,6 @@ pub mod schema;
 pub mod server;
 pub mod wire;
 
-pub use client::{CallError, Client, Endpoint};
+pub use client::{CallError, Client, Endpoint, in_query};
 pub use config::Config;
 pub use host::host_name;

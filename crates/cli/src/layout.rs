@@ -1,4 +1,7 @@
-//! `ondeck layout`: over how many disks the files of a directory are spread, and over how many they should be.
+//! `ondeck layout`: over how many disks the files of a directory are spread, and over how many they should be. `history` has what
+//! earlier runs have left.
+
+mod history;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,6 +17,7 @@ use ondeck_core::{Bytes, exit};
 use ondeck_layout::beegfs::{StripePattern, Version};
 use ondeck_layout::census::{Census, Guess};
 use ondeck_layout::ceph::{ATTRIBUTE, DirLayout};
+use ondeck_layout::job::{JobSize, Known, Source, by_what_is_known};
 use ondeck_layout::lfs::{Setstripe, setstripe};
 use ondeck_layout::{
     Advice, Filesystem, Layout, Load, Pattern, Place, Placement, Rules, Site, StripeCount, Tool, Workload,
@@ -38,14 +42,16 @@ const EXAMPLES: &str = "Examples:
   ondeck layout advise --nodes 64 --tasks 2048 --pattern shared --size 200GiB
   ondeck layout auto --pattern shared /scratch/case    in a job, before a step
   ondeck layout advise --nodes 64 --tasks 2048 --like /scratch/case/run-1
+  ondeck layout advise --nodes 64 --tasks 2048 --program solver --directory /scratch/case/run-2
+  ondeck layout history /scratch/case/run-1            what your earlier jobs have left there
   ondeck layout show /scratch/case
   ondeck layout set /scratch/case \"-E 1G -c 1 -E 10G -c 8 -E -1 -c 72\"
   ondeck layout check \"-E 16M -c 1 -E -1 -c 4\"
 
 Exit codes:
   0    done
-  1    a layout could not be read or set; nothing was changed, or the message says what the
-       directory has now
+  1    a layout or the history could not be read, or not be changed; nothing was changed, or the
+       message says what the directory has now
   2    wrong usage, or no layout: nothing was changed";
 
 #[derive(Subcommand)]
@@ -55,6 +61,8 @@ enum LayoutCommand {
     Show(ShowArgs),
     Set(SetArgs),
     Check(CheckArgs),
+    History(history::HistoryArgs),
+    Forget(history::ForgetArgs),
 }
 
 /// Say which layout the files of a job should have, and why
@@ -102,7 +110,7 @@ struct JobArgs {
     tasks: Option<u32>,
 
     /// How they use files: `shared`: all of them one file; `file-per-process`: each its own; `single`: one of them
-    /// reads and writes; `unknown` [default: unknown, or what --like says]
+    /// reads and writes; `unknown` [default: unknown, or what --like or --program says]
     #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
     pattern: Option<Pattern>,
 
@@ -110,6 +118,15 @@ struct JobArgs {
     /// said here
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
+
+    /// The program: where --pattern and --like say nothing, your earlier jobs that have run it count, in a directory of this name if
+    /// one is named; else what programs of this name do
+    #[arg(long, value_name = "NAME")]
+    program: Option<String>,
+
+    /// The configuration, to ask for earlier jobs [default: $ONDECK_CONFIG, else /etc/ondeck/ondeck.toml]
+    #[arg(long, value_name = "FILE", requires = "program")]
+    config: Option<PathBuf>,
 
     /// The size of its large files, like 200GiB
     #[arg(long, value_name = "SIZE")]
@@ -205,7 +222,7 @@ fn parse_pattern(text: &str) -> Result<Pattern, String> {
 impl LayoutArgs {
     /// Whether it ends when it has told what it was asked for.
     pub fn only_shows(&self) -> bool {
-        !matches!(self.command, LayoutCommand::Set(_) | LayoutCommand::Auto(_))
+        !matches!(self.command, LayoutCommand::Set(_) | LayoutCommand::Auto(_) | LayoutCommand::Forget(_))
     }
 }
 
@@ -217,6 +234,8 @@ pub fn layout(args: &LayoutArgs) -> ExitCode {
         LayoutCommand::Show(args) => show(args),
         LayoutCommand::Set(args) => set(args),
         LayoutCommand::Check(args) => check(args),
+        LayoutCommand::History(args) => history::history(args).map_err(failed),
+        LayoutCommand::Forget(args) => history::forget(args).map_err(failed),
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
@@ -278,6 +297,8 @@ struct Decision {
     filesystem: Filesystem,
     /// Where an earlier run was looked at, and what was seen.
     like: Option<(PathBuf, Guess)>,
+    /// What was known by the name of the program, if that was asked for.
+    known: Option<Source>,
 }
 
 /// What the files below a directory say of how `tasks` processes have used them.
@@ -321,27 +342,49 @@ impl JobArgs {
         let seen = guess.as_ref();
         // What was said of the pattern, and what was seen of another one, would not fit together.
         let is_seen = seen.filter(|guess| self.pattern.is_none_or(|pattern| pattern == guess.pattern));
+        let known = self.known_of_program(directory, &site);
+        let known_job = known.as_ref().map(|source| source.workload(JobSize { nodes, tasks }));
+        let of_known = known_job.as_ref();
+        let pattern = seen.map(|guess| guess.pattern).or(of_known.map(|known| known.pattern));
         let workload = Workload {
             nodes,
             tasks,
-            pattern: self.pattern.or(seen.map(|guess| guess.pattern)).unwrap_or(Pattern::Unknown),
-            size: self.size.or(seen.and_then(|guess| guess.size)),
-            files: self.files.or(is_seen.and_then(|guess| guess.files)),
+            pattern: self.pattern.or(pattern).unwrap_or(Pattern::Unknown),
+            size: self.size.or(seen.and_then(|guess| guess.size)).or(of_known.and_then(|known| known.size)),
+            files: self
+                .files
+                .or(is_seen.and_then(|guess| guess.files))
+                .or(of_known.and_then(|known| known.files)),
             write_size: self.write_size,
-            median: self.median.or(seen.and_then(|guess| guess.median)),
+            median: self
+                .median
+                .or(seen.and_then(|guess| guess.median))
+                .or(of_known.and_then(|known| known.median)),
         };
         let load = Load::new(f64::from(self.load) / 100.0);
         let advice = rules.advise(Place { filesystem, nodes: &site.nodes, load }, &workload)?;
         let like = self.like.clone().zip(guess);
-        Ok(Decision { advice, filesystem: filesystem.clone(), rules, like })
+        Ok(Decision { advice, filesystem: filesystem.clone(), rules, like, known })
+    }
+
+    /// What is known of the files of the program that was named, where nothing else says it. Without a scheduler that is only what
+    /// programs of this name do.
+    fn known_of_program(&self, directory: Option<&Path>, site: &Site) -> Option<Source> {
+        let program = self.program.as_deref().filter(|_| self.pattern.is_none() && self.like.is_none())?;
+        let history = history::recall_of(self.config.as_deref(), program, directory);
+        let history = history.unwrap_or_else(|error| {
+            eprintln!("ondeck layout: earlier jobs do not count, as the history can't be read: {error:#}");
+            None
+        });
+        Some(by_what_is_known(Known { history: history.as_ref(), program: Some(program) }, Some(site)))
     }
 }
 
 fn advise(args: &AdviseArgs) -> Result<(), Failure> {
-    let Decision { advice, rules, filesystem, like } =
+    let Decision { advice, rules, filesystem, like, known } =
         args.job.decide(args.directory.as_deref()).map_err(refused)?;
     if args.json {
-        println!("{}", advice_json(&advice, &filesystem, &rules, like.as_ref()));
+        println!("{}", advice_json(&advice, &filesystem, &rules, like.as_ref(), known.as_ref()));
         return Ok(());
     }
     let options = setstripe::options(&advice.layout).join(" ");
@@ -353,6 +396,9 @@ fn advise(args: &AdviseArgs) -> Result<(), Failure> {
     println!("Why, by the rules `{}`, on {}:", plain(&rules.name, 40), filesystem.path.display());
     if let Some((directory, guess)) = &like {
         println!("  - {}: {}", directory.display(), guess.reason);
+    }
+    if let Some(known) = &known {
+        println!("  - from {known}");
     }
     for reason in &advice.reasons {
         println!("  - {reason}");
@@ -422,8 +468,10 @@ fn advice_json(
     filesystem: &Filesystem,
     rules: &Rules,
     like: Option<&(PathBuf, Guess)>,
+    known: Option<&Source>,
 ) -> serde_json::Value {
     json!({
+        "from": known.map(ToString::to_string),
         "like": like.map(|(directory, guess)| json!({
             "directory": directory,
             "pattern": guess.pattern.to_string(),

@@ -323,6 +323,51 @@ fn an_earlier_run_says_what_nobody_knows() {
 }
 
 #[test]
+fn what_nobody_says_and_no_run_has_left_the_name_of_the_program_may_say() {
+    let scene = scene_of("lustre", "lfs", LFS);
+    let more = scene.read("site.toml") + "\n[[program]]\nname = \"Mine*\"\npattern = \"single\"\n";
+    scene.file("site.toml", more);
+    scene.file("none.toml", "[scheduler]\nsocket = \"/nowhere/at/all\"\n");
+    let advise = |more: &[&str]| {
+        let words = [
+            "layout",
+            "advise",
+            "--nodes",
+            "8",
+            "--tasks",
+            "256",
+            "--site",
+            "site.toml",
+            "--config",
+            "none.toml",
+        ];
+        with_tools(&scene, &[&words[..], more].concat())
+    };
+    let named = advise(&["--program", "/opt/qe/pw.x"]);
+    named.assert_code(0);
+    assert!(
+        named.out.contains("  - from the name of its program (`pw.x`: file-per-process)\n"),
+        "{}",
+        named.out
+    );
+    // That the history can't be asked for is not taken for an empty one.
+    assert!(
+        named.err.contains("earlier jobs do not count, as the history can't be read: no scheduler at"),
+        "{}",
+        named.err
+    );
+    let of_site = advise(&["--program", "mine-2", "--json"]);
+    let of_site: serde_json::Value = serde_json::from_str(&of_site.out).unwrap();
+    assert_eq!(of_site["from"], "the name of its program (`Mine*`: single)");
+    assert!(advise(&["--program", "other"]).out.contains("  - from the site's default"));
+    // Whoever says the pattern means it.
+    let said = advise(&["--program", "pw.x", "--pattern", "shared"]);
+    assert!(!said.out.contains("from the name") && said.err.is_empty(), "{}{}", said.out, said.err);
+    with_tools(&scene, &["layout", "forget"]).assert_code(2);
+    with_tools(&scene, &["layout", "history", "--config", "none.toml"]).assert_code(1);
+}
+
+#[test]
 fn what_is_missing_is_told_by_name() {
     let scene = scene_of("lustre", "lfs", LFS);
     let refused = |arguments: &[&str], code: i32, what: &str| {

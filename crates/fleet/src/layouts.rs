@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ondeck_api::CallError;
-use ondeck_api::wire::{RestoreOrder, StripingOrder, StripingReport, VERSION};
+use ondeck_api::wire::{CountOrder, RestoreOrder, StripingOrder, StripingReport, VERSION};
 use ondeck_core::{Incarnation, NodeName};
 
 use crate::{ANSWER, Fleet};
@@ -35,6 +35,21 @@ impl Fleet {
         order: &RestoreOrder,
     ) -> Result<StripingReport, CallError> {
         let path = format!("/{VERSION}/layouts/{}/restore", job.key());
+        let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
+        self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
+    }
+
+    /// Has what a job has left in directories counted.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn count_files(
+        &self,
+        node: &NodeName,
+        job: Incarnation,
+        order: &CountOrder,
+    ) -> Result<StripingReport, CallError> {
+        let path = format!("/{VERSION}/layouts/{}/count", job.key());
         let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
         self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
     }

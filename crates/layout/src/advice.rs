@@ -7,21 +7,9 @@ use ondeck_core::{Bytes, Rate};
 use crate::model::{
     Component, Layout, LayoutError, MOST_STRIPES, Placement, StripeCount, UNIT, stripe_size_within,
 };
+pub use crate::pattern::Pattern;
 use crate::rules::{FilePerProcess, Most, NodeLimit, Rounding, Rules, StripeLimit};
 use crate::site::{Filesystem, Nodes};
-
-/// How a job's processes use files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// All of them use one file.
-    Shared,
-    /// Each has files of its own.
-    FilePerProcess,
-    /// One of them reads and writes.
-    Single,
-    /// Nobody knows.
-    Unknown,
-}
 
 /// What is known of a job before it runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -531,17 +519,6 @@ impl Limits {
             }
         };
         Rate(Bytes((busy * stripe).min(clients) as u64))
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shared => "shared",
-            Self::FilePerProcess => "file-per-process",
-            Self::Single => "single",
-            Self::Unknown => "unknown",
-        })
     }
 }
 

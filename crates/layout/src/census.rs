@@ -4,15 +4,17 @@
 //! `step-0002/rank-4.dat` are of one kind, and the last number tells the ranks apart, the first the steps. Sizes are counted by
 //! powers of two, so that a tree of any size takes the same memory; kinds beyond [`MOST_KINDS`] are one more kind.
 //!
-//! Who wrote a file is not to be seen in it. What is taken for granted: files of one kind that are as many as the processes, or
-//! several times as many, have one writer each; a large file that has no such brothers is written by all.
+//! Who wrote a file is not to be seen in it. What [`Census::guess`] takes for granted: files of one kind that are as many as the
+//! processes, or several times as many, have one writer each; a large file that has no such brothers is written by all. It is
+//! for people who ask, and see what it follows from; [`crate::classify`] judges a [`Tally`] without taking anything for granted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ondeck_core::Bytes;
+use serde::{Deserialize, Serialize};
 
-use crate::advice::Pattern;
+use crate::pattern::Pattern;
 
 /// More kinds of paths are counted as one.
 pub const MOST_KINDS: usize = 4096;
@@ -21,7 +23,13 @@ pub const MOST_KINDS: usize = 4096;
 const MOST_NUMBERS: usize = 1 << 20;
 
 /// What is smaller says nothing of how large files are used.
-const SMALL: Bytes = Bytes(1 << 20);
+pub(crate) const SMALL: Bytes = Bytes(1 << 20);
+
+/// The most kinds of a [`Tally`]: those with the most bytes.
+pub const MOST_TOLD: usize = 16;
+
+/// The longest text of a kind in a [`Tally`], in characters.
+const LONGEST_KIND: usize = 200;
 
 /// The files of a tree, by kinds of their paths.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +49,40 @@ struct Kind {
     files: u64,
     /// The values that each number of their paths has.
     numbers: Vec<BTreeSet<u64>>,
+    /// When the first and the last of them were written last, in milliseconds since 1970.
+    written: Option<(u64, u64)>,
+}
+
+/// What a census comes to, in a few kilobytes: what is kept of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// How many files there are.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Half of them are not larger, within a factor of two.
+    pub median: Bytes,
+    /// 95 % of those that are not small are not larger, within a factor of two; 0 if all are small.
+    pub large: Bytes,
+    /// The kinds of their paths that have the most bytes, at most [`MOST_TOLD`] of them.
+    pub kinds: Vec<KindTally>,
+}
+
+/// The files of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindTally {
+    /// Their path, with `#` for each of its numbers; cut if it is long. Empty for files of more kinds than are told apart.
+    pub kind: String,
+    /// How many there are.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// The largest.
+    pub largest: Bytes,
+    /// How many values each number of their paths has.
+    pub numbers: Vec<u64>,
+    /// Milliseconds between the first and the last time that one of them was written last; nothing if no times are known.
+    pub spread_ms: Option<u64>,
 }
 
 /// How the processes of a run used its files, as far as it can be seen afterwards.
@@ -92,13 +134,17 @@ pub enum Evidence {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new() }
+        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new(), written: None }
     }
 }
 
 impl Kind {
-    fn add(&mut self, size: u64, numbers: &[u64], noted: &mut usize) {
+    fn add(&mut self, size: u64, written_ms: Option<u64>, numbers: &[u64], noted: &mut usize) {
         self.files += 1;
+        if let Some(at) = written_ms {
+            let (first, last) = self.written.unwrap_or((at, at));
+            self.written = Some((first.min(at), last.max(at)));
+        }
         self.total = self.total.saturating_add(size);
         self.largest = self.largest.max(size);
         self.sizes[size.max(1).ilog2() as usize] += 1;
@@ -114,9 +160,15 @@ impl Kind {
 
     /// A size that this part of the files does not pass: of a power of two the upper end, at most the largest.
     fn quantile(&self, part: f64) -> Bytes {
-        let wanted = (self.files as f64 * part).ceil() as u64;
+        self.quantile_from(0, part)
+    }
+
+    /// The same of the files that have at least so many bytes, as a power of two.
+    fn quantile_from(&self, least: usize, part: f64) -> Bytes {
+        let all: u64 = self.sizes[least..].iter().sum();
+        let wanted = (all as f64 * part).ceil() as u64;
         let mut seen = 0;
-        for (power, files) in self.sizes.iter().enumerate() {
+        for (power, files) in self.sizes.iter().enumerate().skip(least) {
             seen += files;
             if seen >= wanted && *files > 0 {
                 let end = if power == 63 { u64::MAX } else { (2 << power) - 1 };
@@ -130,11 +182,40 @@ impl Kind {
 impl Census {
     /// Counts a file.
     pub fn add(&mut self, path: &[u8], size: Bytes) {
+        self.add_written(path, size, None);
+    }
+
+    /// Counts a file, with the time when it was written last, in milliseconds since 1970.
+    pub fn add_written(&mut self, path: &[u8], size: Bytes, written_ms: Option<u64>) {
         let (kind, numbers) = kind_of(path);
-        self.all.add(size.0, &[], &mut self.noted);
+        self.all.add(size.0, written_ms, &[], &mut self.noted);
         let is_known = self.kinds.contains_key(&kind);
         let kind = if is_known || self.kinds.len() < MOST_KINDS { kind } else { Vec::new() };
-        self.kinds.entry(kind).or_default().add(size.0, &numbers, &mut self.noted);
+        self.kinds.entry(kind).or_default().add(size.0, written_ms, &numbers, &mut self.noted);
+    }
+
+    /// What it comes to.
+    pub fn tally(&self) -> Tally {
+        let mut kinds: Vec<(&Vec<u8>, &Kind)> = self.kinds.iter().collect();
+        // Of equals the first by name, so that the same tree has the same tally.
+        kinds.sort_by_key(|(name, kind)| (std::cmp::Reverse(kind.total), *name));
+        let told = kinds.into_iter().take(MOST_TOLD).map(|(name, kind)| KindTally {
+            kind: String::from_utf8_lossy(name).chars().take(LONGEST_KIND).collect(),
+            files: kind.files,
+            bytes: Bytes(kind.total),
+            largest: Bytes(kind.largest),
+            numbers: kind.numbers.iter().map(|values| values.len() as u64).collect(),
+            spread_ms: kind.written.map(|(first, last)| last - first),
+        });
+        let has_large = self.all.largest >= SMALL.0;
+        let least = SMALL.0.ilog2() as usize;
+        Tally {
+            files: self.all.files,
+            bytes: Bytes(self.all.total),
+            median: if self.all.files == 0 { Bytes::ZERO } else { self.all.quantile(0.5) },
+            large: if has_large { self.all.quantile_from(least, 0.95) } else { Bytes::ZERO },
+            kinds: told.collect(),
+        }
     }
 
     /// How `tasks` processes have used these files.
@@ -193,6 +274,17 @@ impl Kind {
             }
         }
     }
+}
+
+/// A path with `#` for each of its numbers: directories that differ in numbers alone are of one kind. What is no UTF-8 is
+/// replaced, so that a few strange names may be taken for one.
+///
+/// ```
+/// # use ondeck_layout::census::pattern_of;
+/// assert_eq!(pattern_of("/scratch/case-12/run.0003".as_ref()), "/scratch/case-#/run.#");
+/// ```
+pub fn pattern_of(path: &std::path::Path) -> String {
+    String::from_utf8_lossy(&kind_of(path.as_os_str().as_encoded_bytes()).0).into_owned()
 }
 
 /// The path with `#` for each of its numbers, and the numbers.

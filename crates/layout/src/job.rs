@@ -1,4 +1,5 @@
-//! The layout of one of a job's directories: what its line says, or what the rules make of the job and its site.
+//! The layout of one of a job's directories: what its line says, or what the rules make of the job and its site, by what is
+//! known of its files: from earlier runs, or from the name of its program.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,8 +7,10 @@ use std::path::{Path, PathBuf};
 use ondeck_core::{Rate, StripingChoice};
 
 use crate::advice::{Load, Pattern, Place, Reason, Workload};
+use crate::history::Recollection;
 use crate::lfs::{OptionError, Setstripe};
 use crate::model::{Layout, LayoutError};
+use crate::programs::Programs;
 use crate::rules::Rules;
 use crate::site::{Site, Tool};
 
@@ -20,13 +23,33 @@ pub struct JobSize {
     pub tasks: Option<u32>,
 }
 
+/// What is known of a job's files in a directory beside its line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// What earlier runs say.
+    pub history: Option<&'a Recollection>,
+    /// The program that the job runs, by its name; none: nothing is known by names.
+    pub program: Option<&'a str>,
+}
+
 /// What a layout was chosen from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The job's line has it, option by option.
     Line,
     /// The job's line names the pattern, and the rules do the rest.
     Pattern(Pattern),
+    /// Earlier runs of the program have left files that say it.
+    History(Recollection),
+    /// Programs of this name use files so.
+    Program {
+        /// The name in the table.
+        name: String,
+        /// How they use files.
+        pattern: Pattern,
+        /// What earlier runs say of sizes, if not of the use.
+        history: Option<Recollection>,
+    },
     /// Nothing is known of the job's files: what the rules have for any.
     Site,
 }
@@ -69,18 +92,19 @@ pub enum NotChosen {
 
 /// The layout for new files of a directory; nothing if they shall have what they would have anyway.
 ///
-/// An explicit line comes first, then what it says of the pattern, then what the rules have for files of which nothing is
-/// known.
+/// An explicit line comes first, then what it says of the pattern; where it says `auto`, what earlier runs have left, then the
+/// name of the program, then what the rules have for files of which nothing is known.
 ///
 /// # Errors
 /// [`NotChosen`].
 ///
 /// ```
 /// use ondeck_core::StripingChoice;
-/// use ondeck_layout::job::{JobSize, Source, choose};
+/// use ondeck_layout::job::{JobSize, Known, Source, choose};
 /// use ondeck_layout::{Rules, lfs::setstripe};
 /// let (job, line) = (JobSize { nodes: 4, tasks: None }, StripingChoice::Options("-c 8 -S 4M".into()));
-/// let chosen = choose(&line, job, "/scratch/a".as_ref(), None, &Rules::tuned()).unwrap().unwrap();
+/// let directory = "/scratch/a".as_ref();
+/// let chosen = choose(&line, job, directory, Known::default(), None, &Rules::tuned()).unwrap().unwrap();
 /// assert_eq!(setstripe::options(&chosen.layout).join(" "), "-c 8 -S 4M");
 /// assert_eq!(chosen.source, Source::Line);
 /// ```
@@ -88,11 +112,12 @@ pub fn choose(
     choice: &StripingChoice,
     job: JobSize,
     directory: &Path,
+    known: Known<'_>,
     site: Option<&Site>,
     rules: &Rules,
 ) -> Result<Option<ChosenLayout>, NotChosen> {
     let filesystem = site.and_then(|site| site.filesystem_of(directory));
-    let (pattern, source) = match choice {
+    let source = match choice {
         StripingChoice::None => return Ok(None),
         StripingChoice::Options(options) => {
             let layout = Setstripe::parse_of_any(options)?.layout()?;
@@ -105,22 +130,15 @@ pub fn choose(
                 tool: filesystem.map(|filesystem| filesystem.kind),
             }));
         }
-        StripingChoice::Auto | StripingChoice::Unknown => (Pattern::Unknown, Source::Site),
-        StripingChoice::Shared => (Pattern::Shared, Source::Pattern(Pattern::Shared)),
-        StripingChoice::FilePerProcess => (Pattern::FilePerProcess, Source::Pattern(Pattern::FilePerProcess)),
-        StripingChoice::Single => (Pattern::Single, Source::Pattern(Pattern::Single)),
+        StripingChoice::Auto => by_what_is_known(known, site),
+        StripingChoice::Unknown => Source::Site,
+        StripingChoice::Shared => Source::Pattern(Pattern::Shared),
+        StripingChoice::FilePerProcess => Source::Pattern(Pattern::FilePerProcess),
+        StripingChoice::Single => Source::Pattern(Pattern::Single),
     };
     let site = site.ok_or(NotChosen::NoSite)?;
     let filesystem = filesystem.ok_or_else(|| NotChosen::Elsewhere(directory.to_owned()))?;
-    let workload = Workload {
-        nodes: job.nodes.max(1),
-        tasks: job.tasks,
-        pattern,
-        size: None,
-        files: None,
-        write_size: None,
-        median: None,
-    };
+    let workload = source.workload(job);
     let place = Place { filesystem, nodes: &site.nodes, load: Load::default() };
     let advice = rules.advise(place, &workload)?;
     Ok(Some(ChosenLayout {
@@ -133,11 +151,63 @@ pub fn choose(
     }))
 }
 
+/// Of what is known, what counts most.
+pub fn by_what_is_known(known: Known<'_>, site: Option<&Site>) -> Source {
+    let history = known.history.cloned();
+    if let Some(history) = history.as_ref().filter(|history| history.used.is_some()) {
+        return Source::History(history.clone());
+    }
+    let of_site = site.map(|site| Programs { lines: site.programs.clone() }).unwrap_or_default();
+    let by_name = known.program.and_then(|program| {
+        let line = of_site.find(program).cloned().or_else(|| Programs::built_in().find(program).cloned());
+        line.filter(|line| line.pattern != Pattern::Unknown)
+    });
+    match (by_name, history) {
+        (Some(line), history) => Source::Program { name: line.name, pattern: line.pattern, history },
+        // How large the files are is worth something by itself.
+        (None, Some(history)) if history.size.is_some() => Source::History(history),
+        (None, _) => Source::Site,
+    }
+}
+
+impl Source {
+    /// What the rules are told of a job.
+    pub fn workload(&self, job: JobSize) -> Workload {
+        let nodes = job.nodes.max(1);
+        let (pattern, files, history) = match self {
+            Self::Line | Self::Site => (Pattern::Unknown, None, None),
+            Self::Pattern(pattern) => (*pattern, None, None),
+            Self::History(history) => {
+                let (pattern, files) = history.pattern(nodes).unwrap_or((Pattern::Unknown, None));
+                (pattern, files, Some(history))
+            }
+            Self::Program { pattern, history, .. } => (*pattern, None, history.as_ref()),
+        };
+        Workload {
+            nodes,
+            tasks: job.tasks,
+            pattern,
+            size: history.and_then(|history| history.size),
+            files,
+            write_size: None,
+            median: history.and_then(|history| history.median),
+        }
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line => f.write_str("the job's line"),
             Self::Pattern(pattern) => write!(f, "the rules, for the pattern of the job's line ({pattern})"),
+            Self::History(history) => write!(f, "the history, {history}"),
+            Self::Program { name, pattern, history } => {
+                write!(f, "the name of its program (`{name}`: {pattern})")?;
+                match history {
+                    Some(history) => write!(f, "; the history, {history}"),
+                    None => Ok(()),
+                }
+            }
             Self::Site => f.write_str("the site's default, as nothing is known of the job's files"),
         }
     }
@@ -146,16 +216,80 @@ impl fmt::Display for Source {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use ondeck_core::Bytes;
+
     use super::*;
+    use crate::classify::FileUse;
     use crate::lfs::setstripe;
 
     const SITE: &str = "[nodes]\nlink = \"12GB/s\"\n[[filesystem]]\npath = \"/scratch\"\nkind = \"cephfs\"\n\
         targets = 120\nservers = 30\ntarget = \"4GB/s\"\n";
 
+    const JOB: JobSize = JobSize { nodes: 8, tasks: Some(256) };
+
     fn chosen(choice: &StripingChoice, directory: &str) -> Result<Option<ChosenLayout>, NotChosen> {
         let site = Site::parse(SITE).unwrap();
-        let job = JobSize { nodes: 8, tasks: Some(256) };
-        choose(choice, job, Path::new(directory), Some(&site), &Rules::tuned())
+        choose(choice, JOB, Path::new(directory), Known::default(), Some(&site), &Rules::tuned())
+    }
+
+    fn history(used: Option<FileUse>) -> Recollection {
+        Recollection {
+            used,
+            agreement: 100,
+            size: Some(Bytes(100 << 30)),
+            median: Some(Bytes(64 << 20)),
+            runs: 5,
+            before_change: 0,
+        }
+    }
+
+    #[test]
+    fn the_history_comes_before_names_of_programs_and_these_before_what_is_so_for_any_files() {
+        let text = format!("{SITE}[[program]]\nname = \"mine*\"\npattern = \"shared\"\n");
+        let site = Site::parse(&text).unwrap();
+        let auto = |history: Option<&Recollection>, program: Option<&str>| {
+            let (known, auto) = (Known { history, program }, &StripingChoice::Auto);
+            choose(auto, JOB, Path::new("/scratch/a"), known, Some(&site), &Rules::tuned()).unwrap().unwrap()
+        };
+        let known = history(Some(FileUse::FilePerProcess));
+        let own = auto(Some(&known), Some("mine-2"));
+        assert_eq!(
+            own.source.to_string(),
+            "the history, 5 runs: each process has files of its own, by 100 % of their weight; large files have up to \
+             100 GiB; the median file has 64 MiB"
+        );
+        assert_eq!(setstripe::options(&own.layout).join(" "), "-c 1 -S 1M");
+        // What the history knows of sizes counts also where it does not know the use.
+        let unclear = history(None);
+        let by_name = auto(Some(&unclear), Some("mine-2"));
+        assert!(
+            by_name
+                .source
+                .to_string()
+                .starts_with("the name of its program (`mine*`: shared); the history, ")
+        );
+        assert!(
+            by_name.reasons.contains(&Reason::Head { end: Bytes(64 << 20), is_median: true }),
+            "{by_name:?}"
+        );
+        let by_size = auto(Some(&unclear), Some("other"));
+        assert!(by_size.reasons.contains(&Reason::BySize { size: Bytes(100 << 30) }), "{by_size:?}");
+        // A site's line comes before one of this crate.
+        assert_eq!(
+            auto(None, Some("pw.x")).source.to_string(),
+            "the name of its program (`pw.x`: file-per-process)"
+        );
+        assert_eq!(auto(None, Some("other")).source, Source::Site);
+        // What the line says counts more than all of it.
+        let line = choose(
+            &StripingChoice::Shared,
+            JOB,
+            Path::new("/scratch/a"),
+            Known { history: Some(&known), program: Some("pw.x") },
+            Some(&site),
+            &Rules::tuned(),
+        );
+        assert_eq!(line.unwrap().unwrap().source, Source::Pattern(Pattern::Shared));
     }
 
     #[test]
@@ -186,7 +320,8 @@ mod tests {
             "/home/a is on none of the filesystems of the site file"
         );
         let job = JobSize { nodes: 1, tasks: None };
-        let no_site = choose(&StripingChoice::Auto, job, Path::new("/a"), None, &Rules::tuned());
+        let no_site =
+            choose(&StripingChoice::Auto, job, Path::new("/a"), Known::default(), None, &Rules::tuned());
         assert_eq!(no_site, Err(NotChosen::NoSite));
     }
 }

@@ -18,21 +18,30 @@
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
 //! - [`load`]: how busy the targets are
+//! - [`pattern`]: how a job's processes use files, in the words of the rules
+//! - [`classify`]: how a run has used its files, or that it can't be told
+//! - [`history`]: what earlier runs of a program say of the next one
+//! - [`programs`]: what a job's script runs, and how programs of some names use files
 //! - [`advice`]: the layout for a job, why, and the bandwidth to expect
-//! - [`job`]: the layout of one of a job's directories, from its line or by the rules
+//! - [`job`]: the layout of one of a job's directories: from its line, its history, its program's name, or by the rules
 
 pub mod advice;
 pub mod beegfs;
 pub mod census;
 pub mod ceph;
+pub mod classify;
+pub mod history;
 pub mod job;
 pub mod lfs;
 pub mod load;
 pub mod model;
+pub mod pattern;
+pub mod programs;
 pub mod rules;
 pub mod site;
 
 pub use advice::{Advice, Load, Pattern, Place, Workload};
 pub use model::{Component, Layout, LayoutError, Placement, PoolName, StripeCount};
+pub use programs::Programs;
 pub use rules::Rules;
 pub use site::{Filesystem, Nodes, Site, Tool};

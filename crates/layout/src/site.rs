@@ -25,6 +25,7 @@ use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use crate::load::LoadSource;
+use crate::programs::ProgramLine;
 
 /// A site's filesystems and nodes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -35,6 +36,9 @@ pub struct Site {
     /// The parallel filesystems.
     #[serde(rename = "filesystem")]
     pub filesystems: Vec<Filesystem>,
+    /// How programs of some names use files, before those of [`crate::Programs::built_in`].
+    #[serde(rename = "program", default)]
+    pub programs: Vec<ProgramLine>,
 }
 
 /// What a compute node can do.
@@ -185,6 +189,8 @@ mod tests {
         assert!(wrong("/scratch", "/a/../scratch").contains("without `..`"));
         assert!(wrong("\"1GB/s\"", "\"fast\"").contains("`fast` is not a rate"));
         assert!(wrong("lustre", "nfs").contains("nfs"));
+        let pattern = "[[program]]\nname = \"solver\"\npattern = \"sharde\"\n[nodes]";
+        assert!(wrong("[nodes]", pattern).contains("sharde"));
         let twice = SITE.to_owned() + &SITE[SITE.find("[[").unwrap()..];
         assert_eq!(Site::parse(&twice).unwrap_err().to_string(), "filesystem /scratch is there twice");
     }

@@ -101,6 +101,7 @@ impl WorkloadManager for Fake {
             exit_code: None,
             state: String::new(),
             tasks: None,
+            name: String::new(),
         })
     }
 

@@ -1,4 +1,5 @@
-//! The layouts of jobs' directories on disk: chosen and set when a job starts, taken back when it has ended.
+//! The layouts of jobs' directories on disk: chosen and set when a job starts, taken back when it has ended. What it has left is
+//! counted after that.
 //!
 //! A job never waits for it longer than a moment, and whatever fails is told and costs it nothing. It is set by the agent of
 //! the job's first node, where its script runs. Where a RAM disk is shown over a directory, the disk below it is meant: its
@@ -11,12 +12,13 @@ use std::time::Duration;
 use ondeck_api::wire::{RefusalCode, RestoreOrder, StripingOrder};
 use ondeck_core::schedule::Event;
 use ondeck_core::text::{MESSAGE, plain};
-use ondeck_core::{Incarnation, NodeName, QueuedJob, Standing};
-use ondeck_layout::job::{JobSize, choose};
+use ondeck_core::{Incarnation, NodeName, QueuedJob, Standing, StripingChoice};
+use ondeck_layout::job::{JobSize, Known, choose};
 use ondeck_layout::{Rules, Site};
 
 use crate::clock::now;
 use crate::context::Context;
+use crate::layout_history;
 use crate::store::StoreError;
 use crate::striping::{ActiveLayouts, JobLayouts, StripingAsked};
 
@@ -70,14 +72,33 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
         }
     };
     let _alone = active.work.lock().await;
-    let record = active.record().clone();
-    let directories = record.to_stripe();
-    if directories.is_empty() && !is_new {
+    if active.record().to_stripe().is_empty() && !is_new {
         // A Prolog has asked again.
         return;
     }
+    set(&context, &active, is_new).await;
+}
+
+/// Sets once more what could not be set when a job started, before its results come home: they are made in the layout then. It
+/// does not take long, whatever hangs.
+pub(crate) async fn set_for_results(context: &Arc<Context>, id: Incarnation) {
+    let Some(active) = context.layouts.of(id) else { return };
+    let again = async {
+        let _alone = active.work.lock().await;
+        if context.layouts.order_again(&active) {
+            set(context, &active, false).await;
+        }
+    };
+    // What is under way then may have been done; that is asked when it is taken back.
+    let _ = tokio::time::timeout(PATIENCE, again).await;
+}
+
+/// Has the layouts of a job set that are ordered, and tells what came of it. The caller holds its lock.
+async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
+    let record = active.record().clone();
+    let directories = record.to_stripe();
     // What is ordered is kept before: whoever comes after a crash must know what to take back.
-    if let Err(error) = keep(&context, &record, false, &[]) {
+    if let Err(error) = keep(context, &record, false, &[]) {
         tracing::error!(job = %record.id, %error, "no layout is set: it can't be kept");
         active.record().end();
         return;
@@ -97,8 +118,9 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
     }
     let now = active.record().clone();
     // If it can't be kept, the agent knows what was there before.
-    keep_and_log(&context, (!is_new).then_some(&record), &now, false);
-    if tell(&context, &now).await {
+    keep_and_log(context, (!is_new).then_some(&record), &now, false);
+    let is_news = is_new || now.told() != record.told();
+    if is_news && tell(context, &now).await {
         // Of a job that has ended nobody can be told.
         context.told(now.id.job).await;
     }
@@ -120,10 +142,26 @@ async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) ->
         Err(why) => (None, Some(why)),
     };
     let size = JobSize { nodes: job.node_count, tasks: asked.tasks };
-    let rules = Rules::tuned();
-    let mut record = JobLayouts::plan(job, asked, now(), |choice, directory| {
-        choose(choice, size, directory, site.as_ref(), &rules)
+    let (rules, now) = (Rules::tuned(), now());
+    let mut unread = None;
+    let mut record = JobLayouts::plan(job, asked, now, |choice, directory| {
+        let history = match choice {
+            StripingChoice::Auto => {
+                layout_history::recall_of(context, job.owner.uid, &asked.program.key, directory, now)
+            }
+            _ => Ok(None),
+        };
+        let history = history.unwrap_or_else(|error| {
+            unread = Some(error.to_string());
+            None
+        });
+        let known = Known { history: history.as_ref(), program: Some(&asked.program.name) };
+        choose(choice, size, directory, known, site.as_ref(), &rules)
     });
+    if let Some(why) = unread {
+        tracing::error!(job = %job.id, why, "the history of its layouts can't be read");
+        record.notes.push("the history can't be read; the layouts were chosen without it".to_owned());
+    }
     if let Some(why) = fault
         && !record.directories.is_empty()
     {
@@ -167,7 +205,11 @@ pub(crate) async fn look_after(context: Arc<Context>) {
         }
         for active in context.layouts.all() {
             let id = active.record().id;
-            if active.is_due() && is_over(&context, &active) && !holds_results(&context, id) {
+            if !is_over(&context, &active) {
+                continue;
+            }
+            note_end(&active);
+            if active.is_due() && !holds_results(&context, id) {
                 let context = Arc::clone(&context);
                 tokio::spawn(async move { take_back(&context, &active, false).await });
             }
@@ -178,6 +220,7 @@ pub(crate) async fn look_after(context: Arc<Context>) {
 /// A job's Epilog has run on a node.
 pub(crate) fn left(context: &Arc<Context>, job: Incarnation, node: &NodeName) {
     for active in context.layouts.left(job.job, job.restarts, node) {
+        note_end(&active);
         let id = active.record().id;
         if !holds_results(context, id) {
             let context = Arc::clone(context);
@@ -220,6 +263,7 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
     if context.layouts.of(before.id).is_none_or(|known| !Arc::ptr_eq(&known, active)) {
         return;
     }
+    note_end(active);
     if before.is_to_restore() && !ask_to_restore(context, active, &before).await {
         return;
     }
@@ -230,13 +274,32 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
         return;
     }
     active.record().end();
-    let now = active.record().clone();
-    if keep_and_log(context, Some(&before), &now, true) {
-        context.layouts.remove(now.id);
-        if now.told() != before.told() {
-            tell(context, &now).await;
+    let ended = active.record().clone();
+    let counts = !ended.to_count().is_empty();
+    if !keep_and_log(context, Some(&before), &ended, !counts) {
+        return;
+    }
+    if ended.told() != before.told() {
+        tell(context, &ended).await;
+    }
+    if counts {
+        if waits {
+            // A job waits for this one's directories, which are free now; counting can be done later.
+            return;
+        }
+        layout_history::count(context, active).await;
+        active.record().count_no_more(None);
+        let counted = active.record().clone();
+        if !keep_and_log(context, Some(&ended), &counted, true) {
+            return;
         }
     }
+    context.layouts.remove(ended.id);
+}
+
+/// Notes when a job has ended, if that is news: what is written later is another job's.
+fn note_end(active: &ActiveLayouts) {
+    active.record().ended.get_or_insert_with(now);
 }
 
 /// Has an agent give the directories back what they had; whether it has answered.

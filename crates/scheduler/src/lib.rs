@@ -16,7 +16,8 @@
 //! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
-//! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them back
+//! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them
+//!   back; `layout_history`: what jobs have left there, for the next ones
 //! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
 //! - `serve`: the API, and [`openapi`], its description, made of it
 //! - [`thesis`]: the log in the form of the thesis; `metrics`: figures for Prometheus
@@ -33,6 +34,7 @@ mod execute;
 mod fake;
 mod inventory;
 mod journal;
+mod layout_history;
 mod layouts;
 mod metrics;
 mod node_monitor;

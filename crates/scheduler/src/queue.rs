@@ -10,6 +10,7 @@ use ondeck_core::schedule::{Event, Job, JobState, ObservedJob, RsaState};
 use ondeck_core::text::plain;
 use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Request, Standing};
 use ondeck_directive::{PathError, check_path};
+use ondeck_layout::programs::{JobProgram, started_by};
 use ondeck_wlm::WlmError;
 use tokio::task::JoinSet;
 
@@ -397,7 +398,8 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
         Err(error) => return Err(error),
     };
     // It may be of any length.
-    let parsed = tokio::task::spawn_blocking(move || ondeck_directive::parse_alone(&script))
+    let read = move || (ondeck_directive::parse_alone(&script), started_by(&script));
+    let (parsed, started) = tokio::task::spawn_blocking(read)
         .await
         .map_err(|error| WlmError::Malformed { what: error.to_string() })?;
     let request = match parsed {
@@ -419,6 +421,7 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
                 outputs: request.data_out.clone(),
                 work_dir: work_dir.clone(),
                 tasks: details.tasks,
+                program: JobProgram::of(started.clone(), &details.name),
             };
             let striping = (!request.striping.is_empty()).then(|| Arc::new(asked()));
             match striping {

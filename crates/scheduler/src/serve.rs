@@ -3,10 +3,11 @@
 //!
 //! # Layout
 //!
-//! - `routes`: a handler for each route; what they answer is found by `hooks`, `burst_buffer`, `jobs` and `status`
+//! - `routes`: a handler for each route; what they answer is found by `hooks`, `burst_buffer`, `jobs`, `history` and `status`
 //! - [`openapi`]: the description that is made of the handlers; `page`: the same for people
 
 mod burst_buffer;
+mod history;
 mod hooks;
 mod jobs;
 pub mod openapi;

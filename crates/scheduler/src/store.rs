@@ -8,12 +8,13 @@
 //! - `open`: opening it; `tables`: its tables; `error`: why it can't be used
 //! - `entry`: what events change; `load`: what an earlier daemon kept
 //! - `ramdisks`: secrets, layouts and parts of RAM disks; `past`: jobs that are gone, the log, and who used what
-//! - `layouts`: those of jobs' directories on disk
+//! - `layouts`: those of jobs' directories on disk; `history`: what runs have left there
 //! - `workload`: the jobs that there were, as a log that is simulated with other sizes
 //! - `identity`: which journal it is; `log`: its write-ahead log
 
 mod entry;
 mod error;
+mod history;
 mod identity;
 mod layouts;
 mod load;
@@ -34,6 +35,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 pub use self::entry::Entry;
 pub use self::error::StoreError;
+pub(crate) use self::history::{KeptRun, RunFilter};
 pub use self::identity::Identity as JournalIdentity;
 pub use self::load::LoadedJournal;
 pub use self::workload::{PastJob, Workload};

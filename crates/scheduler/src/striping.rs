@@ -1,11 +1,9 @@
 //! The layouts of jobs' directories on disk: what was chosen for each, what came of it, and what is still to be taken back.
-//! Nothing here asks anybody: `layouts` does.
+//! Nothing here asks anybody: `layouts` does. `active` has those of all jobs.
 
-use std::collections::BTreeMap;
+mod active;
+
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use ondeck_api::scheduler::{LayoutState, LayoutView};
 use ondeck_api::wire::{
@@ -13,11 +11,14 @@ use ondeck_api::wire::{
 };
 use ondeck_core::schedule::Time;
 use ondeck_core::{
-    Incarnation, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+    Incarnation, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
+use ondeck_layout::programs::JobProgram;
 use serde::{Deserialize, Serialize};
+
+pub(crate) use self::active::{ActiveLayouts, Layouts};
 
 /// What the lines of a job's script ask of layouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(crate) struct StripingAsked {
     pub work_dir: PathBuf,
     /// Its processes, if the workload manager says how many.
     pub tasks: Option<u32>,
+    /// What it runs.
+    pub program: JobProgram,
 }
 
 /// What is kept of the layouts of a job's directories.
@@ -47,8 +50,17 @@ pub(crate) struct JobLayouts {
     pub submitted: u64,
     /// Its nodes; the agent of the first sets the layouts.
     pub nodes: Vec<NodeName>,
+    /// Its processes, if it is known how many.
+    #[serde(default)]
+    pub tasks: Option<u32>,
+    /// What it runs: the name under which its history is kept.
+    #[serde(default)]
+    pub program: String,
     /// When it started.
     pub since: Time,
+    /// When its end was noticed.
+    #[serde(default)]
+    pub ended: Option<Time>,
     /// What its lines ask for.
     pub request: StripingRequest,
     /// Its directories.
@@ -64,6 +76,10 @@ pub(crate) struct DirectoryLayout {
     pub path: PathBuf,
     /// Whether it keeps the layout when the job has ended.
     pub keep: bool,
+    /// Whether what the job leaves there is counted: it has written there alone, and has not said that the directory is nobody's
+    /// business.
+    #[serde(default)]
+    pub counts: bool,
     /// What was chosen, if anything was.
     pub choice: Option<LayoutChoice>,
     /// What the agent is told.
@@ -145,7 +161,10 @@ impl JobLayouts {
             work_dir: asked.work_dir.clone(),
             submitted: job.submitted,
             nodes: job.nodes.clone(),
+            tasks: asked.tasks,
+            program: asked.program.key.clone(),
             since,
+            ended: None,
             request: asked.request.clone(),
             directories: directories.collect(),
             notes,
@@ -179,8 +198,39 @@ impl JobLayouts {
         self.directories.iter().any(|directory| directory.path == path && directory.may_be_set())
     }
 
+    /// The directories where it is counted what the job has left.
+    pub fn to_count(&self) -> Vec<PathBuf> {
+        self.directories.iter().filter(|it| it.counts).map(|directory| directory.path.clone()).collect()
+    }
+
+    /// Does not count what is in a directory: others write there, too, or it is done.
+    pub fn count_no_more(&mut self, path: Option<&Path>) {
+        for directory in &mut self.directories {
+            if path.is_none_or(|path| directory.path == path) {
+                directory.counts = false;
+            }
+        }
+    }
+
+    /// The directories for which something was chosen that could not be set.
+    fn failed(&self) -> Vec<PathBuf> {
+        let failed = self.directories.iter().filter(|directory| {
+            directory.order.is_some() && matches!(directory.state, DirectoryState::Failed { .. })
+        });
+        failed.map(|directory| directory.path.clone()).collect()
+    }
+
+    fn order_again(&mut self, path: &Path) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.path == path) {
+            if let DirectoryState::Failed { why } = &directory.state {
+                directory.state = DirectoryState::Ordered { doubt: Some(why.clone()) };
+            }
+        }
+    }
+
     /// Leaves a directory alone that is not set yet.
     pub fn leave_alone(&mut self, path: &Path, why: String) {
+        self.count_no_more(Some(path));
         for directory in &mut self.directories {
             if directory.path == path && directory.is_ordered() {
                 directory.state = DirectoryState::Alone { why: why.clone(), as_asked: false };
@@ -250,6 +300,11 @@ impl JobLayouts {
         }
     }
 
+    /// Whether nothing of the directories themselves is to be done any more, though what the job has left may be counted yet.
+    pub fn is_all_over(&self) -> bool {
+        self.ended.is_some() && !self.directories.iter().any(DirectoryLayout::may_be_set)
+    }
+
     /// What its user should know: all that is not as the lines ask for; nothing if it is.
     pub fn told(&self) -> Option<String> {
         let of_directories = self.directories.iter().filter_map(DirectoryLayout::told);
@@ -280,6 +335,7 @@ impl DirectoryLayout {
             Err("its whole path is too long".to_owned())
         };
         let mut directory = DirectoryLayout {
+            counts: path.is_absolute() && choice != StripingChoice::None,
             path,
             keep,
             choice: None,
@@ -435,153 +491,13 @@ impl DirectoryLayout {
     }
 }
 
-/// The layouts of a job that has not ended, or of which something is still to be taken back.
-pub(crate) struct ActiveLayouts {
-    record: Mutex<JobLayouts>,
-    /// Held by whoever orders something for it.
-    pub work: tokio::sync::Mutex<()>,
-    /// Whether its Epilog has run where its script ran.
-    over: AtomicBool,
-    /// How often taking back has failed, and until when it is not tried again.
-    tries: Mutex<(u32, Option<Instant>)>,
-}
-
-/// The pause after taking back has failed; doubled each time, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these protect is whole after every statement.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-impl ActiveLayouts {
-    fn new(record: JobLayouts) -> Arc<ActiveLayouts> {
-        Arc::new(ActiveLayouts {
-            record: Mutex::new(record),
-            work: tokio::sync::Mutex::default(),
-            over: AtomicBool::new(false),
-            tries: Mutex::default(),
-        })
-    }
-
-    /// What is known.
-    pub fn record(&self) -> MutexGuard<'_, JobLayouts> {
-        lock(&self.record)
-    }
-
-    /// Whether its Epilog has run where its script ran.
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
-    }
-
-    /// How often taking back has failed.
-    pub fn tries(&self) -> u32 {
-        lock(&self.tries).0
-    }
-
-    /// Whether it is time to try taking back.
-    pub fn is_due(&self) -> bool {
-        lock(&self.tries).1.is_none_or(|until| until <= Instant::now())
-    }
-
-    /// Taking back has failed; how often by now.
-    pub fn failed(&self) -> u32 {
-        let mut tries = lock(&self.tries);
-        let pause = FIRST_PAUSE.saturating_mul(1 << tries.0.min(10)).min(LONGEST_PAUSE);
-        *tries = (tries.0 + 1, Some(Instant::now() + pause));
-        tries.0
-    }
-}
-
-/// So many are taken back at a time: each is a request to an agent, and a task there.
-const AT_A_TIME: usize = 16;
-
-/// The layouts of all such jobs.
-pub(crate) struct Layouts {
-    known: Mutex<BTreeMap<Incarnation, Arc<ActiveLayouts>>>,
-    /// Who takes some back has a turn.
-    pub turns: tokio::sync::Semaphore,
-}
-
-impl Default for Layouts {
-    fn default() -> Layouts {
-        Layouts { known: Mutex::default(), turns: tokio::sync::Semaphore::new(AT_A_TIME) }
-    }
-}
-
-impl Layouts {
-    /// Goes on with what an earlier daemon has kept.
-    pub fn resume(&self, kept: Vec<JobLayouts>) {
-        let mut known = lock(&self.known);
-        for record in kept {
-            known.entry(record.id).or_insert_with(|| ActiveLayouts::new(record));
-        }
-    }
-
-    /// Those of a job.
-    pub fn of(&self, id: Incarnation) -> Option<Arc<ActiveLayouts>> {
-        lock(&self.known).get(&id).cloned()
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<ActiveLayouts>> {
-        lock(&self.known).values().cloned().collect()
-    }
-
-    /// Other jobs whose layouts these directories have, or may have.
-    pub fn others(&self, record: &JobLayouts) -> Vec<Arc<ActiveLayouts>> {
-        let wanted = record.to_stripe();
-        let uses = |other: &&Arc<ActiveLayouts>| {
-            let other = other.record();
-            other.id != record.id && wanted.iter().any(|directory| other.uses(&directory.path))
-        };
-        lock(&self.known).values().filter(uses).cloned().collect()
-    }
-
-    /// Adds those of a job, unless they are there already. Whoever came first keeps a directory.
-    pub fn add(&self, mut record: JobLayouts) -> Arc<ActiveLayouts> {
-        let mut known = lock(&self.known);
-        if let Some(there) = known.get(&record.id) {
-            return Arc::clone(there);
-        }
-        for directory in record.to_stripe() {
-            let first = known.values().find(|other| other.record().uses(&directory.path));
-            if let Some(id) = first.map(|first| first.record().id) {
-                let why = format!("job {id} has set its layout, and that is not taken back yet");
-                record.leave_alone(&directory.path, why);
-            }
-        }
-        let added = ActiveLayouts::new(record);
-        let id = added.record().id;
-        known.insert(id, Arc::clone(&added));
-        added
-    }
-
-    /// Forgets those of a job: nothing is to be done any more.
-    pub fn remove(&self, id: Incarnation) {
-        lock(&self.known).remove(&id);
-    }
-
-    /// Nothing of a job runs any more on a node, as its Epilog says; that matters where its script ran. Returns those of
-    /// which that is news.
-    pub fn left(&self, job: JobId, restarts: u32, node: &NodeName) -> Vec<Arc<ActiveLayouts>> {
-        let known = lock(&self.known);
-        let of_number = known.range(Incarnation::of_number(job)).map(|(_, active)| active);
-        let left = of_number.filter(|active| {
-            let record = active.record();
-            record.id.restarts <= restarts && record.nodes.first() == Some(node)
-        });
-        left.filter(|active| !active.over.swap(true, Ordering::AcqRel)).cloned().collect()
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use ondeck_api::wire::FormerValue;
+    use ondeck_core::JobId;
     use ondeck_layout::Rules;
-    use ondeck_layout::job::{JobSize, choose};
+    use ondeck_layout::job::{JobSize, Known, choose};
 
     use super::*;
     use crate::samples::queued;
@@ -593,6 +509,7 @@ mod tests {
             outputs: request.data_out,
             work_dir: "/".into(),
             tasks: None,
+            program: JobProgram::default(),
         }
     }
 
@@ -600,7 +517,7 @@ mod tests {
         let job =
             QueuedJob { nodes: vec!["c1".parse().unwrap()], ..queued(number.to_string().parse().unwrap()) };
         JobLayouts::plan(&job, &asked(lines), Time(1), |choice, path| {
-            choose(choice, JobSize { nodes: 1, tasks: None }, path, None, &Rules::tuned())
+            choose(choice, JobSize { nodes: 1, tasks: None }, path, Known::default(), None, &Rules::tuned())
         })
     }
 
@@ -629,6 +546,7 @@ mod tests {
         let states: Vec<LayoutState> = record.view().iter().map(|view| view.state).collect();
         use LayoutState::{Alone, Failed, Ordered};
         assert_eq!(states, [Ordered, Alone, Failed, Failed]);
+        assert_eq!(record.to_count(), ["/a", "/c", "/d"].map(PathBuf::from));
         let told = record.told().unwrap();
         for part in
             ["/a: two lines name it", "/c stays as it is: the options", "/d stays as it is: the rules need"]
@@ -708,6 +626,9 @@ mod tests {
         let second = layouts.add(second);
         assert_eq!(second.record().to_stripe().len(), 1);
         assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 has set its layout"));
+        // What is there afterwards is of both, so neither learns from it.
+        assert!(first.record().to_count().is_empty());
+        assert_eq!(second.record().to_count(), [PathBuf::from("/b")]);
         // Its Epilog on another node says nothing of its script.
         let node = |name: &str| name.parse::<NodeName>().unwrap();
         assert!(layouts.left(JobId(1), 0, &node("c2")).is_empty() && !first.is_over());
@@ -715,6 +636,25 @@ mod tests {
         assert!(first.is_over() && layouts.left(JobId(1), 0, &node("c1")).is_empty());
         layouts.remove(first.record().id);
         assert!(layouts.others(&planned(3, "#RSA_LAYOUT_DIR=/a:-c 3\n")).is_empty());
+    }
+
+    #[test]
+    fn what_failed_is_ordered_again_for_results_unless_another_job_has_set_it() {
+        let layouts = Layouts::default();
+        let job = layouts
+            .add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n#RSA_LAYOUT_DIR=/b:-c 2\n#RSA_LAYOUT_DIR=/c:shared\n"));
+        for path in ["/a", "/b"] {
+            job.record().take(&report(path, StripingOutcome::Failed { why: format!("{path}: no") }, None));
+        }
+        assert!(job.record().to_stripe().is_empty());
+        layouts.add(planned(2, "#RSA_LAYOUT_DIR=/b:-c 3\n"));
+        let told = job.record().told();
+        assert!(layouts.order_again(&job));
+        // For `/c` there was nothing to be set.
+        let ordered: Vec<PathBuf> = job.record().to_stripe().into_iter().map(|order| order.path).collect();
+        assert_eq!((ordered, job.record().told()), (vec![PathBuf::from("/a")], told));
+        job.record().take(&report("/a", StripingOutcome::Set { native: "two".into() }, former_layout()));
+        assert!(!layouts.order_again(&job) && job.record().is_to_restore());
     }
 
     #[test]

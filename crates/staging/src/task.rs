@@ -15,12 +15,13 @@
 //! - `work`: the worker's process; `worker`: what the kinds of its work have in common; `fill`, `catch_up` and `bring_home`:
 //!   each of them; `share`: by several nodes at once
 //! - `script`: running a user's script
-//! - `stripe`: layouts of directories on disk
+//! - `stripe`: layouts of directories on disk; `count`: what a job has left there
 //! - `kept`: what a RAM disk keeps from the fill to the end, beside the job's data
 
 mod bring_home;
 mod catch_up;
 mod confine;
+mod count;
 mod fill;
 mod kept;
 pub mod order;

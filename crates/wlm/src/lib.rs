@@ -46,6 +46,8 @@ pub struct JobDetails {
     pub state: String,
     /// How many tasks it has or wants, if that is said.
     pub tasks: Option<u32>,
+    /// What its user calls it; that of its script's file if nothing was said.
+    pub name: String,
 }
 
 /// The queue at one moment.

@@ -1,7 +1,7 @@
 //! Layouts that jobs ask for, on a CephFS that is the cluster's disk.
 
 use std::fs;
-use std::os::unix::fs::{chown, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::aids::{LONG, change, own_file, reload};
 use crate::cluster::{Cluster, DEADLINE, Setup};
-use crate::jobs::{Gate, directives, wait_file};
+use crate::jobs::{Blocker, Gate, directives, wait_file};
 
 /// A CephFS at the same path on all hosts that need it. Its servers are those of a RAM disk that was built by hand, on
 /// the first two RSA nodes; to the agents of the cluster it is the site's own.
-struct Lake {
-    at: PathBuf,
+pub struct Lake {
+    pub at: PathBuf,
     clients: Vec<(Host, Daemon)>,
 }
 
@@ -24,7 +24,7 @@ struct Lake {
 const CLIENTS: [&str; 4] = ["ctl", "c1", "c2", "r3"];
 
 impl Lake {
-    fn cluster() -> (Cluster, Lake) {
+    pub fn cluster() -> (Cluster, Lake) {
         let cluster =
             Cluster::with(Setup { rsa_nodes: 3, compute_nodes: 2, lends: "3GiB", ..Setup::default() });
         let lake = Lake::new(&cluster);
@@ -95,7 +95,7 @@ impl Lake {
     }
 
     /// A directory of a user's on it.
-    fn folder(&self, user: &User, name: &str) -> PathBuf {
+    pub fn folder(&self, user: &User, name: &str) -> PathBuf {
         let path = self.at.join(name);
         let outside = self.outside(&path);
         fs::create_dir(&outside).unwrap();
@@ -118,12 +118,12 @@ impl Lake {
         self.attribute(directory, "ceph.dir.layout").map(|text| stripes(&text))
     }
 
-    fn layout_of_file(&self, file: &Path) -> String {
+    pub fn layout_of_file(&self, file: &Path) -> String {
         stripes(&self.attribute(file, "ceph.file.layout").unwrap())
     }
 
     /// Unmounts it and ends its servers.
-    fn end(self, cluster: &Cluster) {
+    pub fn end(self, cluster: &Cluster) {
         for (host, mut client) in self.clients {
             host.ok(&["umount", &self.at.to_string_lossy()]);
             if client.wait(DEADLINE).is_none() {
@@ -166,7 +166,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn wait_layout(&self, job: u32, directory: &Path, state: &str) -> Value {
+    pub fn wait_layout(&self, job: u32, directory: &Path, state: &str) -> Value {
         let mut seen = Value::Null;
         let start = Instant::now();
         while seen["state"] != state {
@@ -187,7 +187,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn wait_completed(&self, job: u32) {
+    pub fn wait_completed(&self, job: u32) {
         let ended = self.slurm.wait_state(job, "COMPLETED", LONG);
         assert_eq!(ended["ExitCode"], "0:0");
     }
@@ -443,5 +443,34 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert_ne!(lake.layout_of_file(&results.join("before")), TWO, "what was there is not rewritten");
     cluster.wait_layout(job, &results, "restored");
     assert_eq!(lake.layout(&results), None);
+
+    // Also if it could not be set when the job started.
+    let later = lake.folder(alice, "later");
+    let mode = |mode: u32| {
+        fs::set_permissions(lake.outside(&later), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    fs::remove_file(&made).unwrap();
+    let gate = Gate::of(alice, "later");
+    let script = format!(
+        "#!/bin/sh\n#RSA_LAYOUT=-c 2 -S 1M\n#RSA_OUT_SIZE=10MiB\n#RSA_WAIT=hold\n{}: > {}\n{}echo a > {}/file\n",
+        directives(&[], &[&later]),
+        made.display(),
+        gate.line(),
+        later.display()
+    );
+    let blocker = Blocker::new(&cluster, 2);
+    let job = cluster.submit(&script, 1);
+    cluster.wait_rsa(job, "READY");
+    mode(0o555);
+    blocker.release();
+    wait_file(&made);
+    let failed = cluster.wait_layout(job, &later, "failed");
+    assert!(failed["text"].as_str().unwrap().contains("Permission denied"), "{failed:#}");
+    mode(0o755);
+    gate.open();
+    cluster.wait_done(job);
+    assert_eq!(lake.layout_of_file(&later.join("file")), TWO);
+    cluster.wait_layout(job, &later, "restored");
+    assert_eq!(lake.layout(&later), None);
     lake.end(&cluster);
 }

@@ -20,6 +20,7 @@ mod isolation;
 mod jobs;
 mod journals;
 mod late;
+mod layout_history;
 mod layouts;
 mod life;
 mod lives;

@@ -1,4 +1,4 @@
-//! Layouts of jobs' directories on disk: set when a job starts, and taken back when it has ended.
+//! Layouts of jobs' directories on disk: set when a job starts, and taken back when it has ended. What it has left there is counted.
 //!
 //! It is done by tasks, as the user, in three steps: the directories are looked at, what they have is noted in the agent's
 //! directory, and only then something is set. So whatever ends in between, what was there before is known.
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    DirectoryToRestore, DirectoryToStripe, Refusal, RefusalCode, RestoreOrder, StripingOrder,
+    CountOrder, DirectoryToRestore, DirectoryToStripe, Refusal, RefusalCode, RestoreOrder, StripingOrder,
     StripingOutcome, StripingReport, StripingResult, StripingWork, TaskReport, TaskRequest, TaskState,
     TaskWork,
 };
@@ -129,6 +129,19 @@ impl Node {
         if let Err(error) = StripingRecord::remove(&self.state, job) {
             tracing::error!(%error, "can't forget what the directories of a job had; it is looked at again if it is ordered");
         }
+        Ok(StripingReport { directories })
+    }
+
+    /// Counts what a job has left in directories.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the order is malformed.
+    pub fn count(&self, job: Incarnation, order: &CountOrder) -> Result<StripingReport, Refusal> {
+        order.check()?;
+        let errand = self.errand(job, (order.uid, order.gid), order.deadline_ms);
+        let CountOrder { directories, from_ms, until_ms, .. } = order.clone();
+        let counted = errand.run("count", StripingWork::Count { directories, from_ms, until_ms });
+        let directories = order.directories.iter().map(|path| of(&counted, path)).collect();
         Ok(StripingReport { directories })
     }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use ondeck_core::allocation::Purpose;
 use ondeck_core::schedule::{JobState, RsaState};
 use ondeck_core::{Bytes, Incarnation, JobId, NodeName, Owner, Rate, Request};
+use ondeck_layout::history::Run;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -264,6 +265,51 @@ pub enum LayoutState {
     Changed,
     /// It was set, and what was there before could not be set again.
     NotRestored,
+}
+
+/// What a run of a job has left in a directory: a row of its user's history of layouts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "uid": 1000,
+    "job": "42@1750000000",
+    "program": "solver",
+    "directory": "/scratch/case-#/out",
+    "used": "all processes use one file",
+    "run": {
+        "ended_ms": 1750000100000u64,
+        "shape": { "nodes": 4, "tasks": 64, "lasted_ms": 100000 },
+        "tally": {
+            "files": 1, "bytes": 4294967296u64, "median": 4294967296u64, "large": 4294967296u64,
+            "kinds": [{
+                "kind": "result.h5", "files": 1, "bytes": 4294967296u64, "largest": 4294967296u64, "numbers": [1],
+                "spread_ms": 0
+            }]
+        }
+    }
+})))]
+pub struct LayoutRun {
+    /// Whose it is.
+    pub uid: u32,
+    /// Which life of which job.
+    #[schema(value_type = String)]
+    pub job: Incarnation,
+    /// Its program.
+    pub program: String,
+    /// The directory, with `#` for each of its numbers.
+    pub directory: String,
+    /// How it has used its files, in words.
+    pub used: String,
+    /// When it ended, its nodes and tasks, and its files: sizes in bytes, times in milliseconds.
+    #[schema(value_type = Object)]
+    pub run: Run,
+}
+
+/// How much of a history was forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({ "runs": 3 })))]
+pub struct Forgotten {
+    /// How many runs.
+    pub runs: u64,
 }
 
 /// A life of a job beside the one that was asked for.

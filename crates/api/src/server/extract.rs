@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::auth::Caller;
 use crate::scheduler::{BurstBufferQuestion, Drain, Hook};
 use crate::wire::{
-    Authority, Claim, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest, StripingOrder,
-    TaskRequest,
+    Authority, Claim, CountOrder, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest,
+    StripingOrder, TaskRequest,
 };
 
 pub(super) const JSON: &str = "application/json";
@@ -179,6 +179,7 @@ macro_rules! content {
 
 content! {
     Claim: "the claim",
+    CountOrder: "the order",
     Drain: "the reason",
     Hook: "the hook",
     BurstBufferQuestion: "the question",

@@ -1,8 +1,10 @@
-//! Layouts of a job's directories on disk: set as its user when it starts, and taken back when it has ended.
+//! Layouts of a job's directories on disk: set as its user when it starts, and taken back when it has ended. What the job has left
+//! there is counted then, for its user's history.
 
 use std::path::{Path, PathBuf};
 
 use ondeck_layout::Tool;
+use ondeck_layout::census::Tally;
 use serde::{Deserialize, Serialize};
 
 use super::refusal::{Refusal, RefusalCode};
@@ -53,6 +55,23 @@ pub struct RestoreOrder {
     pub deadline_ms: u64,
     /// The directories, as far as it is known what they had.
     pub directories: Vec<DirectoryToRestore>,
+}
+
+/// Counts what a job has left in directories on disk, as its user. Nothing is changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountOrder {
+    /// The job's user.
+    pub uid: u32,
+    /// The user's primary group.
+    pub gid: u32,
+    /// How long it may take; what is not counted by then is not told.
+    pub deadline_ms: u64,
+    /// Files count that were written last from then on, in milliseconds since 1970 by the clock of their filesystem...
+    pub from_ms: u64,
+    /// ... and not later than this.
+    pub until_ms: u64,
+    /// The directories.
+    pub directories: Vec<PathBuf>,
 }
 
 /// A directory that was given a layout, or nearly so, and what it had before.
@@ -142,6 +161,11 @@ pub enum StripingOutcome {
         /// What it has.
         native: String,
     },
+    /// Files were counted.
+    Counted {
+        /// What is there.
+        tally: Box<Tally>,
+    },
     /// It could not be looked at, or not be set.
     Failed {
         /// In words: what, where, and what to do.
@@ -160,6 +184,8 @@ pub enum StripingWork {
     Set { directories: Vec<DirectoryToStripe> },
     /// Takes them back.
     Restore { directories: Vec<DirectoryToRestore> },
+    /// Counts files that were written last within a time.
+    Count { directories: Vec<PathBuf>, from_ms: u64, until_ms: u64 },
 }
 
 impl StripingWork {
@@ -172,6 +198,7 @@ impl StripingWork {
             StripingWork::Restore { directories } => {
                 directories.iter().map(|directory| directory.path.as_path()).collect()
             }
+            StripingWork::Count { directories, .. } => directories.iter().map(PathBuf::as_path).collect(),
         }
     }
 }
@@ -193,6 +220,16 @@ impl RestoreOrder {
     /// [`RefusalCode::Malformed`].
     pub fn check(&self) -> Result<(), Refusal> {
         check(self.directories.iter().map(|directory| directory.path.as_path()))
+    }
+}
+
+impl CountOrder {
+    /// Refuses what makes no sense.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        check(self.directories.iter().map(PathBuf::as_path))
     }
 }
 

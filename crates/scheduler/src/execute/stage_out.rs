@@ -12,7 +12,7 @@ use super::outcome::{failed, words};
 use super::stage_in::CATCH_UP;
 use super::staging::{Staging, stage};
 use crate::context::Context;
-use crate::inventory;
+use crate::{inventory, layouts};
 
 /// How long a stage-out waits for the names of what it brings home: they are of use only if a node is lost meanwhile.
 const INVENTORY: Duration = Duration::from_secs(10);
@@ -29,6 +29,7 @@ pub(super) async fn bring_home(
     servers: &[NodeName],
     until: Instant,
 ) -> Outcome {
+    layouts::set_for_results(context, job.id).await;
     let (asks, of) = (Arc::clone(context), job.clone());
     let inventoried = tokio::spawn(async move { inventory::take(&asks, &of).await });
     // An attempt that was given up because nothing was heard of it may go on, and would write to the same files.

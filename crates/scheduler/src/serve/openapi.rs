@@ -24,7 +24,7 @@ fn document() -> OpenApi {
     let socket = ServerBuilder::new().url("http://localhost").description(Some("By the Unix socket"));
     document.servers = Some(vec![socket.build()]);
     for item in document.paths.paths.values_mut() {
-        for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
             operation.responses.responses.insert("default".to_owned(), RefOr::T(refused()));
         }
     }
@@ -97,8 +97,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use ondeck_api::scheduler::{
-        AllocationView, BurstBufferAnswer, BurstBufferQuestion, Drain, Hook, HookAnswer, JobStatus, JobView,
-        LogLine, LostPart, NodeStatus, OtherLife, PartView, Status, Transfer, Usage, Waited, Warning,
+        AllocationView, BurstBufferAnswer, BurstBufferQuestion, Drain, Forgotten, Hook, HookAnswer,
+        JobStatus, JobView, LayoutRun, LogLine, LostPart, NodeStatus, OtherLife, PartView, Status, Transfer,
+        Usage, Waited, Warning,
     };
     use ondeck_api::wire::Refusal;
     use ondeck_core::Owner;
@@ -131,7 +132,7 @@ mod tests {
                 names.insert(text("operationId"));
             }
         }
-        assert_eq!((routes, names.len()), (17, 17));
+        assert_eq!((routes, names.len()), (19, 19));
     }
 
     #[test]
@@ -184,6 +185,8 @@ mod tests {
         is::<Waited>("Waited");
         is::<Warning>("Warning");
         is::<Usage>("Usage");
+        is::<LayoutRun>("LayoutRun");
+        is::<Forgotten>("Forgotten");
         is::<Drain>("Drain");
         is::<Hook>("Hook");
         is::<HookAnswer>("HookAnswer");

@@ -10,7 +10,8 @@ use axum::extract::State;
 use axum::response::Html;
 use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{
-    BurstBufferAnswer, BurstBufferQuestion, Drain, Hook, HookAnswer, JobStory, Status, Usage, Waited,
+    BurstBufferAnswer, BurstBufferQuestion, Drain, Forgotten, Hook, HookAnswer, JobStory, LayoutRun, Status,
+    Usage, Waited,
 };
 use ondeck_api::server::{Administrator, Json, Path, Query, from_text};
 use ondeck_api::wire::Refusal;
@@ -48,6 +49,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(give_up))
         .routes(routes!(resume))
         .routes(routes!(usage))
+        .routes(routes!(layout_history, forget_layout_history))
         .routes(routes!(timeline))
         .routes(routes!(log))
         .routes(routes!(metrics))
@@ -338,6 +340,53 @@ async fn usage(
     Query(UsageQuery { days }): Query<UsageQuery>,
 ) -> Answer<Vec<Usage>> {
     api.usage(days, caller).await.map(Json)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct HistoryQuery {
+    /// Of this program alone.
+    program: Option<String>,
+    /// In directories of this name alone: absolute, and its numbers may be any.
+    directory: Option<String>,
+    /// Of this user alone; administrators only.
+    uid: Option<u32>,
+}
+
+/// What runs of jobs have left in the directories whose layouts they asked for: the newest first, at most 500.
+///
+/// Who: everybody; users see their own, administrators all.
+#[utoipa::path(
+    get,
+    path = "/v1/layouts/history",
+    params(HistoryQuery),
+    responses((status = 200, description = "The runs", body = [LayoutRun]))
+)]
+async fn layout_history(
+    State(api): OfApi,
+    caller: Caller,
+    Query(asked): Query<HistoryQuery>,
+) -> Answer<Vec<LayoutRun>> {
+    let HistoryQuery { program, directory, uid } = asked;
+    api.layout_history(caller, uid, program.as_deref(), directory.as_deref()).await.map(Json)
+}
+
+/// Forgets what runs of jobs have left: layouts are not chosen by it any more.
+///
+/// Who: everybody; users theirs, administrators theirs or a user's that they name.
+#[utoipa::path(
+    delete,
+    path = "/v1/layouts/history",
+    params(HistoryQuery),
+    responses((status = 200, description = "How many runs", body = Forgotten))
+)]
+async fn forget_layout_history(
+    State(api): OfApi,
+    caller: Caller,
+    Query(asked): Query<HistoryQuery>,
+) -> Answer<Forgotten> {
+    let HistoryQuery { program, directory, uid } = asked;
+    api.forget_layout_history(caller, uid, program.as_deref(), directory.as_deref()).await.map(Json)
 }
 
 #[derive(Deserialize, IntoParams)]

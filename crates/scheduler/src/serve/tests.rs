@@ -106,6 +106,7 @@ async fn what_is_asked_for_wrongly_is_refused_with_the_reason() {
         ("GET", "/v1/jobs/7", RefusalCode::NotFound),
         ("POST", "/v1/jobs/7/retry?salvage=true", RefusalCode::NotFound),
         ("DELETE", "/v1/jobs", RefusalCode::NotFound),
+        ("GET", "/v1/layouts/history?uid=me", RefusalCode::Malformed),
         ("GET", "/v1/other", RefusalCode::NotFound),
         ("GET", "/v2/jobs", RefusalCode::NotFound),
         ("POST", "/v1/hooks/prolog", RefusalCode::Malformed),
@@ -117,6 +118,8 @@ async fn what_is_asked_for_wrongly_is_refused_with_the_reason() {
     assert!(message.starts_with("the hook: "), "{message}");
     assert!(asked.ask("GET", "/v1/usage?days=7").await.unwrap().starts_with('['));
     assert!(asked.ask("GET", "/v1/metrics").await.unwrap().contains("ondeck_journal_up 1"));
+    assert_eq!(asked.ask("GET", "/v1/layouts/history?program=a%20b%26&directory=%2Fa").await.unwrap(), "[]");
+    assert_eq!(asked.ask("DELETE", "/v1/layouts/history?uid=7").await.unwrap(), "{\"runs\":0}");
     let hours = u64::MAX;
     let timeline = asked.ask("GET", &format!("/v1/timeline?hours={hours}")).await.unwrap();
     let timeline: ondeck_core::timeline::Timeline = serde_json::from_str(&timeline).unwrap();

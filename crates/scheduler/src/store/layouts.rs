@@ -23,9 +23,10 @@ impl Reader {
         let rows = rows.collect::<Result<Vec<(String, bool)>, _>>().map_err(sqlite)?;
         let read = rows.iter().map(|(record, done)| {
             let record = serde_json::from_str(record);
-            let record =
+            let record: JobLayouts =
                 record.map_err(|error| self.malformed(format!("the layouts of job {job}"), &error))?;
-            Ok((record, *done))
+            let done = *done || record.is_all_over();
+            Ok((record, done))
         });
         read.collect()
     }
@@ -100,7 +101,10 @@ mod tests {
             work_dir: "/".into(),
             submitted: 7,
             nodes: vec!["c1".parse().unwrap()],
+            tasks: None,
+            program: String::new(),
             since: Time(1),
+            ended: None,
             request: StripingRequest::default(),
             directories: Vec::new(),
             notes: vec!["so".into()],

@@ -44,6 +44,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), rusqlite_migrat
     connection.execute_batch(PARTS)?;
     connection.execute_batch(MOVED)?;
     connection.execute_batch(LAYOUTS)?;
+    connection.execute_batch(LAYOUT_RUNS)?;
     for (column, statement) in [("thesis", THESIS), ("rsa_nodes", RSA_NODES)] {
         let has: bool = connection.query_row(HAS_COLUMN, [column], |row| row.get(0))?;
         if !has {
@@ -83,6 +84,13 @@ const MOVED: &str = "CREATE TABLE IF NOT EXISTS moved
 /// know this table leave it alone, and the layouts as they are.
 const LAYOUTS: &str = "CREATE TABLE IF NOT EXISTS layouts
     (id TEXT PRIMARY KEY, record TEXT NOT NULL, done INTEGER NOT NULL, at_ms INTEGER NOT NULL)";
+
+/// What jobs have left in their directories, as JSON: the history of the layouts. `directory` has `#` for each of its numbers.
+/// Daemons that don't know this table leave it alone, and the runs of their time are missing in it.
+const LAYOUT_RUNS: &str = "CREATE TABLE IF NOT EXISTS layout_runs
+    (number INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, program TEXT NOT NULL, directory TEXT NOT NULL,
+    job TEXT NOT NULL, at_ms INTEGER NOT NULL, run TEXT NOT NULL, UNIQUE (uid, program, directory, job));
+    CREATE INDEX IF NOT EXISTS layout_runs_by_age ON layout_runs (at_ms)";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -156,7 +164,9 @@ mod tests {
             names.collect::<Result<Vec<String>, _>>().unwrap()
         };
         for (version, sql) in FORMER {
-            assert_eq!(tables(sql), tables(""), "{version}");
+            let migrated = tables(sql);
+            assert_eq!(migrated, tables(""), "{version}");
+            assert!(migrated.contains(&"table layout_runs".to_owned()), "{migrated:?}");
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::layout::{Standing, StripedDirectory, StripingError};
 
 /// Why a directory's layout is left alone.
 #[derive(Debug, thiserror::Error)]
-enum StripeError {
+pub(super) enum StripeError {
     /// The site allows nothing.
     #[error("{}: this node's configuration allows no directory; see mount_prefixes in its part [agent]", .0.display())]
     NothingAllowed(PathBuf),
@@ -60,12 +60,7 @@ enum StripeError {
 
 /// Does it, and tells what became of each directory.
 pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>) {
-    let tell = |path: &Path, result: Result<(StripingOutcome, Option<FormerLayout>), StripeError>| {
-        let (outcome, former) =
-            result.unwrap_or_else(|error| (StripingOutcome::Failed { why: error.to_string() }, None));
-        let result = StripingResult { path: path.to_owned(), outcome, former };
-        send(lines, &Line::Striping(Box::new(result)));
-    };
+    let tell = |path: &Path, result| tell(lines, path, result);
     match work {
         StripingWork::Look { directories } => {
             directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted)));
@@ -80,7 +75,17 @@ pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>)
                 tell(&striped.path, restore(prefixes, striped).map(|outcome| (outcome, None)));
             });
         }
+        // It is about what is in them.
+        StripingWork::Count { .. } => {}
     }
+}
+
+/// Tells what became of a directory.
+pub(super) fn tell(lines: &Mutex<OwnedFd>, path: &Path, result: Result<Looked, StripeError>) {
+    let (outcome, former) =
+        result.unwrap_or_else(|error| (StripingOutcome::Failed { why: error.to_string() }, None));
+    let result = StripingResult { path: path.to_owned(), outcome, former };
+    send(lines, &Line::Striping(Box::new(result)));
 }
 
 fn parse(options: &str) -> Result<Layout, StripeError> {
@@ -88,7 +93,7 @@ fn parse(options: &str) -> Result<Layout, StripeError> {
     parsed.map_err(|error| StripeError::Options { options: options.to_owned(), why: error.to_string() })
 }
 
-type Looked = (StripingOutcome, Option<FormerLayout>);
+pub(super) type Looked = (StripingOutcome, Option<FormerLayout>);
 
 fn look(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<Looked, StripeError> {
     let layout = parse(&wanted.options)?;
@@ -135,7 +140,7 @@ fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<Stripin
 
 /// Opens a directory below one of the prefixes. Only an administrator's part of the path, the prefix, may have symbolic links
 /// in it: what was judged is what is opened.
-fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
+pub(super) fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
     if prefixes.is_empty() {
         return Err(StripeError::NothingAllowed(path.to_owned()));
     }

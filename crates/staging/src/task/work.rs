@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use ondeck_api::wire::TaskWork;
+use ondeck_api::wire::{StripingWork, TaskWork};
 use ondeck_transfer::Gate;
 use ondeck_transfer::credentials::User;
 use rustix::fs::Mode;
@@ -12,7 +12,7 @@ use rustix::fs::Mode;
 use super::order::{Line, TaskOrder};
 use super::pipes::{Pipes, Shared};
 use super::worker::{Findings, Worker, lock, send};
-use super::{Failure, Host, confine, kept, stripe};
+use super::{Failure, Host, confine, count, kept, stripe};
 
 /// Becomes the user and does the work; gives the process's exit code.
 pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Shared, pipes: Pipes) -> i32 {
@@ -21,7 +21,12 @@ pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Sh
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let log = become_user(order, user, log)?;
         if let TaskWork::Stripe { prefixes, work } = &order.request.work {
-            stripe::stripe(prefixes, work, &lines);
+            match work {
+                StripingWork::Count { directories, from_ms, until_ms } => {
+                    count::count_all(prefixes, directories, (*from_ms, *until_ms), &lines);
+                }
+                work => stripe::stripe(prefixes, work, &lines),
+            }
             return Ok(None);
         }
         let ram = kept::open().map_err(|error| {

@@ -7,8 +7,18 @@ use super::record::{records, text};
 use crate::{JobDetails, WlmError};
 
 /// What is asked of squeue, in the order of [`parse`].
-pub const FIELDS: &[&str; 9] =
-    &["JobID", "State", "exit_code", "WorkDir", "stdout", "Comment", "admin_comment", "stderr", "NumTasks"];
+pub const FIELDS: &[&str; 10] = &[
+    "JobID",
+    "State",
+    "exit_code",
+    "WorkDir",
+    "stdout",
+    "Comment",
+    "admin_comment",
+    "stderr",
+    "NumTasks",
+    "Name",
+];
 
 /// States of a job that has ended (squeue(1), job state codes).
 const ENDED: &[&str] = &[
@@ -27,7 +37,7 @@ const ENDED: &[&str] = &[
 pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, WlmError> {
     let id = job.to_string();
     let records = records::<{ FIELDS.len() }>(output, separator)?;
-    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err, tasks] =
+    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err, tasks, name] =
         records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
     let state = text(state);
     let exit_code = match text(exit_code).parse() {
@@ -44,6 +54,7 @@ pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, W
         exit_code,
         state,
         tasks: text(tasks).parse().ok().filter(|tasks| *tasks > 0),
+        name: text(name),
     })
 }
 
@@ -66,9 +77,9 @@ mod tests {
     use super::*;
 
     /// Slurm 22.05.8, with `|` in place of the separator.
-    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|256|\n\
-        35|FAILED|9|/home||(null)|ondeck:hold|(null)|1|\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|4|\n\
-        37|FAILED|768|/|/o|(null)|(null)|/o|N/A|\n";
+    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|256|a b|\n\
+        35|FAILED|9|/home||(null)|ondeck:hold|(null)|1||\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|4|x|\n\
+        37|FAILED|768|/|/o|(null)|(null)|/o|N/A|x|\n";
 
     #[test]
     fn details_are_read() {
@@ -79,6 +90,7 @@ mod tests {
         assert_eq!(details.std_err.unwrap().to_str(), Some("/e"));
         assert_eq!((details.comment.as_str(), details.admin_comment.as_str()), ("x", ""));
         assert_eq!((details.exit_code, details.tasks), (Some(128 + 53), Some(256)));
+        assert_eq!(details.name, "a b");
         let details = read(35).unwrap();
         assert_eq!((details.std_out, details.exit_code), (None, Some(137)));
         assert_eq!(read(36).unwrap().exit_code, None);

@@ -1,0 +1,144 @@
+//! How a run has used its files is told, or said to be not known; never told wrongly.
+
+#![allow(clippy::unwrap_used)]
+
+use ondeck_core::Bytes;
+use ondeck_layout::census::{Census, MOST_TOLD, Tally};
+use ondeck_layout::classify::{FileUse, RunShape, Unclear, classify};
+use ondeck_layout::history::{Run, recall};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Files of a run, each with its size and when it was written last.
+fn tally(files: impl IntoIterator<Item = (String, u64, u64)>) -> Tally {
+    let mut census = Census::default();
+    for (path, size, at) in files {
+        census.add_written(path.as_bytes(), Bytes(size), Some(at));
+    }
+    census.tally()
+}
+
+/// How ranks and steps stand in the names of files.
+fn name(style: u8, step: u64, rank: u64) -> String {
+    match style % 5 {
+        0 => format!("step-{step:04}/rank-{rank}.dat"),
+        1 => format!("rank{rank:03}/out.{step}"),
+        2 => format!("dump.{step}.{rank}.h5"),
+        3 => format!("processor{rank}/{step}/U"),
+        _ => format!("r{rank}_s{step}"),
+    }
+}
+
+/// A run of at least 10 s.
+fn shapes() -> impl Strategy<Value = RunShape> {
+    (1u32..64, 1u32..32, 10_000u64..10_000_000).prop_map(|(nodes, each, lasted_ms)| RunShape {
+        nodes,
+        tasks: nodes * each,
+        lasted_ms,
+    })
+}
+
+fn is_or_unclear(found: FileUse, truth: FileUse) -> bool {
+    found == truth || !found.is_known()
+}
+
+proptest! {
+    #[test]
+    fn files_of_each_process_are_seen_or_not_known(
+        shape in shapes(), style: u8, steps in 1u64..9, size in MIB..(1 << 33), noise in 0u64..1000,
+    ) {
+        let ranks = u64::from(shape.tasks);
+        let at = |step: u64| shape.lasted_ms * (step + 1) / steps;
+        let files = (0..steps).flat_map(|step| (0..ranks).map(move |rank| (name(style, step, rank), size + rank, at(step) + noise)));
+        let found = classify(&tally(files), shape);
+        let truth = if shape.tasks == 1 { FileUse::OneProcess } else { FileUse::FilePerProcess };
+        prop_assert!(is_or_unclear(found, truth), "{found:?}");
+        // In one step it is clear, and in several unless their number might be that of the processes.
+        if steps == 1 || shape.tasks == 1 {
+            prop_assert_eq!(found, truth);
+        }
+    }
+
+    #[test]
+    fn a_file_of_all_is_seen_or_not_known(shape in shapes(), style: u8, steps in 1u64..40, each in 1u64..64) {
+        // Of each process a few stripes, written again and again over the run.
+        let size = u64::from(shape.tasks) * each * MIB;
+        let files = (0..steps).map(|step| (name(style, step, 0), size, shape.lasted_ms * (step + 1) / steps));
+        let found = classify(&tally(files), shape);
+        let truth = if shape.tasks == 1 { FileUse::OneProcess } else { FileUse::OneFile };
+        prop_assert!(is_or_unclear(found, truth), "{found:?}");
+        if steps == 1 || steps >= 4 {
+            prop_assert_eq!(found, truth);
+        }
+    }
+
+    #[test]
+    fn files_of_nodes_and_groups_are_seen_or_not_known(
+        nodes in 2u32..32, each in 2u32..16, groups in 2u64..64, style: u8, lasted_ms in 10_000u64..1_000_000,
+    ) {
+        let shape = RunShape { nodes, tasks: nodes * each, lasted_ms };
+        let written = |count: u64| {
+            let files = (0..count).map(|file| (name(style, 0, file), 64 * MIB, lasted_ms + file % 7));
+            classify(&tally(files), shape)
+        };
+        prop_assert_eq!(written(nodes.into()), FileUse::FilePerNode);
+        let (found, tasks) = (written(groups), u64::from(shape.tasks));
+        let truth = match groups {
+            _ if groups.is_multiple_of(tasks) => FileUse::FilePerProcess,
+            _ if groups == u64::from(nodes) => FileUse::FilePerNode,
+            _ if groups < tasks && tasks.is_multiple_of(groups) => FileUse::Groups { files: groups },
+            _ => FileUse::NotKnown(Unclear::Count),
+        };
+        prop_assert_eq!(found, truth);
+    }
+
+    #[test]
+    fn no_files_are_too_strange_to_be_judged_and_what_is_kept_of_them_is_small(
+        files in prop::collection::vec((any::<Vec<u8>>(), any::<u64>(), any::<Option<u64>>()), 0..200),
+        nodes: u32, tasks: u32, lasted_ms: u64, ended in prop::collection::vec(any::<u64>(), 1..6), now: u64,
+    ) {
+        let mut census = Census::default();
+        for (path, size, at) in &files {
+            census.add_written(path, Bytes(*size), *at);
+        }
+        let (tally, shape) = (census.tally(), RunShape { nodes, tasks, lasted_ms });
+        let _ = classify(&tally, shape);
+        prop_assert!(tally.kinds.len() <= MOST_TOLD);
+        let text = serde_json::to_string(&tally).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<Tally>(&text).unwrap(), &tally);
+        // In whatever order the runs come.
+        let mut runs: Vec<Run> = ended.iter().map(|ended_ms| Run { ended_ms: *ended_ms, shape, tally: tally.clone() }).collect();
+        let told = recall(&runs, now);
+        prop_assert!(told.is_some());
+        runs.reverse();
+        prop_assert_eq!(recall(&runs, now), told);
+    }
+}
+
+#[test]
+fn what_has_two_explanations_is_not_known() {
+    let shape = RunShape { nodes: 4, tasks: 64, lasted_ms: 100_000 };
+    let unclear = |files: Vec<(String, u64, u64)>| match classify(&tally(files), shape) {
+        FileUse::NotKnown(why) => why,
+        known => panic!("{known:?}"),
+    };
+    let several = |count: u64, size: u64, end: u64| -> Vec<_> {
+        (0..count).map(|file| (format!("f{file}"), size, 100_000 + file * end / count)).collect()
+    };
+    assert_eq!(unclear(Vec::new()), Unclear::NoFiles);
+    assert_eq!(unclear(several(3, 1000, 0)), Unclear::FewBytes);
+    assert_eq!(unclear(vec![("x.log".to_owned(), 2 * MIB, 1)]), Unclear::Small);
+    assert_eq!(unclear(several(65, MIB, 0)), Unclear::Count);
+    // A third of the run: neither together nor one after the other.
+    assert_eq!(unclear(several(64, 100 * MIB, 36_000)), Unclear::Order);
+    let mut mixed = several(64, MIB, 0);
+    mixed.push(("all.h5".to_owned(), 64 * MIB, 0));
+    assert_eq!(unclear(mixed), Unclear::Mixed);
+    // Times that nobody has noted.
+    let mut census = Census::default();
+    (0..64).for_each(|file| census.add(format!("f{file}").as_bytes(), Bytes(MIB)));
+    assert_eq!(classify(&census.tally(), shape), FileUse::NotKnown(Unclear::Order));
+    let small = tally(several(500, 40_000, 0));
+    assert_eq!(classify(&small, shape), FileUse::SmallFiles { files: 500 });
+}
