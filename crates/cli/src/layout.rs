@@ -376,7 +376,10 @@ impl JobArgs {
             eprintln!("ondeck layout: earlier jobs do not count, as the history can't be read: {error:#}");
             None
         });
-        Some(by_what_is_known(Known { history: history.as_ref(), program: Some(program) }, Some(site)))
+        Some(by_what_is_known(
+            Known { history: history.as_ref(), program: Some(program), ..Known::default() },
+            Some(site),
+        ))
     }
 }
 

@@ -23,13 +23,15 @@ pub struct JobSize {
     pub tasks: Option<u32>,
 }
 
-/// What is known of a job's files in a directory beside its line.
+/// What is known of a job's files in a directory, and of its filesystem, beside its line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known<'a> {
     /// What earlier runs say.
     pub history: Option<&'a Recollection>,
     /// The program that the job runs, by its name; none: nothing is known by names.
     pub program: Option<&'a str>,
+    /// How busy the filesystem is.
+    pub load: Load,
 }
 
 /// What a layout was chosen from.
@@ -139,7 +141,7 @@ pub fn choose(
     let site = site.ok_or(NotChosen::NoSite)?;
     let filesystem = filesystem.ok_or_else(|| NotChosen::Elsewhere(directory.to_owned()))?;
     let workload = source.workload(job);
-    let place = Place { filesystem, nodes: &site.nodes, load: Load::default() };
+    let place = Place { filesystem, nodes: &site.nodes, load: known.load };
     let advice = rules.advise(place, &workload)?;
     Ok(Some(ChosenLayout {
         layout: advice.layout,
@@ -248,7 +250,7 @@ mod tests {
         let text = format!("{SITE}[[program]]\nname = \"mine*\"\npattern = \"shared\"\n");
         let site = Site::parse(&text).unwrap();
         let auto = |history: Option<&Recollection>, program: Option<&str>| {
-            let (known, auto) = (Known { history, program }, &StripingChoice::Auto);
+            let (known, auto) = (Known { history, program, ..Known::default() }, &StripingChoice::Auto);
             choose(auto, JOB, Path::new("/scratch/a"), known, Some(&site), &Rules::tuned()).unwrap().unwrap()
         };
         let known = history(Some(FileUse::FilePerProcess));
@@ -285,7 +287,7 @@ mod tests {
             &StripingChoice::Shared,
             JOB,
             Path::new("/scratch/a"),
-            Known { history: Some(&known), program: Some("pw.x") },
+            Known { history: Some(&known), program: Some("pw.x"), ..Known::default() },
             Some(&site),
             &Rules::tuned(),
         );

@@ -19,6 +19,7 @@ use crate::charge::Charge;
 use crate::clock::now;
 use crate::compute::ComputeNodes;
 use crate::journal::Journal;
+use crate::load_monitor::Loads;
 use crate::metrics::Metrics;
 use crate::queue_snapshot::ObservedQueue;
 use crate::store::Entry;
@@ -62,6 +63,8 @@ pub(crate) struct Context {
     pub compute: Arc<ComputeNodes>,
     /// The layouts of directories that jobs have, or have left.
     pub layouts: Layouts,
+    /// How busy the filesystems are.
+    pub loads: Loads,
     pub metrics: Arc<Metrics>,
     /// What is decided on. It may be ahead of the journal: who looks, looks at the view.
     schedule: Mutex<Schedule>,
@@ -102,6 +105,7 @@ impl Context {
             // What runs already may have started while no scheduler could be asked.
             compute: Arc::new(ComputeNodes::new(now().plus(config.scheduler.limits.prolog))),
             layouts: Layouts::default(),
+            loads: Loads::default(),
             metrics: begin.metrics,
             view: RwLock::new(View::of(&begin.schedule)),
             schedule: Mutex::new(begin.schedule),

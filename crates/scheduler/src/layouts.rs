@@ -5,7 +5,7 @@
 //! the job's first node, where its script runs. Where a RAM disk is shown over a directory, the disk below it is meant: its
 //! results come home in the layout, which is taken back after that.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use ondeck_core::schedule::Event;
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Incarnation, NodeName, QueuedJob, Standing, StripingChoice};
 use ondeck_layout::job::{JobSize, Known, choose};
-use ondeck_layout::{Rules, Site};
+use ondeck_layout::{Load, Rules, Site};
 
 use crate::clock::now;
 use crate::context::Context;
@@ -128,15 +128,7 @@ async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
 
 /// What is to be done for a job.
 async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) -> JobLayouts {
-    let path = context.config().scheduler.site_file.clone();
-    let read = path.clone();
-    // It may lie on a filesystem that hangs; then the layouts of this job are not set.
-    let site = tokio::task::spawn_blocking(move || read_site(read));
-    let site = match tokio::time::timeout(BEFORE, site).await {
-        Ok(Ok(site)) => site,
-        Ok(Err(error)) => Err(format!("{}: {error}", path.display())),
-        Err(_) => Err(format!("{}: reading it takes too long", path.display())),
-    };
+    let site = read_site(context).await;
     let (site, fault) = match site {
         Ok(site) => (site, None),
         Err(why) => (None, Some(why)),
@@ -155,7 +147,9 @@ async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) ->
             unread = Some(error.to_string());
             None
         });
-        let known = Known { history: history.as_ref(), program: Some(&asked.program.name) };
+        let filesystem = site.as_ref().and_then(|site| site.filesystem_of(directory));
+        let load = filesystem.map_or_else(Load::default, |filesystem| context.loads.of(&filesystem.path));
+        let known = Known { history: history.as_ref(), program: Some(&asked.program.name), load };
         choose(choice, size, directory, known, site.as_ref(), &rules)
     });
     if let Some(why) = unread {
@@ -171,13 +165,23 @@ async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) ->
     record
 }
 
-/// The site's file; nothing if there is none.
-fn read_site(path: PathBuf) -> Result<Option<Site>, String> {
-    let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    match std::fs::read_to_string(&path) {
-        Ok(text) => Site::parse(&text).map(Some).map_err(|error| told(&error)),
+/// The site's file; nothing if there is none. It may lie on a filesystem that hangs; then it is not waited for.
+///
+/// # Errors
+/// What is wrong with it, with its path.
+pub(crate) async fn read_site(context: &Context) -> Result<Option<Site>, String> {
+    let path = context.config().scheduler.site_file.clone();
+    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let of = path.clone();
+    let read = tokio::task::spawn_blocking(move || match std::fs::read_to_string(&of) {
+        Ok(text) => Site::parse(&text).map(Some).map_err(|error| told(&of, &error)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(told(&error)),
+        Err(error) => Err(told(&of, &error)),
+    });
+    match tokio::time::timeout(BEFORE, read).await {
+        Ok(Ok(site)) => site,
+        Ok(Err(error)) => Err(told(&path, &error)),
+        Err(_) => Err(told(&path, &"reading it takes too long")),
     }
 }
 

@@ -16,6 +16,7 @@
 //! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
+//! - `load_monitor`: how busy the filesystems are that files are striped over
 //! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them
 //!   back; `layout_history`: what jobs have left there, for the next ones
 //! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
@@ -36,6 +37,7 @@ mod inventory;
 mod journal;
 mod layout_history;
 mod layouts;
+mod load_monitor;
 mod metrics;
 mod node_monitor;
 mod orders;

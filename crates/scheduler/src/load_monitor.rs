@@ -1,0 +1,105 @@
+//! How busy the filesystems of the site's file are, where it says what tells that. It is read every half a minute, so that no job
+//! waits for it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ondeck_core::text::plain;
+use ondeck_layout::load::{LoadSource, Steady};
+use ondeck_layout::{Filesystem, Load};
+use tokio::process::Command;
+
+use crate::context::Context;
+use crate::layouts::read_site;
+
+/// How often it is read.
+const EVERY: Duration = Duration::from_secs(30);
+
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The loads that count, by the filesystems' paths.
+#[derive(Default)]
+pub(crate) struct Loads(Mutex<HashMap<PathBuf, Reading>>);
+
+#[derive(Default)]
+struct Reading {
+    counts: Steady,
+    /// Why it could not be read last.
+    wrong: Option<String>,
+}
+
+impl Loads {
+    /// The load of a filesystem that counts; nothing where none is known.
+    pub(crate) fn of(&self, filesystem: &Path) -> Load {
+        self.lock().get(filesystem).and_then(|reading| reading.counts.load()).unwrap_or_default()
+    }
+
+    /// Takes a reading. One that could not be read changes nothing, and is told once.
+    fn take(&self, filesystem: &Path, read: Result<Load, String>) {
+        let mut loads = self.lock();
+        let reading = loads.entry(filesystem.to_owned()).or_default();
+        match read {
+            Ok(load) => {
+                reading.counts.read(load);
+                reading.wrong = None;
+            }
+            Err(wrong) if reading.wrong.as_ref() != Some(&wrong) => {
+                tracing::warn!(
+                    filesystem = %filesystem.display(),
+                    error = wrong,
+                    "can't read how busy a filesystem is; layouts go by what was read last"
+                );
+                reading.wrong = Some(wrong);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forgets filesystems that the site's file does not have any more.
+    fn keep(&self, filesystems: &[Filesystem]) {
+        self.lock().retain(|path, _| filesystems.iter().any(|filesystem| filesystem.path == *path));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Reading>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the loads, until the end.
+pub(crate) async fn watch(context: Arc<Context>) {
+    loop {
+        // What is wrong with the file is told to jobs.
+        if let Ok(Some(site)) = read_site(&context).await {
+            context.loads.keep(&site.filesystems);
+            for filesystem in &site.filesystems {
+                if let Some(source) = &filesystem.load {
+                    let read = read(source, filesystem).await;
+                    context.loads.take(&filesystem.path, read);
+                }
+            }
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn read(source: &LoadSource, filesystem: &Filesystem) -> Result<Load, String> {
+    let words = source.command(filesystem);
+    let Some((program, arguments)) = words.split_first() else { return Err("no command".into()) };
+    let mut command = Command::new(program);
+    command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await;
+    let output = match output {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Err(format!("can't start `{program}`: {error}")),
+        Err(_) => return Err(format!("`{program}` has not ended within {} s", PATIENCE.as_secs())),
+    };
+    if !output.status.success() {
+        let said = plain(String::from_utf8_lossy(&output.stderr).trim(), 200);
+        return Err(format!("`{program}` failed ({}): {said}", output.status));
+    }
+    source.read(&String::from_utf8_lossy(&output.stdout)).map_err(|error| format!("`{program}`: {error}"))
+}
