@@ -412,3 +412,37 @@ fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
     cluster.assert_quiet();
     cluster.assert_clean();
 }
+
+/// Not every program looks whether it could write: then nothing but this tells that results are missing.
+#[test]
+fn a_job_whose_ram_disk_was_full_is_told_so_also_if_its_programs_look_at_nothing() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    let body = format!(
+        "head -c 100M /dev/zero > {0}/large 2> /dev/null\necho x > {0}/last\nexit 0",
+        output.display()
+    );
+    let directives = [format!("DATA_OUT={}", output.display()), "CAPACITY=64MiB".to_owned()];
+    let job = cluster.start_staged(&script(alice, &directives, &body), 2);
+    let number = job.to_string();
+    let user = cluster.host("ctl").log_in(alice);
+    cluster
+        .ondeck_on(&user, &["wait", &number, "--timeout", "60s"])
+        .assert_success()
+        .assert_says(&format!("the RAM disk of job {number} was full"));
+    assert!(cluster.show(job).contains("less than 1 % of it was left on"), "{}", cluster.show(job));
+    assert!(cluster.note(job).contains("RSA_CAPACITY"), "{}", cluster.note(job));
+    assert!(tree(&output)["large"].len() < 100_000_000, "what could be written is there");
+
+    // One that has room enough is told nothing of it.
+    let body = format!("head -c 10M /dev/zero > {}/small", output.display());
+    let job = cluster.start_staged(&script(alice, &directives, &body), 2);
+    let waited = cluster.ondeck_on(&user, &["wait", &job.to_string(), "--timeout", "60s"]);
+    assert_eq!(waited.assert_success().stderr, "");
+    assert!(!cluster.show(job).contains("was full"), "{}", cluster.show(job));
+    cluster.assert_clean();
+}
