@@ -22,10 +22,10 @@ pub(super) struct Gluster;
 /// Brick processes with their buffers; measured: docs/engines.md, "What an engine needs".
 const BRICK_MEMORY: Bytes = Bytes(96 << 20);
 
-/// How much write-behind gathers into one write. It appends to a buffer of 128 KiB, and has forgotten of a write that a full
-/// brick took in part where in the buffer the rest begins: with more than half of the buffer it wrote beyond the end, and the
-/// client crashed. A quarter fits also after a second such write (docs/decisions/0047-a-full-gluster-says-so.md).
-const GATHERED: &str = "32KB";
+/// How much write-behind gathers into one write. Of a write that a full brick took in part it has forgotten where in its buffer of
+/// 128 KiB the rest begins, and what it appends then goes beyond the end: the client crashed, or hung. What a page holds does
+/// not (docs/decisions/0047-a-full-gluster-says-so.md).
+const GATHERED: &str = "4KB";
 
 /// Memory of its own, mapped and never used, that a brick has when it has just started: the stacks of its threads.
 const BRICK_MAPPED: u64 = 128 << 20;
@@ -385,7 +385,8 @@ fn client_volfile(build: &Build) -> String {
         "write-behind",
         "performance/write-behind",
         &[
-            ("cache-size", "16MB"),
+            // So much of a file may be told as written that is not: what a full brick refuses is told that late.
+            ("cache-size", "512KB"),
             ("aggregate-size", GATHERED),
             // close(2) waits for what was written, and returns its error: without that a file that found no room was short, or
             // empty, and nobody was told.
