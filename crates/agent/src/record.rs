@@ -41,6 +41,9 @@ pub struct RamDiskRecord {
     pub settled: bool,
     /// Whether it may hold results that are nowhere else. Only a release changes that again.
     pub guarded: bool,
+    /// Whether its filesystem, or its part of it here, was all but full at some moment.
+    #[serde(default)]
+    pub ran_full: bool,
     /// What the client here saw when it had just mounted.
     #[serde(default)]
     pub first_view: Option<View>,

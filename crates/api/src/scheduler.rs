@@ -154,7 +154,8 @@ pub struct Usage {
     "abandoned": false,
     "stuck": false,
     "state": "RUNNING, INUSE_BOTH",
-    "message": ""
+    "message": "",
+    "ran_full": false
 })))]
 pub struct Waited {
     /// Whether nothing is to be waited for any more: all results are on disk, or there are none.
@@ -167,4 +168,7 @@ pub struct Waited {
     pub state: String,
     /// What its user should know.
     pub message: String,
+    /// Whether its RAM disk was all but full, so that its programs may not have written all that they should.
+    #[serde(default)]
+    pub ran_full: bool,
 }

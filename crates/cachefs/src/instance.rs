@@ -55,6 +55,10 @@ pub use start::{Attach, Plan, Ready, StartError, check, promise, start};
 /// Where the caches of a machine are, unless an administrator or a test says otherwise.
 pub const USUAL_BASE: &str = "/run/ondeck/cache";
 
+/// What the name begins with from which a cache and its store are mounted; the rest is its number. What begins with `ondeck:` is
+/// an agent's RAM disk.
+const SOURCE: &str = "ondeck-cache:";
+
 /// All caches whose directories are in one place.
 #[derive(Clone, Debug)]
 pub struct Caches {
@@ -75,6 +79,18 @@ impl Caches {
     /// The cache at a mount point, which must be absolute and without symlinks; there need not be one.
     pub fn at(&self, mount_point: &Path) -> Instance {
         self.with(&format!("{:016x}", number(mount_point.as_os_str().as_bytes())))
+    }
+
+    /// The same, also if a directory above the mount point was renamed since it was mounted: its number is that of the path that
+    /// it had then, and the table of mounts has both.
+    ///
+    /// # Errors
+    /// If the table can't be read.
+    pub fn find(&self, mount_point: &Path) -> io::Result<Instance> {
+        let mounts = mounts::mounted()?;
+        let here = mounts.iter().rev().find(|mount| is_cache(mount) && mount.at == mount_point);
+        let id = here.and_then(|mount| mount.source.strip_prefix(SOURCE)).filter(|id| is_id(id));
+        Ok(id.map_or_else(|| self.at(mount_point), |id| self.with(id)))
     }
 
     fn with(&self, id: &str) -> Instance {
@@ -205,7 +221,8 @@ impl Instance {
         record::write(&self.record_path(), record)
     }
 
-    fn store(&self) -> PathBuf {
+    /// Where its data is: a tmpfs.
+    pub fn store(&self) -> PathBuf {
         self.dir.join("store")
     }
 
@@ -213,9 +230,40 @@ impl Instance {
         self.dir.join("backing")
     }
 
-    /// What the cache and its store are mounted from. What begins with `ondeck:` is an agent's RAM disk.
+    /// What the cache and its store are mounted from.
     fn source(&self) -> String {
-        format!("ondeck-cache:{}", self.id)
+        format!("{SOURCE}{}", self.id)
+    }
+
+    /// Whether this is a mount of it, wherever that is by now.
+    fn is_mount_of_it(&self, mount: &Mount) -> bool {
+        is_cache(mount) && mount.source == self.source()
+    }
+
+    /// Whether a process serves it, also one that can't be asked, as its socket was removed.
+    ///
+    /// # Errors
+    /// If that can't be seen.
+    pub fn is_served(&self) -> io::Result<bool> {
+        if self.has_store()? && kept::lock(&self.store())?.is_none() {
+            return Ok(true);
+        }
+        for mount in mounts::mounted()?.iter().filter(|mount| self.is_mount_of_it(mount)) {
+            if !dead::is_dead(mount)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether anything tells that it was there, though its store may be gone.
+    ///
+    /// # Errors
+    /// If that can't be seen.
+    pub fn has_remains(&self) -> io::Result<bool> {
+        Ok(self.socket.try_exists()?
+            || self.record_path().try_exists()?
+            || mounts::mounted()?.iter().any(|mount| self.is_mount_of_it(mount)))
     }
 
     /// Whether its store is there.
@@ -305,7 +353,13 @@ impl Instance {
     /// The kernel's; [`Errno::BUSY`] if a server lives: that one is to be asked.
     pub fn abandon(&self, mount_point: &Path) -> io::Result<()> {
         let claim = self.claim()?.ok_or(Errno::BUSY)?;
-        for mount in mounts::mounted()?.iter().filter(|mount| is_cache(mount) && mount.at == mount_point) {
+        // The claim is free if somebody has removed the directory of one that lives.
+        if self.is_served()? {
+            return Err(Errno::BUSY.into());
+        }
+        let is_its =
+            |mount: &&Mount| self.is_mount_of_it(mount) || (is_cache(mount) && mount.at == mount_point);
+        for mount in mounts::mounted()?.iter().filter(is_its) {
             mounts::take_away(mount, true)?;
         }
         self.remove(&claim)

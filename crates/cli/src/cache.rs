@@ -263,6 +263,11 @@ fn caches() -> Result<Caches> {
     Ok(Caches::new(state::caches()?))
 }
 
+/// The cache at a mount point, by the path that it has now.
+fn cache_at(caches: &Caches, at: &Path) -> Result<Instance> {
+    caches.find(at).context("can't read the table of mounts")
+}
+
 fn must_be_root(what: &str) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -331,25 +336,51 @@ fn unanswered(instance: &Instance, at: &Path, error: io::Error) -> anyhow::Error
         return anyhow::anyhow!("the cache at {at}: {silent}; see {}", instance.log().display());
     }
     match error.kind() {
+        io::ErrorKind::NotFound if instance.is_served().unwrap_or(false) => anyhow::anyhow!(
+            "the cache at {at} can't be asked, because {} was removed, but it is served: `umount {at}` ends it, and writes back \
+             all that it holds",
+            instance.socket().display()
+        ),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if is_lost(instance).unwrap_or(false) => {
+            anyhow::anyhow!(
+                "the server of the cache at {at} is dead, and its store is gone: {}. `ondeck cache unmount {at}` takes away what \
+                 is left, as root; the same `ondeck cache mount` begins anew",
+                what_is_lost(instance)
+            )
+        }
         io::ErrorKind::NotFound => {
             anyhow::anyhow!("there is no cache at {at}; `ondeck cache status` lists them")
         }
-        io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
-            "the server of the cache at {at} is dead, and the cache may hold data that nobody else has: {}; why it died \
-             stands in {}",
-            match instance.record() {
-                Ok(Some(Record { run: Some(run), .. })) =>
-                    format!("`ondeck run --resume {run}` writes it back"),
+        io::ErrorKind::ConnectionRefused => {
+            let what = match instance.record() {
+                Ok(Some(Record { run: Some(run), .. })) => {
+                    format!("`ondeck run --resume {run}` writes it back")
+                }
+                Err(error) if error.kind() != io::ErrorKind::PermissionDenied => damaged(instance, &error),
                 _ => format!(
                     "mount it again with the same command, or write it back by `ondeck cache unmount {at}`, as root"
                 ),
-            },
-            instance.log().display()
-        ),
+            };
+            anyhow::anyhow!(
+                "the server of the cache at {at} is dead, and the cache may hold data that nobody else has: {what}; why it died \
+                 stands in {}",
+                instance.log().display()
+            )
+        }
         io::ErrorKind::UnexpectedEof => anyhow::anyhow!("the server of the cache at {at} died meanwhile"),
         io::ErrorKind::Interrupted => anyhow::anyhow!("interrupted"),
         _ => anyhow::anyhow!("can't ask the server of the cache at {at}: {error}"),
     }
+}
+
+/// What can be done about a record that can't be understood.
+fn damaged(instance: &Instance, error: &io::Error) -> String {
+    format!(
+        "can't read {}, which says what the cache is: {error}. Put it back, from a copy if there is one; or copy away what you need \
+         of the store, {}, and give it up by `ondeck cache unmount --force-lose` where it was mounted",
+        instance.record_path().display(),
+        instance.store().display()
+    )
 }
 
 /// The exit code of an answer that is the last one, and what it says on standard error.
@@ -380,7 +411,7 @@ fn each(args: &PathArgs, order: impl Fn(PathBuf) -> Order) -> Result<u8> {
         })?;
         let at = Caches::containing(&real).context("can't read the table of mounts")?;
         let at = at.with_context(|| format!("{shown} is in no cache"))?;
-        let instance = caches.at(&at);
+        let instance = cache_at(&caches, &at)?;
         let inside = real.strip_prefix(&at).unwrap_or(Path::new("")).to_owned();
         let mut told = false;
         let answer = ask_and_wait(instance.socket(), &order(inside), &mut |news| {
@@ -476,13 +507,13 @@ fn ask_with_progress(instance: &Instance, at: &Path, order: &Order, quiet: bool)
 
 fn flush(args: &FlushArgs) -> Result<u8> {
     let at = mount_point(&args.mount_point)?;
-    let instance = caches()?.at(&at);
+    let instance = cache_at(&caches()?, &at)?;
     Ok(conclude(ask_with_progress(&instance, &at, &Order::Flush, args.quiet)?))
 }
 
 fn unmount(args: &UnmountArgs) -> Result<u8> {
     let at = mount_point(&args.mount_point)?;
-    let instance = caches()?.at(&at);
+    let instance = cache_at(&caches()?, &at)?;
     // Who can't read it is told by the server that the cache is another user's.
     if let Ok(Some(Record { run: Some(run), .. })) = instance.record() {
         return Err(StartError::Refused(format!(
@@ -501,6 +532,16 @@ fn unmount(args: &UnmountArgs) -> Result<u8> {
         }
     }
     let answer = match ask_with_progress(&instance, &at, &order, args.quiet) {
+        Err(_) if is_lost(&instance)? => {
+            must_be_root(&format!("unmount the cache at {}, because its server is dead", at.display()))?;
+            let lost = what_is_lost(&instance);
+            instance.abandon(&at).with_context(|| format!("can't unmount {}", at.display()))?;
+            eprintln!(
+                "ondeck cache: the store of the cache at {} was gone: {lost}",
+                display::name(at.as_os_str())
+            );
+            return Ok(if args.force_lose { exit::ABANDONED } else { exit::FAILED });
+        }
         Err(_) if is_dead(&instance)? => {
             must_be_root(&format!("unmount the cache at {}, because its server is dead", at.display()))?;
             if args.force_lose {
@@ -530,21 +571,52 @@ fn unmount(args: &UnmountArgs) -> Result<u8> {
     Ok(if code == exit::OK && args.force_lose { exit::ABANDONED } else { code })
 }
 
-/// Whether a cache is there that nobody serves.
-pub fn is_dead(instance: &Instance) -> Result<bool> {
+/// Whether nobody answers for a cache, and nobody serves it.
+fn is_unserved(instance: &Instance) -> Result<bool> {
     let refused = match std::os::unix::net::UnixStream::connect(instance.socket()) {
         Ok(_) => false,
         Err(error) => matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
     };
-    Ok(refused && instance.has_store().context("can't read the table of mounts")?)
+    Ok(refused && !instance.is_served().context("can't see whether the cache is served")?)
+}
+
+/// Whether a cache is there that nobody serves.
+pub fn is_dead(instance: &Instance) -> Result<bool> {
+    Ok(instance.has_store().context("can't read the table of mounts")? && is_unserved(instance)?)
+}
+
+/// Whether nobody serves a cache, its store is gone, and something still tells of it.
+fn is_lost(instance: &Instance) -> Result<bool> {
+    let look = "can't see what is left of the cache";
+    Ok(!instance.has_store().context(look)?
+        && instance.has_remains().context(look)?
+        && is_unserved(instance)?)
+}
+
+/// What went with a store that is gone.
+fn what_is_lost(instance: &Instance) -> String {
+    match instance.record() {
+        Ok(Some(record)) => {
+            record.lost().unwrap_or_else(|| "it had nothing that was not written back".into())
+        }
+        Ok(None) | Err(_) => "what it had not written back is lost, and nothing tells what that was".into(),
+    }
 }
 
 /// Starts a server that only writes back what a dead one has left.
 pub fn revive(instance: &Instance) -> Result<()> {
     let record: Record = instance
         .record()
-        .with_context(|| format!("can't read {}", instance.record_path().display()))?
-        .context("the record of the cache is missing: nobody can say what its data belongs to")?;
+        .map_err(anyhow::Error::new)
+        .and_then(|record| record.context("it is missing"))
+        .with_context(|| {
+            format!(
+                "the record {} does not say to which directory what {} holds belongs: put it back, from a copy if there is one; \
+                 or copy away what you need of the store, and give it up by `ondeck cache unmount --force-lose`",
+                instance.record_path().display(),
+                instance.store().display()
+            )
+        })?;
     start(&Plan::to_write_back(instance, record))?;
     Ok(())
 }
@@ -553,7 +625,7 @@ fn ask_or_find(instance: &Instance, at: &Path) -> Result<()> {
     match ask_status(instance.socket()) {
         Ok(Answer::Failed { message, .. }) => bail!("{message}"),
         Ok(_) => Ok(()),
-        Err(_) if is_dead(instance)? => Ok(()),
+        Err(_) if is_dead(instance)? || is_lost(instance)? => Ok(()),
         Err(error) => Err(unanswered(instance, at, error)),
     }
 }
@@ -583,7 +655,7 @@ fn status(args: &StatusArgs) -> Result<u8> {
     };
     let mut found: Vec<Found> = Vec::new();
     for at in wanted {
-        let instance = caches.at(&at);
+        let instance = cache_at(&caches, &at)?;
         match ask_status(instance.socket()) {
             Ok(Answer::Report(report)) => found.push(Found::Serving { report, dead: false }),
             // Those of others are none of a user's own.
@@ -623,22 +695,26 @@ fn status(args: &StatusArgs) -> Result<u8> {
 /// where it is, that is a problem.
 fn all(caches: &Caches, problem: &mut dyn FnMut(String)) -> Result<Vec<PathBuf>> {
     let mut all = Caches::mounted().context("can't read the table of mounts")?;
+    let mounted: Vec<String> = all
+        .iter()
+        .map(|at| cache_at(caches, at).map(|instance| instance.id().to_owned()))
+        .collect::<Result<_>>()?;
     if rustix::process::geteuid().is_root() {
         for instance in caches.all().with_context(|| format!("can't read {}", caches.base().display()))? {
-            if !instance.has_store().context("can't read the table of mounts")? {
+            let is_mounted = mounted.iter().any(|id| id == instance.id());
+            if is_mounted || !instance.has_store().context("can't read the table of mounts")? {
                 continue;
             }
             match instance.record() {
                 Ok(Some(record)) => all.push(record.mount_point),
                 Ok(None) if instance.may_hold_data().context("can't look into a store")? => problem(format!(
-                    "the record {} is missing: nobody can say where the cache was, whose store may hold data that nobody else has",
-                    instance.record_path().display()
+                    "the record {} is missing: nobody can say where the cache was, whose store {} may hold data that nobody else \
+                     has. Put the record back; or copy away what you need of the store, and `umount` it",
+                    instance.record_path().display(),
+                    instance.store().display()
                 )),
                 Ok(None) => {}
-                Err(error) => problem(format!(
-                    "can't read {}, which says what a cache is: {error}",
-                    instance.record_path().display()
-                )),
+                Err(error) => problem(damaged(&instance, &error)),
             }
         }
     }

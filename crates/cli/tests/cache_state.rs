@@ -300,3 +300,213 @@ fn a_server_that_only_writes_back_is_there_for_who_has_started_it_and_asks_a_lit
     assert_eq!(answer.unwrap(), Answer::Done);
     assert!(!state.exists());
 }
+
+/// What is said of a cache whose server is dead and whose store is gone must lead somewhere.
+#[test]
+fn what_is_left_of_a_cache_whose_store_is_gone_is_taken_away_by_the_command_that_the_message_names() {
+    for lose in [false, true] {
+        let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+        let state = state(&mounted);
+        mounted.run("echo young > file");
+        self::lose(&mounted, &state);
+        let (code, message) = mounted.refused(&["status", "fast"]);
+        assert!(code == 1 && message.contains("its store is gone"), "{message}");
+        assert!(message.contains("`ondeck cache unmount ") && message.contains("is lost"), "{message}");
+        let unmount: &[&str] =
+            if lose { &["unmount", "--force-lose", "--yes", "fast"] } else { &["unmount", "fast"] };
+        let (code, message) = mounted.refused(unmount);
+        assert!(code == if lose { 123 } else { 1 } && message.contains("is lost"), "{code} {message}");
+        assert!(!state.exists(), "{} is left", state.display());
+        assert_eq!(fs::read_dir(&mounted.fast).unwrap().count(), 0, "nothing dead is mounted there");
+        assert!(!told(&mounted).contains("lost"), "it is told once");
+    }
+}
+
+#[test]
+fn a_cache_is_found_by_where_its_mount_is_after_a_directory_above_it_was_renamed() {
+    let Some(mounted) = Mounted::not_yet(&["--age", "1h"], |_| ()) else { return };
+    let (above, moved) = (mounted.scene.dir("above"), mounted.scene.path("moved"));
+    let mount = ["cache", "mount", "--backing", "backing", "--capacity", "32MiB", "--age", "1h"];
+    for kill in [false, true] {
+        fs::create_dir_all(above.join("fast")).unwrap();
+        succeeds(mounted.scene.ondeck(&mount).arg("above/fast"));
+        fs::rename(&above, &moved).unwrap();
+        sh(&moved, &format!("echo {kill} > fast/file"));
+        let at = moved.join("fast");
+        let told: serde_json::Value = serde_json::from_str(&mounted.ondeck(&["status", "--json"])).unwrap();
+        assert_eq!(told.as_array().unwrap().len(), 1, "{told}");
+        assert_eq!(told[0]["mount_point"], at.to_str().unwrap(), "{told}");
+        mounted.ondeck(&["evict", "moved/fast/file"]);
+        mounted.ondeck(&["flush", "moved/fast"]);
+        sh(&moved, "echo more >> fast/file");
+        if kill {
+            let server = told[0]["server"].as_i64().unwrap() as i32;
+            let pid = rustix::process::Pid::from_raw(server).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            wait_until("the server is gone", || !Path::new(&format!("/proc/{server}")).exists());
+        }
+        mounted.ondeck(&["unmount", "moved/fast"]);
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 0, "nothing is mounted there");
+        assert_eq!(fs::read_to_string(mounted.backing.join("file")).unwrap(), format!("{kill}\nmore\n"));
+        assert_eq!(mounted.ondeck(&["status"]), "no caches\n");
+        fs::rename(&moved, &above).unwrap();
+    }
+}
+
+/// umount(8) reaches the server through the kernel, and loses nothing; giving up data would.
+#[test]
+fn a_cache_whose_state_was_removed_while_it_is_served_is_ended_by_umount_and_never_given_up() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo kept > file");
+    let state = state(&mounted);
+    let server = mounted.server();
+    let _ = Command::new("rm").arg("-rf").arg(state.parent().unwrap()).output().unwrap();
+    assert!(!state.with_extension("sock").exists());
+    for arguments in [&["status", "fast"][..], &["flush", "fast"], &["unmount", "fast"]] {
+        let (_, message) = mounted.refused(arguments);
+        assert!(message.contains("`umount ") && message.contains("it is served"), "{message}");
+        assert!(!message.contains("force-lose"), "{message}");
+    }
+    let (_, message) = mounted.refused(&["unmount", "--force-lose", "--yes", "fast"]);
+    assert!(message.contains("`umount "), "{message}");
+    let message = refused(&mounted);
+    assert!(message.contains("`umount ") && !message.contains("force-lose"), "{message}");
+    assert_eq!(mounted.run("cat file"), "kept\n");
+    succeeds(Command::new("umount").arg(&mounted.fast));
+    wait_until("the server has ended", || !Path::new(&format!("/proc/{server}")).exists());
+    assert_eq!(fs::read_to_string(mounted.backing.join("file")).unwrap(), "kept\n");
+}
+
+#[test]
+fn a_damaged_journal_or_record_is_told_with_what_can_be_done() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    mounted.run("echo kept > file; echo more > other");
+    let state = state(&mounted);
+    mounted.kill();
+    let (record, store) = (state.join("instance.json"), state.join("store"));
+    let written = fs::read(&record).unwrap();
+    let leads_on = |message: &str| {
+        assert!(message.contains(store.to_str().unwrap()), "{message}");
+        assert!(message.contains("copy") && message.contains("unmount --force-lose"), "{message}");
+    };
+    for damaged in ["", "{", "{}"] {
+        fs::write(&record, damaged).unwrap();
+        leads_on(&refused(&mounted));
+        leads_on(&mounted.refused(&["unmount", "fast"]).1);
+        leads_on(&mounted.refused(&["status"]).1);
+    }
+    fs::write(&record, written).unwrap();
+    sh(
+        &store,
+        "mount -o remount,bind,rw . && cp journal aside && printf x | dd of=journal bs=1 seek=60 conv=notrunc status=none",
+    );
+    let message = refused(&mounted);
+    assert!(message.contains("damaged"), "{message}");
+    leads_on(&message);
+    sh(&store, "mount -o remount,bind,rw . && cat aside > journal && rm aside");
+    assert!(told(&mounted).contains("recovered"));
+    assert_eq!(mounted.run("cat file other"), "kept\nmore\n");
+}
+
+/// Whoever has ended the command has not been told that there is a cache.
+#[test]
+fn a_mount_that_is_ended_by_a_signal_while_it_starts_leaves_nothing() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let mut ended = 0;
+    for _ in 0..40 {
+        let mut command = mounted.mounting().spawn().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", command.id());
+        let server = loop {
+            let found = fs::read_to_string(&children).unwrap_or_default();
+            if let Some(server) = found.split_whitespace().next() {
+                break Some(server.to_owned());
+            }
+            if command.try_wait().unwrap().is_some() {
+                break None;
+            }
+        };
+        let pid = rustix::process::Pid::from_raw(command.id() as i32).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        if command.wait().unwrap().success() {
+            mounted.ondeck(&["unmount", "fast"]);
+            continue;
+        }
+        ended += 1;
+        let server = server.unwrap();
+        wait_until("the server has ended", || !Path::new(&format!("/proc/{server}")).exists());
+        assert_eq!(mounted.ondeck(&["status"]), "no caches\n");
+        // But for the log of one that was not even told what to do.
+        let base = mounted.scene.path("state/cache");
+        let left = sh(&base, "find . -mindepth 1 ! -name log ! -regex './[0-9a-f]*'");
+        assert_eq!(left, "");
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!table.contains(mounted.fast.to_str().unwrap()), "{table}");
+    }
+    assert!(ended > 0, "the signal was too late each time");
+}
+
+#[test]
+fn the_server_has_neither_the_nice_value_nor_the_processors_of_the_shell_that_mounts_it() {
+    let Some(mounted) = Mounted::not_yet(&[], |_| ()) else { return };
+    let mount = mounted.mounting();
+    let mut slow = Command::new("nice");
+    slow.args(["-n", "15", "taskset", "1", "chrt", "--batch", "0"]).arg(mount.get_program());
+    slow.args(mount.get_args()).envs(mount.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    succeeds(slow.current_dir(mount.get_current_dir().unwrap()));
+    let of = |process: &str| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+        // proc_pid_stat(5): nice is field 19, the policy field 41, the state field 3.
+        (allowed, fields[16].to_owned(), fields[38].to_owned())
+    };
+    let (allowed, nice, policy) = of(&mounted.server().to_string());
+    assert_eq!((nice.as_str(), policy.as_str()), ("0", "0"));
+    assert_eq!(allowed, of("1").0, "all processors, as the first process has them");
+    mounted.ondeck(&["unmount", "fast"]);
+}
+
+/// Where a record of a journal ends, it looks whole.
+#[test]
+fn a_journal_that_was_cut_between_two_records_is_told_and_nothing_of_the_store_is_thrown_away() {
+    let Some(mounted) = Mounted::with(&["--age", "1h"], |_| ()) else { return };
+    let state = state(&mounted);
+    let (record, store) = (state.join("instance.json"), state.join("store"));
+    let journal = store.join("journal");
+    let noted = || {
+        let text = fs::read(&record).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["journal"][1].as_u64()
+    };
+    let wait_noted = || {
+        wait_until("the record has the journal", || {
+            noted().is_some_and(|noted| noted == fs::metadata(&journal).unwrap().len())
+        })
+    };
+    mounted.run("echo first > first");
+    wait_noted();
+    let whole = noted().unwrap();
+    mounted.run("echo second > second");
+    wait_noted();
+    assert!(noted().unwrap() > whole, "the journal was made anew");
+    mounted.kill();
+    sh(&store, &format!("mount -o remount,bind,rw . && cp journal aside && truncate -s {whole} journal"));
+    for message in [refused(&mounted), mounted.refused(&["unmount", "fast"]).1] {
+        assert!(message.contains("bytes of its journal are missing"), "{message}");
+        assert!(message.contains(store.to_str().unwrap()) && message.contains("null"), "{message}");
+    }
+    // Put back, it is all there; or it is recovered as far as it goes, when somebody has said so.
+    sh(&store, "cat aside > journal && rm aside");
+    assert!(told(&mounted).contains("recovered"));
+    assert_eq!(mounted.run("cat first second"), "first\nsecond\n");
+    wait_noted();
+    mounted.kill();
+    sh(&store, "mount -o remount,bind,rw . && truncate -s -1 journal");
+    assert!(refused(&mounted).contains("journal are missing"));
+    let text = fs::read_to_string(&record).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value["journal"] = serde_json::Value::Null;
+    fs::write(&record, value.to_string()).unwrap();
+    assert!(told(&mounted).contains("recovered"));
+    assert_eq!(mounted.run("cat first"), "first\n");
+}

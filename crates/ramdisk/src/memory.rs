@@ -51,6 +51,16 @@ pub fn free_ram() -> std::io::Result<FreeRam> {
     Ok(FreeRam { machine, cgroup: tightest(&own, Path::new("/sys/fs/cgroup"), root_of) })
 }
 
+/// All RAM of the machine.
+///
+/// # Errors
+/// If /proc/meminfo can't be read.
+pub fn total_ram() -> std::io::Result<Bytes> {
+    field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:")
+        .map(|kib| Bytes(kib.saturating_mul(1024)))
+        .ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidData, "/proc/meminfo has no MemTotal"))
+}
+
 /// The number behind `key` in a file of `key number` lines.
 fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{LocalReport, NodeReport, Release};
-use ondeck_core::schedule::{Event, Node, RsaState, Time};
+use ondeck_core::schedule::{Event, Job, Node, RsaState, Time};
 use ondeck_core::{Bytes, Incarnation, NodeName, RamDiskId};
 use tokio::task::{self, JoinHandle, JoinSet};
 
@@ -198,6 +198,7 @@ fn judge(context: &Context, taken: Time, reports: &LocalReports) -> Vec<Event> {
                 _ => (node, Some(String::new())),
             })
             .collect();
+        events.extend(ran_full(job, &ramdisk, allocation.nodes.iter().map(|node| (node, reports.get(node)))));
         if job.broken && faults.iter().all(|(_, fault)| fault.is_none()) {
             events.push(Event::Whole(ramdisk));
             continue;
@@ -210,6 +211,24 @@ fn judge(context: &Context, taken: Time, reports: &LocalReports) -> Vec<Event> {
         }
     }
     events
+}
+
+/// What is to be told if a job's RAM disk was all but full.
+fn ran_full<'a>(
+    job: &Job,
+    ramdisk: &RamDiskId,
+    answers: impl Iterator<Item = (&'a NodeName, Option<&'a (Time, Vec<LocalReport>)>)>,
+) -> Option<Event> {
+    if job.ran_full || !job.results {
+        return None;
+    }
+    let is_full = |answer: Option<&(Time, Vec<LocalReport>)>| {
+        answer
+            .is_some_and(|(_, found)| found.iter().any(|local| local.layout.id == *ramdisk && local.ran_full))
+    };
+    let nodes: Vec<NodeName> =
+        answers.filter(|(_, answer)| is_full(*answer)).map(|(node, _)| node.clone()).collect();
+    (!nodes.is_empty()).then_some(Event::RanFull { job: job.id, nodes })
 }
 
 /// What is wrong with a server's part of a RAM disk.

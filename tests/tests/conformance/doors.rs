@@ -131,3 +131,46 @@ fn a_machine_on_which_users_may_use_ports_below_1024_is_told_of() {
     assert!(line().starts_with("limited") && line().contains("from 80 on"), "{}", line());
     site.assert_nothing_is_left();
 }
+
+/// Nobody there knows the secret. What a brick buffers before it asks for it is its own memory, not the node's.
+#[test]
+fn messages_without_an_end_take_no_more_than_a_bricks_own_memory() {
+    let case = &site::GLUSTER;
+    if !site::ready(case) {
+        return;
+    }
+    let site = Site::new();
+    let view = &site.build(case, "mine", "64MiB", 1)[0];
+    fs::write(view.outside.join("before"), "x").unwrap();
+    let brick = site.process("n1", "glusterfsd");
+    let own = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", brick.pid.as_raw_nonzero())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap().to_owned();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    };
+    let listening: Vec<_> = site.host("n1").listening();
+    let port = listening.iter().map(std::net::SocketAddr::port).find(|port| (24900..25900).contains(port));
+    let at = format!("{}:{}", site.host("n1").address(), port.unwrap());
+    let user = site.host("n4").as_user(STRANGER, STRANGER);
+    let line = ["records", "--brick", &at, "--connections", "8", "--idle", "3000"];
+    let attack = attack(&site, &user, "records", &line);
+    let ram = fs::read_to_string("/proc/meminfo").unwrap();
+    let ram = ram.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let ram = ram.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10;
+    let most = (128 << 20) + (ram / 64).clamp(256 << 20, 1 << 30);
+    // While it goes on, whoever knows the secret works.
+    let mut seen = 0;
+    for number in 0..50 {
+        seen = seen.max(own());
+        fs::write(view.outside.join(format!("file-{number}")), vec![7; 1 << 20]).unwrap();
+        fs::remove_file(view.outside.join(format!("file-{number}"))).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(attack.is_running(), "{}", attack.log());
+    assert!(seen <= most, "the brick took {seen} bytes of {most}");
+    drop(attack);
+    wait_until(DEADLINE, "the brick has given back what it took", || own() < 128 << 20);
+    assert_eq!(fs::read_to_string(view.outside.join("before")).unwrap(), "x");
+    site.destroy("mine");
+    site.assert_nothing_is_left();
+}

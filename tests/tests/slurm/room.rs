@@ -412,3 +412,42 @@ fn a_node_on_which_nothing_can_be_built_is_avoided_then_drained_and_told_of() {
     cluster.assert_quiet();
     cluster.assert_clean();
 }
+
+/// Not every program looks whether it could write: then nothing but this tells that results are missing.
+#[test]
+fn a_job_whose_ram_disk_was_full_is_told_so_also_if_its_programs_look_at_nothing() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::new();
+    let alice = cluster.user("alice");
+    let output = folder(alice, "out", &BTreeMap::new());
+    // What it wrote would not fit on the disk of these tests.
+    let body = format!(
+        "head -c 400M /dev/zero > {0}/large 2> /dev/null || true\ntell full\nawait go\nrm {0}/large\necho x > {0}/last\nexit 0",
+        output.display()
+    );
+    let directives = [format!("DATA_OUT={}", output.display()), "NODES=2".to_owned()];
+    let job = cluster.start_staged(&script(alice, &directives, &body), 2);
+    let number = job.to_string();
+    let user = cluster.host("ctl").log_in(alice);
+    await_file(alice, "full");
+    // While it runs, and it stays so when there is room again.
+    cluster.wait_note(job, "less than 1 % of it was left on");
+    give(alice, "go");
+    cluster
+        .ondeck_on(&user, &["wait", &number, "--timeout", "60s"])
+        .assert_success()
+        .assert_says(&format!("the RAM disk of job {number} was full"));
+    assert!(cluster.show(job).contains("less than 1 % of it was left on"), "{}", cluster.show(job));
+    assert!(cluster.note(job).contains("RSA_CAPACITY"), "{}", cluster.note(job));
+    assert_eq!(tree(&output)["last"], b"x\n");
+
+    // One that has room enough is told nothing of it.
+    let body = format!("head -c 10M /dev/zero > {}/small", output.display());
+    let job = cluster.start_staged(&script(alice, &directives, &body), 2);
+    let waited = cluster.ondeck_on(&user, &["wait", &job.to_string(), "--timeout", "60s"]);
+    assert_eq!(waited.assert_success().stderr, "");
+    assert!(!cluster.show(job).contains("was full"), "{}", cluster.show(job));
+    cluster.assert_clean();
+}

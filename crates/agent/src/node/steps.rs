@@ -142,6 +142,7 @@ impl Node {
             shown: Vec::new(),
             overmounts: Vec::new(),
             whole: false,
+            ran_full: false,
             complete: false,
             settled: false,
             guarded: false,

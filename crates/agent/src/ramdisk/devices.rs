@@ -84,8 +84,23 @@ fn empty(device: &Path) {
     }
 }
 
+/// What a device is used for at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceUse {
+    /// What is stored on it.
+    pub used: Bytes,
+    /// Whether less than a hundredth of it is left, in bytes or in files.
+    pub is_all_but_full: bool,
+}
+
+/// Whether less than a hundredth is left. A program that met the end has often removed its last file, or written a smaller one,
+/// by the time somebody looks; and what does not fit as a whole leaves a little.
+pub(super) fn is_all_but_full(of: u64, left: u64) -> bool {
+    of > 0 && left < of / 100
+}
+
 /// What is stored on a device; nothing if it is not mounted.
-pub(super) fn device_use(device: &Path) -> Result<Option<Bytes>, EngineError> {
+pub(super) fn device_use(device: &Path) -> Result<Option<DeviceUse>, EngineError> {
     let mounts = mounts::mounted_below(device)
         .map_err(|error| EngineError::io("read", Path::new("/proc/self/mountinfo"), error))?;
     if mounts.is_empty() {
@@ -93,7 +108,11 @@ pub(super) fn device_use(device: &Path) -> Result<Option<Bytes>, EngineError> {
     }
     // Devices are served by this kernel and never hang.
     match rustix::fs::statvfs(device) {
-        Ok(stat) => Ok(Some(Bytes((stat.f_blocks - stat.f_bfree) * stat.f_frsize))),
+        Ok(stat) => Ok(Some(DeviceUse {
+            used: Bytes((stat.f_blocks - stat.f_bfree) * stat.f_frsize),
+            is_all_but_full: is_all_but_full(stat.f_blocks, stat.f_bavail)
+                || is_all_but_full(stat.f_files, stat.f_favail),
+        })),
         // It was removed meanwhile.
         Err(rustix::io::Errno::NOENT) => Ok(None),
         Err(error) => Err(EngineError::io("look at", device, error)),

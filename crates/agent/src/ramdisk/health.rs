@@ -13,7 +13,7 @@ use ondeck_ramdisk::engine::{CLIENT, DATA, DATA_DEVICE};
 use ondeck_ramdisk::{EngineError, engine};
 
 use super::client::cut_off;
-use super::devices::device_use;
+use super::devices::{DeviceUse, device_use, is_all_but_full};
 use super::show::own_mounts;
 use super::{LOOK, RamDisk, lock, needs_mount, needs_processes};
 use crate::capacity::Promise;
@@ -29,7 +29,8 @@ impl RamDisk {
             self.mounts_at(&self.runtime_dir.path(DATA_DEVICE)).is_ok_and(|mounts| !mounts.is_empty());
         let mut ram_used = Bytes::ZERO;
         if record.layout.device == RAM && device {
-            ram_used = device_use(&self.runtime_dir.path(DATA_DEVICE)).ok().flatten().unwrap_or_default();
+            let device = device_use(&self.runtime_dir.path(DATA_DEVICE));
+            ram_used = device.ok().flatten().map(|device| device.used).unwrap_or_default();
         }
         if record.server {
             let processes = self.runtime_dir.processes();
@@ -110,12 +111,23 @@ impl RamDisk {
         if let Some(cut) = lock(&self.cut).clone() {
             faults.push(cut);
         }
-        let used = device_use(&self.runtime_dir.path(DATA_DEVICE)).unwrap_or_else(|error| {
+        let device = device_use(&self.runtime_dir.path(DATA_DEVICE)).unwrap_or_else(|error| {
             // Results may be there: whoever looks for them must not go on without this node.
             faults.push(error.to_string());
-            Some(Bytes::ZERO)
+            Some(DeviceUse::default())
         });
-        let used = used.filter(|_| record.server);
+        let device = device.filter(|_| record.server);
+        let used = device.map(|device| device.used);
+        let is_full = device.is_some_and(|device| device.is_all_but_full)
+            || filesystem.is_some_and(|(size, free)| is_all_but_full(size.0, free.0));
+        let ran_full = record.ran_full || (record.complete && is_full);
+        if ran_full && !record.ran_full {
+            // Whoever asks later, and after this agent, must learn of it.
+            self.note(|record| record.ran_full = true).unwrap_or_else(
+                |error| tracing::warn!(ramdisk = %self.id(), %error, "can't note that it was full"),
+            );
+            tracing::warn!(ramdisk = %self.id(), "it is full, or all but full");
+        }
         let dead_mounts = self.dead_mounts(&record).unwrap_or_else(|error| {
             faults.push(format!("where it is still shown is not known: {error}"));
             Vec::new()
@@ -134,6 +146,7 @@ impl RamDisk {
             view,
             filesystem,
             dead_mounts,
+            ran_full,
         }
     }
 

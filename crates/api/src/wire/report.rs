@@ -52,6 +52,9 @@ pub struct LocalReport {
     /// Where it is still shown though its client here has ended for good: every access to these paths fails.
     #[serde(default)]
     pub dead_mounts: Vec<PathBuf>,
+    /// Whether less than a hundredth of it, or of this server's part, was left at some moment: programs may have got ENOSPC.
+    #[serde(default)]
+    pub ran_full: bool,
 }
 
 /// A process of a RAM disk.

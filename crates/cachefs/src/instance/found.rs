@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::start::{Plan, StartError};
@@ -24,7 +25,18 @@ pub fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
             plan.mount_point.display()
         ))
     };
-    let record = instance.record().map_err(look)?;
+    let record = match instance.record() {
+        Ok(record) => record,
+        // Another release's says itself what to do.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => return Err(look(error)),
+        Err(error) => {
+            let what = format!(
+                "the record {}, which says which directory the data belongs to, can't be understood: {error}",
+                instance.record_path().display()
+            );
+            return Err(unknown(plan, instance, &what));
+        }
+    };
     match (record, instance.has_store().map_err(look)?) {
         (Some(record), _) if record.mount_point != plan.mount_point => Err(StartError::Refused(format!(
             "the cache at {} has the same number as {}: choose another mount point",
@@ -40,6 +52,14 @@ pub fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
                     "its journal is missing: nobody can say what the data is",
                 ));
             }
+            if let Some(missing) = cut_off(instance, &record).map_err(look)? {
+                let what = format!(
+                    "the last {missing} bytes of its journal are missing: nobody can say what of the data they told. To recover what is \
+                     before them, and lose the rest, write `\"journal\": null` in {} and do the same again",
+                    instance.record_path().display()
+                );
+                return Err(unknown(plan, instance, &what));
+            }
             Ok(Found::Store(Box::new(record)))
         }
         (Some(record), false) => Ok(Found::Lost(Box::new(record))),
@@ -54,12 +74,28 @@ pub fn find(instance: &Instance, plan: &Plan) -> Result<Found, StartError> {
     }
 }
 
+/// How many bytes the journal lacks that it had when the record was written last. One that was cut where a record of it ends looks
+/// whole by itself.
+fn cut_off(instance: &Instance, record: &Record) -> io::Result<Option<u64>> {
+    let Some((inode, length)) = record.journal else { return Ok(None) };
+    match fs::symlink_metadata(instance.store().join("journal")) {
+        Ok(found) if found.ino() == inode => {
+            Ok(length.checked_sub(found.len()).filter(|missing| *missing > 0))
+        }
+        Ok(_) => Ok(None),
+        // Nothing was in the store yet that it would tell of.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// That nothing can be done with a store.
 fn unknown(plan: &Plan, instance: &Instance, why: &str) -> StartError {
     let (at, store) = (plan.mount_point.display(), instance.store());
     StartError::Refused(format!(
         "an earlier cache at {at} has left a store, {}, that may hold data that nobody else has, and {why}. Put back what is \
-         missing, or give the data up by `ondeck cache unmount --force-lose {at}`",
+         missing, from a copy if there is one; or copy away what you need of the store, and give the data up by `ondeck cache \
+         unmount --force-lose {at}`",
         store.display()
     ))
 }

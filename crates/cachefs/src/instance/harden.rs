@@ -71,6 +71,31 @@ pub fn harden() -> Option<String> {
     })
 }
 
+/// Takes back what whoever mounts the cache has chosen for programs of their own (nice(1), taskset(1), chrt(1), ionice(1)): all who
+/// use the cache wait for it. To be called before there is any thread.
+pub fn forget_the_shell() {
+    let warn = |what: &str, error: io::Error| tracing::warn!(%error, "the {what} of whoever mounts it stays");
+    // SAFETY: calls with numbers, and with structures that live until they have returned.
+    unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        if libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) != 0 {
+            warn("scheduling policy", io::Error::last_os_error());
+        }
+        if libc::setpriority(libc::PRIO_PROCESS, 0, 0) != 0 {
+            warn("nice value", io::Error::last_os_error());
+        }
+        // All that there are; the kernel leaves out what the machine or its control group has not.
+        let all = [u8::MAX; 8 * size_of::<libc::cpu_set_t>()];
+        if libc::sched_setaffinity(0, all.len(), all.as_ptr().cast()) != 0 {
+            warn("CPU affinity", io::Error::last_os_error());
+        }
+        // IOPRIO_WHO_PROCESS, and the class IOPRIO_CLASS_NONE: as the nice value says.
+        if libc::syscall(libc::SYS_ioprio_set, 1, 0, 0) != 0 {
+            warn("I/O priority", io::Error::last_os_error());
+        }
+    }
+}
+
 /// Whether a memory group of version 1 limits it. In one of version 2, or without a limit, nobody waits for such pages.
 fn is_in_a_memory_group() -> bool {
     // Where that can't be seen, it may.

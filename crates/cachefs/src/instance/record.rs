@@ -83,6 +83,10 @@ pub struct Record {
     pub server: u32,
     /// Bytes and changes that the backing directory lacked a moment ago.
     pub unwritten: u64,
+    /// The inode and the length of its journal a moment ago, while there was something unwritten. A journal that is replaced is another
+    /// inode, and otherwise it only grows.
+    #[serde(default)]
+    pub journal: Option<(u64, u64)>,
     /// Whether the backing directory was reached read-only: the mount that is kept of it always is.
     #[serde(default)]
     pub read_only: bool,
@@ -120,6 +124,7 @@ impl Record {
             boot: boot()?,
             server: std::process::id(),
             unwritten: 0,
+            journal: None,
             read_only: false,
             open: false,
             run,

@@ -32,7 +32,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use super::control::Answer;
 use super::dead::is_dead;
 use super::found::{Found, find};
-use super::harden::{EndSignals, harden, share_memory};
+use super::harden::{EndSignals, forget_the_shell, harden, share_memory};
 use super::record::boot;
 use super::start::{
     Attach, Plan, Ready, StartError, check_acls, check_backing, check_ram, check_settings, open_backing,
@@ -41,7 +41,7 @@ use super::start::{
 use super::{CacheUser, Caches, Claim, Instance, Record, is_cache, kept, make_private};
 use crate::message::Service;
 use crate::serve::{MountOptions, Server};
-use crate::{Owner, settings::Settings};
+use crate::{OpenError, Owner, settings::Settings};
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -62,12 +62,19 @@ const ASKED: Duration = Duration::from_secs(2);
 pub fn serve(plan: &Plan) -> bool {
     let signals = EndSignals::block();
     let hardened = harden();
+    // A run's belongs to its program, and stays where that was put.
+    if !matches!(plan.attach, Attach::Inside(_)) {
+        forget_the_shell();
+    }
     share_memory();
     match begin(plan) {
         Ok((cache, mut notes)) => {
             notes.extend(hardened);
-            say(&Ready::Serving { notes });
-            cache.note_told();
+            if say(&Ready::Serving { notes }) {
+                cache.note_told();
+            } else {
+                cache.end_unasked();
+            }
             cache.live(signals);
             true
         }
@@ -91,6 +98,19 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
         let record = instance.record().ok().flatten();
         return Err(StartError::Refused(there_is_one(&plan.mount_point, record.as_ref())));
     };
+    // The claim is free if somebody has removed the directory of one that lives.
+    if instance.is_served().map_err(StartError::io("look for an earlier cache at", &plan.mount_point))? {
+        let is_reached = instance.socket().try_exists().unwrap_or(true);
+        return Err(StartError::Refused(if is_reached {
+            there_is_one(&plan.mount_point, instance.record().ok().flatten().as_ref())
+        } else {
+            format!(
+                "there is a cache at {at}, which can't be asked, because {} was removed: `umount {at}` ends it, and writes back \
+                 all that it holds",
+                instance.socket().display()
+            )
+        }));
+    }
     let mut notes = Vec::new();
     match find(&instance, plan)? {
         Found::Store(record) => {
@@ -107,7 +127,7 @@ fn begin(plan: &Plan) -> Result<(Arc<Cache>, Vec<String>), StartError> {
             };
             let untold = lost.as_ref().and_then(Record::lost);
             notes.extend(untold.clone());
-            take_away_dead(&plan.mount_point)?;
+            take_away_dead(&instance, &plan.mount_point)?;
             // Before anything is removed: what was lost is told by the record, and by nobody else.
             let backing = look(plan, &caches, &instance)?;
             // Also what a start that was killed has made.
@@ -178,13 +198,13 @@ fn prepare(
 }
 
 /// Takes away what dead servers have left mounted here.
-fn take_away_dead(at: &Path) -> Result<(), StartError> {
+fn take_away_dead(instance: &Instance, at: &Path) -> Result<(), StartError> {
     let look = || StartError::io("look at what is mounted at", at);
-    for mount in
-        mounts::mounted().map_err(look())?.iter().rev().filter(|mount| is_cache(mount) && mount.at == at)
-    {
+    // A directory above it may have been renamed since.
+    let is_its = |mount: &&Mount| (is_cache(mount) && mount.at == at) || instance.is_mount_of_it(mount);
+    for mount in mounts::mounted().map_err(look())?.iter().rev().filter(is_its) {
         if !is_dead(mount).map_err(look())? {
-            return Err(StartError::Refused(format!("there is a cache at {} already", at.display())));
+            return Err(StartError::Refused(format!("there is a cache at {} already", mount.at.display())));
         }
         mounts::take_away(mount, true).map_err(look())?;
     }
@@ -312,7 +332,18 @@ fn assemble(
     let user = plan.user.clone().map(Into::into);
     let owner = Owner::open(backing, &kept::path_through(&store), user, plan.others, settings.clone())
         .map_err(|error| {
-            StartError::Failed(format!("can't open the cache at {}: {error}", plan.mount_point.display()))
+            let at = plan.mount_point.display();
+            let remedy = match error {
+                // What is in the store is there still, and nobody else can say which file it belongs to.
+                OpenError::Journal(_) | OpenError::Contradiction(..) => format!(
+                    ". Nothing was changed: what {} has is still there, a file by the number of each; copy away what you need, or \
+                     the whole of it for whoever can mend it. `ondeck cache unmount --force-lose {at}` gives up all that was \
+                     not written back",
+                    instance.store().display()
+                ),
+                _ => String::new(),
+            };
+            StartError::Failed(format!("can't open the cache at {at}: {error}{remedy}"))
         })?;
     let listener = listen(&instance).map_err(StartError::io("listen at", instance.socket()))?;
     record.settings = settings.clone();
@@ -320,12 +351,13 @@ fn assemble(
     record.user.clone_from(&plan.user);
     record.server = std::process::id();
     record.boot = boot().unwrap_or_default();
+    record.journal = None;
     // Before anybody can use it.
     record.open = true;
     instance.keep(&record).map_err(StartError::io("write the record of the cache at", &plan.mount_point))?;
     let mount = match &plan.attach {
         Attach::Nowhere => None,
-        Attach::Here => Some(attach(plan, &server)?),
+        Attach::Here => Some(attach(plan, &instance, &server)?),
         Attach::Inside(namespace) => Some(attach_inside(namespace, plan, &server)?),
     };
     let phase = if mount.is_some() { Phase::Mounted } else { Phase::WritingBack };
@@ -334,7 +366,7 @@ fn assemble(
         instance,
         settings,
         owner,
-        _store: (store, lock),
+        store: (store, lock),
         mount,
         serving: Mutex::new(Some((server, listener, claim))),
         record: Mutex::new(record),
@@ -367,9 +399,9 @@ fn listen(instance: &Instance) -> io::Result<UnixListener> {
 }
 
 /// Shows the mount, in the place of one whose server is dead.
-fn attach(plan: &Plan, server: &Server) -> Result<Mount, StartError> {
+fn attach(plan: &Plan, instance: &Instance, server: &Server) -> Result<Mount, StartError> {
     let failed = || StartError::io("mount at", &plan.mount_point);
-    take_away_dead(&plan.mount_point)?;
+    take_away_dead(instance, &plan.mount_point)?;
     let at = open_mount_point(&plan.mount_point)?;
     let id = server.attach(at.as_fd()).map_err(failed())?;
     let mounted = mounts::mounted().map_err(failed())?;
@@ -417,7 +449,7 @@ struct Cache {
     settings: Settings,
     owner: Arc<Owner>,
     /// What the owner works through, and what keeps others from it.
-    _store: (OwnedFd, File),
+    store: (OwnedFd, File),
     /// Where it is, or was, mounted.
     mount: Option<Mount>,
     /// What the life begins with.
@@ -471,13 +503,16 @@ impl Cache {
             self.owner.stop();
         }
         if self.mount.is_none()
-            && let Err(error) = take_away_dead(&self.plan.mount_point)
+            && let Err(error) = take_away_dead(&self.instance, &self.plan.mount_point)
         {
             // What it shows instead, errors, were right until everything was written back.
             tracing::warn!("{error}");
         }
         self.note_end();
-        if let Err(error) = self.instance.remove(&claim) {
+        // What an earlier one has lost, and nobody was told, is for the next one to tell.
+        let is_told = lock(&self.record).lost_before.is_none();
+        let removed = if is_told { self.instance.remove(&claim) } else { self.instance.clear(&claim) };
+        if let Err(error) = removed {
             tracing::error!(%error, "something is left of the cache");
         }
         self.enter(Phase::Ended);
@@ -543,8 +578,8 @@ impl Cache {
     }
 
     fn take_away_lazily(&self) {
-        if let Some(mount) = &self.mount
-            && let Err(error) = mounts::take_away(mount, true)
+        if let Some(mount) = self.mount_now()
+            && let Err(error) = mounts::take_away(&mount, true)
         {
             tracing::error!(%error, "can't unmount {}", mount.at.display());
         }
@@ -576,8 +611,10 @@ impl Cache {
             let unwritten = status.dirty + status.pending_operations + status.dirty_attributes;
             {
                 let mut record = lock(&self.record);
-                if record.open && (record.unwritten == 0) != (unwritten == 0) {
-                    record.unwritten = unwritten;
+                let journal = self.journal();
+                let has_grown = unwritten != 0 && record.journal != journal;
+                if record.open && ((record.unwritten == 0) != (unwritten == 0) || has_grown) {
+                    (record.unwritten, record.journal) = (unwritten, journal);
                     if let Err(error) = self.instance.keep(&record) {
                         tracing::warn!(%error, "can't keep the record of the cache");
                     }
@@ -590,6 +627,28 @@ impl Cache {
         }
     }
 
+    /// Whoever has started this was ended meanwhile, by a signal, and has told nobody that there is a cache: there is none then. What
+    /// an earlier server has left is written back, as ever.
+    fn end_unasked(self: &Arc<Self>) {
+        let cache = Arc::clone(self);
+        let ended = std::thread::Builder::new().name("end".to_owned()).spawn(move || {
+            tracing::info!("unmounting, because whoever mounted it does not wait any more");
+            if let Answer::Failed { message, .. } = cache.unmount(false, &mut |_| true) {
+                tracing::warn!("{message}");
+            }
+        });
+        if let Err(error) = ended {
+            tracing::error!(%error, "no thread to unmount the cache");
+        }
+    }
+
+    /// Its mount, by the path that it has now: a directory above it may have been renamed.
+    fn mount_now(&self) -> Option<Mount> {
+        let mount = self.mount.as_ref()?;
+        let all = mounts::mounted().unwrap_or_default();
+        Some(all.into_iter().find(|found| found.id == mount.id).unwrap_or_else(|| mount.clone()))
+    }
+
     /// The machine is shut down, or somebody wants this process to end: what is dirty is written back.
     fn obey_signals(self: Arc<Self>, signals: EndSignals) {
         loop {
@@ -600,6 +659,13 @@ impl Cache {
                 tracing::warn!("{message}");
             }
         }
+    }
+
+    /// The inode and the length of its journal, if that can be seen.
+    fn journal(&self) -> Option<(u64, u64)> {
+        let found =
+            rustix::fs::statat(&self.store.0, c"journal", rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some((found.st_ino, found.st_size as u64))
     }
 
     fn scratch(&self) -> PathBuf {

@@ -408,14 +408,14 @@ pub(super) fn open_mount_point(path: &Path) -> Result<OwnedFd, StartError> {
     })
 }
 
-/// Says what became of a start to whoever waits for it, and lets go of the streams.
-pub(super) fn say(ready: &Ready) {
-    // Who does not wait any more needs no answer.
-    let _ = write_line(&mut io::stdout(), ready).and_then(|()| io::stdout().flush());
+/// Says what became of a start to whoever waits for it, and lets go of the streams. Returns whether somebody does.
+pub(super) fn say(ready: &Ready) -> bool {
+    let said = write_line(&mut io::stdout(), ready).and_then(|()| io::stdout().flush());
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO] {
             // SAFETY: the standard streams are nobody's own, and what they lead to now is open.
             unsafe { libc::dup2(null.as_raw_fd(), stream) };
         }
     }
+    said.is_ok()
 }

@@ -269,6 +269,13 @@ fn try_wait(args: &WaitArgs) -> Result<u8> {
             bail!("the results of job {} were abandoned: {}", args.job, shown(&waited.message));
         }
         if waited.done {
+            if waited.ran_full {
+                eprintln!(
+                    "ondeck wait: the RAM disk of job {} was full: its programs may not have written all that they should; \
+                     `ondeck job show {}` says more",
+                    args.job, args.job
+                );
+            }
             return Ok(exit::OK);
         }
         if waited.stuck {

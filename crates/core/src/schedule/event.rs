@@ -139,6 +139,8 @@ pub enum Event {
     Cleaned { node: NodeName, ramdisk: RamDiskId },
     /// A node has nothing of a job that the schedule does not know, though it is promised to it.
     Vacated { node: NodeName, job: Incarnation },
+    /// RSA nodes on which a job's RAM disk was all but full while the job could write to it.
+    RanFull { job: Incarnation, nodes: Vec<NodeName> },
     /// Something that a job's user should know.
     Noticed { job: Incarnation, text: String },
     /// Somebody wants a stage-out that is held to be tried again.

@@ -148,6 +148,9 @@ pub struct Job {
     /// disk, and nothing else is done with it.
     #[serde(default, rename = "torn")]
     pub partially_mounted: bool,
+    /// Whether its RAM disk was all but full while the job could write to it.
+    #[serde(default)]
+    pub ran_full: bool,
     /// The work under way.
     #[serde(rename = "task")]
     pub under_way: Option<WorkOrder>,

@@ -380,6 +380,13 @@ impl Handling<'_> {
                     self.note(None, NodeNotice::Cleaned { node, ramdisk });
                 }
             }
+            Event::RanFull { job: id, nodes } => {
+                // Once: it stays so, and whoever looks at the nodes sees it again each time.
+                if self.schedule.jobs.get(&id).is_some_and(|job| !job.ran_full && job.results) {
+                    self.job(id).ran_full = true;
+                    self.tell(id, Results::RanFull { nodes });
+                }
+            }
             Event::Noticed { job: id, text } => {
                 if self.schedule.jobs.contains_key(&id) {
                     self.tell(id, Notice::Words(text));

@@ -5,20 +5,37 @@
 //! wrong with several writers. The password of the volume is the only way in; there is no list of addresses.
 
 use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ondeck_core::{Bytes, EngineKind, Layout, Server};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::{Build, DATA_DEVICE, Engine, On, Phase, View, listens};
 use crate::secret::uuid_text;
-use crate::{EngineError, tcp};
+use crate::{EngineError, memory, tcp};
 
 pub(super) struct Gluster;
 
 /// Brick processes with their buffers; measured: docs/engines.md, "What an engine needs".
 const BRICK_MEMORY: Bytes = Bytes(96 << 20);
+
+/// How much write-behind gathers into one write. Of a write that a full brick took in part it has forgotten where in its buffer of
+/// 128 KiB the rest begins, and what it appends then goes beyond the end: the client crashed, or hung. What a page holds does
+/// not (docs/decisions/0047-a-full-gluster-says-so.md).
+const GATHERED: &str = "4KB";
+
+/// Memory of its own, mapped and never used, that a brick has when it has just started: the stacks of its threads.
+const BRICK_MAPPED: u64 = 128 << 20;
+
+/// The least that a brick may take beside that: the buffers of a few dozen clients that write as fast as they can.
+const BRICK_LEAST: u64 = 256 << 20;
+
+/// The most: a brick buffers up to 1 GiB for whoever connects and announces a message of that size, before it asks for the
+/// secret, and so often as somebody connects.
+const BRICK_MOST: u64 = 1 << 30;
 
 /// How long the kernel of a client believes a name or an attribute that it was told.
 const BELIEVED: Duration = Duration::from_secs(1);
@@ -89,6 +106,16 @@ impl Engine for Gluster {
         // At a lower level than ERROR it would write the volfile, and the password in it, into its log.
         command.args(["--no-daemon", "--log-level=ERROR", "--log-file=/dev/stderr"]);
         command.arg("--volfile").arg(volfile);
+        let most = most_memory(memory::total_ram().map_err(|error| {
+            EngineError::io("tell the RAM of this machine by", Path::new("/proc/meminfo"), error)
+        })?);
+        // SAFETY: a system call only, between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                let limit = Rlimit { current: Some(most), maximum: Some(most) };
+                Ok(setrlimit(Resource::Data, limit)?)
+            });
+        }
         build.runtime_dir.start("brick", command)?;
         Ok(())
     }
@@ -157,6 +184,15 @@ impl Engine for Gluster {
         }
         Ok(view)
     }
+}
+
+/// The limit of a brick's own memory (`RLIMIT_DATA`), by the RAM of its node. What it stores is not in it: that is in files.
+/// With no more to be had it refuses the connection whose message it is, and serves the others.
+///
+/// A quarter of what an agent leaves to the node, so that it takes more than a few bricks to take that, and they have not taken
+/// what is lent.
+fn most_memory(ram: Bytes) -> u64 {
+    BRICK_MAPPED + (ram.0 / 64).clamp(BRICK_LEAST, BRICK_MOST)
 }
 
 /// How long nobody has answered at a brick that a new client waits for. A brick that has ended is never started again, so waiting
@@ -348,7 +384,14 @@ fn client_volfile(build: &Build) -> String {
     file.volume(
         "write-behind",
         "performance/write-behind",
-        &[("cache-size", "16MB"), ("aggregate-size", "1MB")],
+        &[
+            // So much of a file may be told as written that is not: what a full brick refuses is told that late.
+            ("cache-size", "512KB"),
+            ("aggregate-size", GATHERED),
+            // close(2) waits for what was written, and returns its error: without that a file that found no room was short, or
+            // empty, and nobody was told.
+            ("flush-behind", "off"),
+        ],
         &["distribute"],
     );
     file.0

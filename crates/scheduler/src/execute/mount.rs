@@ -19,6 +19,9 @@ use crate::context::Context;
 /// How long a job that has started is compared with the disk.
 const LATE_LOOK: Duration = Duration::from_secs(600);
 
+/// How long an unmount waits for RSA nodes to say whether the RAM disk was full.
+const FULL_LOOK: Duration = Duration::from_secs(2);
+
 /// Another job that runs on one of the job's nodes, and where. The RAM disk would be shown to it, too.
 fn neighbour(context: &Context, job: &Job) -> Option<(Incarnation, NodeName)> {
     let snapshot = context.queue.snapshot();
@@ -147,6 +150,43 @@ pub(crate) async fn tell_of_cuts(context: &Arc<Context>, job: &Job, id: &RamDisk
     let _ = context.event(Event::Noticed { job: job.id, text }).await;
 }
 
+/// Tells a job's user if its RAM disk was all but full: what its programs could not write is not among its results, and not
+/// every program looks whether it could. It is asked for once more when the job has ended, as it may have been a short one.
+async fn tell_if_full(context: &Arc<Context>, job: &Job, id: &RamDiskId) {
+    let nodes = job.allocation.iter().flat_map(|allocation| &allocation.nodes);
+    let mut set = JoinSet::new();
+    for node in nodes.cloned() {
+        let (context, id) = (Arc::clone(context), id.clone());
+        set.spawn(async move {
+            match tokio::time::timeout(FULL_LOOK, context.fleet.ramdisks_of(&node)).await {
+                Ok(Ok(found)) => {
+                    found.iter().any(|local| local.layout.id == id && local.ran_full).then_some(node)
+                }
+                // It is asked again and again as long as the RAM disk is there.
+                Ok(Err(error)) => {
+                    tracing::warn!(ramdisk = %id, %node, %error, "can't tell whether it was full there");
+                    None
+                }
+                Err(_) => {
+                    tracing::warn!(ramdisk = %id, %node, "does not say whether it was full there");
+                    None
+                }
+            }
+        });
+    }
+    let mut nodes: Vec<NodeName> = Vec::new();
+    while let Some(joined) = set.join_next().await {
+        match joined {
+            Ok(full) => nodes.extend(full),
+            Err(error) => tracing::error!(ramdisk = %id, %error, "a look at a node ended by a defect"),
+        }
+    }
+    nodes.sort_unstable();
+    if !nodes.is_empty() {
+        let _ = context.event(Event::RanFull { job: job.id, nodes }).await;
+    }
+}
+
 pub(super) async fn unmount(
     context: &Arc<Context>,
     job: &Job,
@@ -157,6 +197,9 @@ pub(super) async fn unmount(
     // Epilogs may be doing it on their own nodes.
     let lock = context.unmounts_of(job.id);
     let _alone = lock.write().await;
+    if job.unmounts == 0 && job.results && !job.ran_full {
+        tell_if_full(context, job, id).await;
+    }
     if job.unmounts == 0 && !job.broken && job.job_state == JobState::Finished {
         tell_of_cuts(context, job, id, &job.io_nodes).await;
     }

@@ -264,6 +264,7 @@ impl Api {
                 stuck: decided_by_people && job.not_before.is_none() && !job.retry_now,
                 state: format!("{}, {}", job.job_state, job.rsa_state),
                 message: job.message.clone(),
+                ran_full: job.ran_full,
             }
         };
         let named = |id: Incarnation, owner: Owner| selector.takes(id) && may_see(caller, owner);
@@ -307,6 +308,7 @@ impl Api {
                 stuck: false,
                 state: format!("in the queue ({})", job.reason),
                 message: String::new(),
+                ran_full: false,
             });
         }
         let past = self
@@ -322,6 +324,7 @@ impl Api {
                 stuck: true,
                 state: "not known to the journal".into(),
                 message,
+                ran_full: false,
             });
         }
         match (last, queued) {
@@ -333,6 +336,7 @@ impl Api {
                 stuck: false,
                 state: "nothing is done for it".into(),
                 message: String::new(),
+                ran_full: false,
             }),
             (None, None) if self.has_layouts(selector, caller)? => Ok(Waited {
                 done: true,
@@ -340,6 +344,7 @@ impl Api {
                 stuck: false,
                 state: "it has ended, and had no RAM disk".into(),
                 message: String::new(),
+                ran_full: false,
             }),
             (None, None) => Err(unknown(selector)),
         }

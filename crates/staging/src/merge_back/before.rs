@@ -61,6 +61,16 @@ impl Before {
         self.inodes.as_ref().is_some_and(|inodes| inodes.contains_key(&key(path)))
     }
 
+    /// Of which only the inode of the directory itself is known.
+    pub fn of_top(inode: u64) -> Before {
+        Before { inodes: Some(HashMap::from([(key(b""), inode)])), ..Before::default() }
+    }
+
+    /// The inode of the directory itself, if it is known.
+    pub fn top(&self) -> Option<u64> {
+        self.inodes.as_ref()?.get(&key(b"")).copied()
+    }
+
     /// Whether another directory was at this path, or none.
     pub fn is_another(&self, path: &[u8], directory: &Stat) -> bool {
         self.inodes.as_ref().is_some_and(|inodes| inodes.get(&key(path)) != Some(&directory.st_ino))

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::worker::{OpenDirectory, SETTLED, Worker, entries, failed_for_room, is_no_room};
 use super::{Failure, kept};
 use crate::merge_back::journal::{self, Journal, OpenedUp};
-use crate::merge_back::{Mechanism, MergeBack};
+use crate::merge_back::{Baseline, Before, Mechanism, MergeBack};
 use crate::slot::Slot;
 
 /// The umask for an archive of results. Nobody knows the user's here, and an archive shows what is in it to all who can
@@ -150,8 +150,8 @@ impl Worker<'_> {
     fn recall(&self, directory: &OpenDirectory<'_>) -> Result<kept::Filled, Failure> {
         let path = directory.path.display();
         let salvage = self.order.request.work.is_salvage();
-        // What was noted is on one of the servers; without it everything on disk counts as somebody else's.
-        let filled = if salvage { Ok(kept::nothing()) } else { kept::recall(&directory.wanted.name) };
+        // The notes are on one of the servers; without them everything on disk counts as somebody else's.
+        let filled = if salvage { salvaged(directory) } else { kept::recall(&directory.wanted.name) };
         let filled = filled.map_err(|error| {
             Failure::passing(format!("what is kept of {path} in the RAM disk can't be read: {error}"))
         })?;
@@ -160,8 +160,9 @@ impl Worker<'_> {
         if filled.baseline.is_anothers_top(&disk) {
             return Err(Failure::lasting(format!(
                 "{path}: another user (uid {}) has put a directory of theirs in place of the one that the job had; have it \
-                 moved away and the job's put back, or make one, then `ondeck job retry {}`",
+                 moved away and the job's put back, or make one, then `ondeck job retry {}{}`",
                 disk.st_uid,
+                if salvage { "--salvage " } else { "" },
                 self.order.request.name()
             )));
         }
@@ -394,6 +395,18 @@ impl Worker<'_> {
             Failure::passing(format!("{}: the disk failed to sync: {error}", directory.path.display()))
         })?;
         self.confirm_place(directory)
+    }
+}
+
+/// What is known of a directory on one server alone. Where nothing is, no directory counts as the one that the job had: another
+/// user's gets nothing then, and the job's user's own gets all.
+fn salvaged(directory: &OpenDirectory<'_>) -> io::Result<kept::Filled> {
+    match kept::recall_top(&directory.wanted.name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let before = Before::of_top(0);
+            Ok(kept::Filled { baseline: Baseline::of_disk(before.into()), ..kept::nothing() })
+        }
+        filled => filled,
     }
 }
 

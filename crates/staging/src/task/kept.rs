@@ -16,6 +16,9 @@ use crate::merge_back::{Baseline, Before, Mechanism, Ours, read_ours, write_ours
 /// Its directory, the user's alone. Jobs are shown directories beside it.
 const KEPT: &str = ".ondeck";
 
+/// How the kind of a note begins that is a directory, named by an inode.
+const TOP: &str = "top-";
+
 /// A RAM disk with less room than this takes no more notes of ours.
 const ROOM: u64 = 64 << 20;
 
@@ -85,8 +88,41 @@ pub fn nothing() -> Filled {
     }
 }
 
+/// What is known on a server that is salvaged from, which may lack the notes: the inode of the directory on disk is the name of
+/// a directory of ours, and these are on every server.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::NotFound`] if nothing was noted, as by a former version.
+pub fn recall_top(name: &str) -> io::Result<Filled> {
+    let found = tops(name)?;
+    let (_, inode) = found.first().ok_or(io::ErrorKind::NotFound)?;
+    let baseline = Baseline::of_disk(std::sync::Arc::new(Before::of_top(*inode)));
+    Ok(Filled { baseline, ..nothing() })
+}
+
+/// The directories that name the inode of a directory on disk: their paths, and that inode.
+fn tops(name: &str) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    let prefix = format!("{name}.{TOP}");
+    for entry in fs::read_dir(Path::new(RAM_DISK).join(KEPT))? {
+        let entry = entry?;
+        let inode = entry.file_name().to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
+        found.extend(inode.map(|inode| (entry.path(), inode)));
+    }
+    Ok(found)
+}
+
+fn forget_tops(name: &str) -> io::Result<()> {
+    match tops(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) => found.iter().try_for_each(|(path, _)| fs::remove_dir(path)),
+    }
+}
+
 /// Forgets that a directory was filled: it is about to be, again.
 pub fn forget(name: &str) -> io::Result<()> {
+    forget_tops(name)?;
     ["json", "ours", "later.manifest"].iter().try_for_each(|kind| match fs::remove_file(path(name, kind)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -101,6 +137,9 @@ pub fn remember(
     mirror: bool,
     before: Before,
 ) -> io::Result<()> {
+    if let Some(inode) = before.top() {
+        fs::DirBuilder::new().mode(0o700).create(path(name, &format!("{TOP}{inode}")))?;
+    }
     let manifest = manifest_in(name);
     let baseline =
         Baseline::of(slot.as_fd(), mirror.then_some(manifest.as_path()), std::sync::Arc::new(before))?;

@@ -113,3 +113,49 @@ fn what_others_have_closed_holds_no_results_back(case: &Case) {
     site.destroy("job");
     site.assert_nothing_is_left();
 }
+
+/// What is salvaged is merged like all results: nothing of it comes into a directory that another user has put there meanwhile.
+#[test]
+fn what_is_salvaged_goes_into_no_directory_that_another_user_has_put_there() {
+    if !site::ready(&site::GLUSTER) {
+        return;
+    }
+    let site = site();
+    let job = Job::new(&site, &site::GLUSTER, "job", "64MiB", 1);
+    for name in ["out", "shared"] {
+        make(&job.path(name));
+    }
+    // This one was another user's from the beginning, as a group's may be.
+    chown(job.path("shared"), Some(STRANGER), Some(OWNER)).unwrap();
+    fs::set_permissions(job.path("shared"), fs::Permissions::from_mode(0o775)).unwrap();
+    let directories = [job.directory("out", "0", "out"), job.directory("shared", "1", "out")];
+    job.succeeds("n1", &job.fill(&directories));
+    job.works("0", "mkdir run1; for n in 1 2 3 4 5 6 7 8; do echo secret > $n; echo secret > run1/$n; done");
+    job.works("1", "for n in 1 2 3 4 5 6 7 8; do echo result > $n; done");
+    let theirs = |path: &std::path::Path| {
+        fs::create_dir(path).unwrap();
+        chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    fs::rename(job.path("out"), job.path("out.old")).unwrap();
+    theirs(&job.path("out"));
+    let salvage =
+        json!({"bring_home": {"directories": directories, "script": null, "pack": null, "salvage": true}});
+    for node in ["n1", "n2"] {
+        job.fails(node, &job.request(salvage.clone()), false, &["another user", "retry --salvage"]);
+    }
+    assert_eq!(names(&job.path("out")), Vec::<String>::new());
+    // A failure of one does not keep the other from what belongs there.
+    assert_eq!(names(&job.path("shared")).len(), 8);
+    fs::remove_dir(job.path("out")).unwrap();
+    fs::rename(job.path("out.old"), job.path("out")).unwrap();
+    theirs(&job.path("out/run1"));
+    for node in ["n1", "n2"] {
+        job.succeeds(node, &job.request(salvage.clone()));
+    }
+    assert_eq!(names(&job.path("out/run1")), Vec::<String>::new());
+    assert_eq!(names(&job.path("out/run1.ondeck-4711")).len(), 8);
+    assert_eq!(fs::read_to_string(job.path("out/8")).unwrap(), "secret\n");
+    site.destroy("job");
+    site.assert_nothing_is_left();
+}

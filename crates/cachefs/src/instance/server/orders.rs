@@ -124,7 +124,7 @@ impl Cache {
 
     fn report(&self) -> Report {
         Report {
-            mount_point: self.plan.mount_point.clone(),
+            mount_point: self.mount_now().map_or_else(|| self.plan.mount_point.clone(), |mount| mount.at),
             backing: self.plan.backing.clone(),
             user: self.plan.user.as_ref().map_or_else(|| "root".to_owned(), |user| user.name.clone()),
             others: self.plan.others,
@@ -138,7 +138,8 @@ impl Cache {
 
     /// Writes back, takes the mount away, and waits for the end.
     pub(super) fn unmount(&self, waits: bool, tell: &mut dyn FnMut(&Status) -> bool) -> Answer {
-        if let (Phase::Mounted, Some(mount)) = (self.phase(), &self.mount) {
+        if let (Phase::Mounted, Some(mount)) = (self.phase(), self.mount_now()) {
+            let mount = &mount;
             // While programs still can use it, since this is most of the work.
             if let Err(message) = self.owner.flush(tell) {
                 // It names files as whoever made them did.

@@ -45,6 +45,7 @@ impl Handling<'_> {
             results: false,
             abandoned: false,
             partially_mounted: false,
+            ran_full: false,
             under_way: None,
             failures: 0,
             failed_here: false,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::paths;
+use super::{list, paths};
 use crate::schedule::told::Told;
 use crate::{Bytes, JobSelector, NodeName};
 
@@ -146,6 +146,11 @@ pub enum Results {
     LostWhileRead(Loss),
     /// A server was lost, and the job does not see the RAM disk.
     ServerLost(Loss),
+    /// The RAM disk was all but full while the job could write to it.
+    RanFull {
+        /// On which RSA nodes.
+        nodes: Vec<NodeName>,
+    },
     /// What was lost is there again.
     WholeAgain,
     /// What is left is to be saved, and the rest given up.
@@ -219,6 +224,13 @@ impl fmt::Display for Results {
                 "{loss}: the job's input is read from disk again; files that were open may fail with an I/O error"
             ),
             Results::ServerLost(loss) => loss.fmt(f),
+            Results::RanFull { nodes } => write!(
+                f,
+                "the RAM disk was full (less than 1 % of it was left on {}): the job's programs may have got ENOSPC, and what \
+                 they could not write is not among its results; ask for more with #RSA_CAPACITY or #RSA_NODES, or say with \
+                 #RSA_OUT_SIZE how large the output is",
+                list(nodes)
+            ),
             Results::WholeAgain => f.write_str("all servers of its RAM disk are there again"),
             Results::ToBeSalvaged => f.write_str("what is left of its results is to be saved, by hand"),
             Results::Salvaged { saved, lost } => {
