@@ -19,6 +19,7 @@ M.HELD_FOR_INPUT = "ondeck:hold"
 -- What the user of a heterogeneous job is told. The daemon tells it, too.
 M.HETEROGENEOUS = "no RAM disk: this job is heterogeneous, and its components can't share one yet; all of them work on "
     .. "disk. To have one, submit it as one job, without `:` and `#SBATCH hetjob`"
+M.NO_SCRIPT = "no RAM disk: only a batch script (sbatch) can have one; this job works on disk, and its #RSA_ lines are not obeyed"
 M.STAGE_IN_IS_NOT_RUN = ". Its stage-in script is not run"
 
 -- The bounds of the parser: slurmctld has other things to do. Lines that begin beyond so many bytes are not looked at,
@@ -332,6 +333,27 @@ local function contradiction(seen)
     return string.format("line %d: RSA_%s: %s", seen[name].line, name:upper(), why)
 end
 
+-- What begins a line that Slurm's own plugin would read a size or a pool from, and wait for what nobody has: it takes each line that
+-- begins with `#RSA` for one of its own.
+local SLURMS_OWN = {
+    "\n#RSAcapacity=", "\n#RSApool=", "\n#RSA[^_\n][^\n]*capacity=", "\n#RSA[^_\n][^\n]*pool=",
+}
+
+-- Where the next such line begins in the head, as if it began with a newline.
+local function next_of_slurms_own(head, at)
+    local first
+    for _, pattern in ipairs(SLURMS_OWN) do
+        local found = head:find(pattern, at)
+        if found and (not first or found < first) then first = found end
+    end
+    return first
+end
+
+local function slurms_own(number, line)
+    return string.format("line %d: %s: Slurm would take it for its own, and have the job wait for space that Slurm does not count; "
+        .. "write #RSA_CAPACITY=SIZE and #RSA_POOL=NAME", number, preview(line))
+end
+
 -- Checks the head of a script. Answers a list of messages, empty if all is well, and the directives by what they mean;
 -- the latter is nothing if there is none.
 function M.check(script)
@@ -339,12 +361,15 @@ function M.check(script)
     -- Only directives are looked at one by one: a head of a million other lines is passed over by Lua's own functions. So
     -- that every line follows a newline there is one more in front: a line that begins at a place of `script` has its newline at that
     -- place of `head`.
-    local head = "\n" .. script:sub(1, MOST_HEAD + 5)
+    local head = "\n" .. script:sub(1, MOST_HEAD + MOST_LINE)
     local command = head:find("\n[ \t\f\r]*[^ \t\f\r\n#]") or #head
     local number, counted = 0, 0
-    local from = head:find("\n#RSA_", 1, true)
-    while from and from < command and from <= MOST_HEAD and #messages < MOST_MESSAGES do
-        any = true
+    local ours, others = head:find("\n#RSA_", 1, true), next_of_slurms_own(head, 1)
+    while ours or others do
+        local is_ours = ours and (not others or ours < others)
+        local from = is_ours and ours or others
+        if from >= command or from > MOST_HEAD or #messages >= MOST_MESSAGES then break end
+        any = any or is_ours
         local _, lines = head:sub(counted + 1, from):gsub("\n", "")
         number, counted = number + lines, from
         local stop = script:find("\n", from, true) or #script + 1
@@ -352,8 +377,13 @@ function M.check(script)
         if script:sub(last, last) == "\r" then last = last - 1 end
         local too_long = last - from + 1 > MOST_LINE
         if too_long then last = from + 4 + MOST_LINE end
-        messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
-        from = head:find("\n#RSA_", stop + 1, true)
+        if is_ours then
+            messages[#messages + 1] = directive(number, script:sub(from + 5, last), too_long, seen)
+            ours = head:find("\n#RSA_", stop + 1, true)
+        else
+            messages[#messages + 1] = slurms_own(number, script:sub(from, last))
+            others = next_of_slurms_own(head, stop + 1)
+        end
     end
     if #messages == 0 then messages[1] = contradiction(seen) end
     return messages, any and seen or nil
@@ -401,7 +431,15 @@ end
 
 local function submit(job_desc)
     local script = job_desc.script
-    if type(script) ~= "string" or not script:find("#RSA_", 1, true) then return slurm.SUCCESS end
+    if type(script) ~= "string" then
+        -- `salloc` and `srun`, with what `--bb` says; but not the later components of a batch job, whose script comes with the first.
+        local asked = job_desc.burst_buffer
+        if type(asked) == "string" and asked:find("#RSA", 1, true) and not is_component(job_desc) then
+            slurm.log_user("%s", M.NO_SCRIPT)
+        end
+        return slurm.SUCCESS
+    end
+    if not script:find("#RSA", 1, true) then return slurm.SUCCESS end
     local messages, seen = M.check(script)
     if #messages == 0 and M.INSIDE then messages[1] = M.misread(script) end
     if #messages > 0 then

@@ -47,6 +47,7 @@ use crate::users::{self, User, make_directory};
 use crate::wait::{nap, wait_until};
 
 mod accounting;
+mod burst_buffers;
 
 /// The user that slurmctld runs as; the package makes it.
 const USER: &str = "slurm";

@@ -204,7 +204,7 @@ fn write_stand_in(dir: &Path, queue: QueueShape) -> Result<()> {
         let count = if pending.is_some() { 4 } else { 1 };
         writeln!(
             lines,
-            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|{number}|(null)|N/A|account{}|run|",
+            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|{number}|(null)|N/A|(null)|(null)|account{}|run|",
             1000 + user,
             1_795_310_000 + number,
             4_294_900_000 - number,

@@ -168,6 +168,7 @@ fn seen(number: u32, standing: Standing, node_count: u32) -> ObservedJob {
         several: false,
         has_burst_buffer: false,
         waits_for_results: false,
+        burst_buffer_lost: false,
     };
     let io_nodes = vec!["c1".parse()].into_iter().flatten().collect();
     ObservedJob { job, request: Some(request), work_dir: home.into(), io_nodes }

@@ -51,14 +51,17 @@ pub enum Misfit {
         /// RAM that may be used.
         free: Bytes,
     },
-    /// No size was asked for, and what is needed exceeds the RAM that is free.
+    /// What is needed exceeds the RAM that is free, whatever size was asked for.
     #[error(
-        "the input needs {needed} but {free} of RAM are free here (memory cgroups counted); stage less, free some memory, \
-         or run with --fallback disk"
+        "the input {}needs {needed} but {free} of RAM are free here (memory cgroups counted); stage less, free some memory, \
+         or run with --fallback disk",
+        if *.output == Bytes::ZERO { "" } else { "with the declared output " }
     )]
     NothingFits {
         /// Input and declared output.
         needed: Bytes,
+        /// What the output was declared to need.
+        output: Bytes,
         /// RAM that may be used.
         free: Bytes,
     },
@@ -87,10 +90,11 @@ pub fn ram_disk_size(sizes: Sizes) -> Result<Bytes, Misfit> {
     let Sizes { requested, input, output, free } = sizes;
     let needed = input.saturating_add(output);
     match requested {
+        // No size would help.
+        _ if needed > free => Err(Misfit::NothingFits { needed, output, free }),
         Some(size) if size > free => Err(Misfit::RamTooSmall { size, free }),
         Some(size) if size < needed => Err(Misfit::InputTooLarge { size, input, output, needed }),
         Some(size) => Ok(size),
-        None if needed > free => Err(Misfit::NothingFits { needed, free }),
         None => Ok(needed.max(Bytes(free.0 / DEFAULT_SHARE))),
     }
 }
@@ -137,6 +141,15 @@ mod tests {
         assert!(error.contains("20 GiB of RAM are free") && error.contains("--size 20480MiB"), "{error}");
         let error = ram_disk_size(sizes(None, 21, 0, 20)).unwrap_err().to_string();
         assert!(error.contains("--fallback disk"), "{error}");
+        // No size would help: neither a larger nor a smaller one.
+        for requested in [2, 30] {
+            let error = ram_disk_size(sizes(Some(requested), 19, 2, 20)).unwrap_err().to_string();
+            assert!(
+                error.starts_with("the input with the declared output needs 21 GiB but 20 GiB"),
+                "{error}"
+            );
+            assert!(error.contains("stage less") && !error.contains("--size"), "{error}");
+        }
     }
 
     #[test]

@@ -85,4 +85,7 @@ pub struct QueuedJob {
     /// Whether it has such a burst buffer, has ended, and the workload manager keeps it until its results are on disk.
     #[serde(default)]
     pub waits_for_results: bool,
+    /// Whether it waits for its input, and the workload manager has lost that burst buffer: it asks nobody, and never starts the job.
+    #[serde(default)]
+    pub burst_buffer_lost: bool,
 }

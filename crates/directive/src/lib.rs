@@ -173,6 +173,10 @@ fn read(script: &[u8]) -> Result<(Parsed, SeenKeys), Vec<DirectiveError>> {
         let Some(text) = line.strip_prefix(b"#RSA_") else {
             let trimmed = line.trim_ascii();
             in_head &= trimmed.is_empty() || trimmed.starts_with(b"#");
+            if in_head && is_slurms_own(line) {
+                errors.push(slurms_own(number, line));
+                continue;
+            }
             if in_head && looks_like_a_directive(trimmed) {
                 parsed.warnings.push(Warning {
                     line: number,
@@ -200,6 +204,23 @@ fn read(script: &[u8]) -> Result<(Parsed, SeenKeys), Vec<DirectiveError>> {
         }
     }
     if errors.is_empty() { Ok((parsed, seen)) } else { Err(errors) }
+}
+
+/// Whether Slurm's own burst buffer plugin would read a size or a pool out of a line, and wait for what nobody has: it takes each
+/// line that begins with `#RSA` for one of its own.
+fn is_slurms_own(line: &[u8]) -> bool {
+    let says = |rest: &[u8], word: &[u8]| rest.windows(word.len()).any(|part| part == word);
+    line.strip_prefix(b"#RSA").is_some_and(|rest| says(rest, b"capacity=") || says(rest, b"pool="))
+}
+
+fn slurms_own(line: usize, text: &[u8]) -> DirectiveError {
+    DirectiveError {
+        line,
+        key: preview(text),
+        problem: "Slurm would take it for its own, and have the job wait for space that Slurm does not count"
+            .into(),
+        remedy: "write #RSA_CAPACITY=SIZE and #RSA_POOL=NAME".into(),
+    }
 }
 
 /// `# RSA_DATA_IN=…` and `  #RSA_…` are what people write when they don't know that the column matters.

@@ -331,6 +331,7 @@ pub(crate) fn known(job: &Job) -> ObservedJob {
         several: false,
         has_burst_buffer: true,
         waits_for_results: false,
+        burst_buffer_lost: false,
     };
     let (request, work_dir) = (Some(job.request.clone()), job.work_dir.clone());
     ObservedJob { job: queued, request, work_dir, io_nodes: job.io_nodes.clone() }

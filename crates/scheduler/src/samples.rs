@@ -23,5 +23,6 @@ pub(crate) fn queued(id: Incarnation) -> QueuedJob {
         several: false,
         has_burst_buffer: false,
         waits_for_results: false,
+        burst_buffer_lost: false,
     }
 }

@@ -296,6 +296,7 @@ impl Accelerator {
             several: false,
             has_burst_buffer: false,
             waits_for_results: false,
+            burst_buffer_lost: false,
         };
         // What is known of it is not read again.
         let request = (!is_known).then(|| self.request(job, subject));

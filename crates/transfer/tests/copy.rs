@@ -1099,3 +1099,23 @@ fn directories_that_change_places_between_two_rounds_are_copied_again_though_no_
     fs::write(&manifest, former.join("\n") + "\n").unwrap();
     assert_eq!(round(later).unchanged, 0);
 }
+
+#[test]
+fn an_update_leaves_what_is_there_as_it_is_symlinks_included() {
+    let (ram, disk) = (ram(), disk());
+    let (source, target) = (disk.path().join("a"), ram.path().join("b"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "content").unwrap();
+    std::os::unix::fs::symlink("file", source.join("link")).unwrap();
+    std::os::unix::fs::symlink("file", source.join("other")).unwrap();
+    stage(&source, &target, &Options::default());
+    let look = Options { dry_run: true, update: true, sync: false, ..Options::default() };
+    let summary = stage(&source, &target, &look);
+    assert_eq!((summary.files, summary.others, summary.unchanged), (0, 0, 3), "{summary:?}");
+    // One that leads elsewhere is another one.
+    fs::remove_file(source.join("other")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", source.join("other")).unwrap();
+    let update = Options { dry_run: false, ..look };
+    assert_eq!(stage(&source, &target, &update).others, 1);
+    assert_eq!(fs::read_link(target.join("other")).unwrap().to_str(), Some("elsewhere"));
+}

@@ -11,10 +11,10 @@
 //!
 //! - [`WorkloadManager`], [`JobDetails`], [`WlmError`]: what is asked, and what may go wrong
 //! - [`Slurm`]: Slurm by its commands `squeue` and `scontrol`; `slurm/command` runs them, `slurm/queue` and
-//!   `slurm/details` understand them
+//!   `slurm/details` understand them, `slurm/burst_buffers` finds jobs that it will never start
 //! - [`hostlist`]: `c[1-3]` to names
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -61,6 +61,8 @@ pub struct Queue {
     pub dependent_rests: Vec<QueuedJob>,
     /// Elements of arrays that are held until their input is there, and share one record as yet.
     pub held_arrays: Vec<HeldArray>,
+    /// Jobs whose input the workload manager says to have asked for, and to wait for.
+    pub staging_in: BTreeSet<JobId>,
 }
 
 /// An element of an array of jobs.

@@ -10,8 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ondeck_core::{JobId, NodeName};
 
+use self::burst_buffers::Lacking;
 use crate::{Controller, Element, HeldArray, JobDetails, Queue, WlmError, WorkloadManager};
 
+mod burst_buffers;
 mod command;
 mod details;
 mod queue;
@@ -47,6 +49,8 @@ pub struct Slurm {
     separator: String,
     /// The elements of arrays, when the queue was last looked at.
     elements: Arc<Mutex<BTreeMap<JobId, Element>>>,
+    /// Jobs that wait for their input without a burst buffer, when that was last looked at.
+    lacking: Arc<Mutex<Lacking>>,
     observer: Option<Observer>,
 }
 
@@ -65,7 +69,13 @@ impl std::fmt::Debug for Observer {
 impl Slurm {
     /// Slurm as `settings` say; nothing is asked of it yet.
     pub fn new(settings: SlurmSettings) -> Slurm {
-        Slurm { settings, separator: record::separator(), elements: Arc::default(), observer: None }
+        Slurm {
+            settings,
+            separator: record::separator(),
+            elements: Arc::default(),
+            lacking: Arc::default(),
+            observer: None,
+        }
     }
 
     /// The same, which tells of every command when it has ended: which, how long it took, and whether it answered. What is
@@ -158,9 +168,10 @@ impl WorkloadManager for Slurm {
         }
         // Thousands of lines: off the thread that others wait on.
         let separator = self.separator.clone();
-        let queue = tokio::task::spawn_blocking(move || queue::parse(&output.stdout, &separator))
+        let mut queue = tokio::task::spawn_blocking(move || queue::parse(&output.stdout, &separator))
             .await
             .map_err(|error| WlmError::Malformed { what: error.to_string() })??;
+        self.mark_lost_burst_buffers(&mut queue.jobs, &queue.staging_in).await;
         let mut elements = self.elements.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         elements.clone_from(&queue.elements);
         drop(elements);

@@ -76,7 +76,8 @@ pub struct SchedulerConfig {
     /// What all staging together may take from the disk filesystem; needs `staging`.
     #[serde(deserialize_with = "optional_rate")]
     pub bandwidth: Option<Rate>,
-    /// How many jobs may stage at the same time; each gets its part of `bandwidth`.
+    /// How many jobs may stage at the same time; each gets its part of `bandwidth`. Those with scripts of their own have as many places
+    /// beside these, and one for each user.
     pub staging: Option<u32>,
     /// How many jobs Slurm may keep waiting for their input by itself, with burst buffers; more are held.
     pub kept_waiting: u32,

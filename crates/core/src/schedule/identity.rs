@@ -116,6 +116,7 @@ mod tests {
             several: false,
             has_burst_buffer: false,
             waits_for_results: false,
+            burst_buffer_lost: false,
         }
     }
 

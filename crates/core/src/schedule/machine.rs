@@ -31,6 +31,7 @@ use std::time::Duration;
 
 pub use self::burst_buffer::PlacesLost;
 use self::handling::Handling;
+use self::queue::Forsaken;
 use self::table::Settled;
 use super::effects::{Action, Effects, Refused};
 use super::event::Event;
@@ -65,8 +66,8 @@ pub struct Schedule {
     ordered: BTreeMap<Incarnation, Time>,
     /// Jobs that are not known here and must not start yet; and when they were ordered to be held.
     held_back: BTreeMap<Incarnation, Time>,
-    /// Jobs of which nothing is left here, and for whose results the workload manager waits: since when, or when it was told last.
-    forsaken: BTreeMap<Incarnation, Time>,
+    /// Jobs of which nothing is left here, and for whose results the workload manager waits.
+    forsaken: BTreeMap<Incarnation, Forsaken>,
     /// When users were last given nodes; what ended before a restart is not known any more.
     pub(super) served: Served,
     /// Nothing if everybody is to be looked at.

@@ -19,6 +19,8 @@ mod effects;
 mod event;
 pub mod identity;
 pub mod job;
+#[cfg(test)]
+mod lost_burst_buffers;
 mod machine;
 #[cfg(test)]
 mod model;

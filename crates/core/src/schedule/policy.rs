@@ -19,7 +19,7 @@ use crate::{Bytes, EngineKind, Incarnation, NodeName};
 
 pub use self::site::{Limits, LockIn, Sharing, Site};
 use self::usage::PoolUsage;
-pub use self::usage::{Changed, RsaUsage, Takings};
+pub use self::usage::{Changed, RsaUsage, Takings, runs_script};
 
 /// What placement comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,6 +30,8 @@ struct Line {
     users: usize,
     /// What those ask for that say no number of nodes.
     capacity: Option<Bytes>,
+    /// Those that have their input made by a script.
+    scripted: Vec<usize>,
 }
 
 impl Line {
@@ -39,7 +41,7 @@ impl Line {
         for index in 0..nodes {
             schedule.handle(BEGIN, Event::NodeUp { node: node(index), capacity: Bytes(1 << 40) }).unwrap();
         }
-        Line { schedule, now: BEGIN, jobs: Vec::new(), users: 1, capacity: None }
+        Line { schedule, now: BEGIN, jobs: Vec::new(), users: 1, capacity: None, scripted: Vec::new() }
     }
 
     fn submit(&mut self, nodes: u32, priority: u64, does: Standing) -> usize {
@@ -52,11 +54,29 @@ impl Line {
         self.now = self.now.plus(Duration::from_secs(seconds));
         let jobs = (0..self.jobs.len()).filter_map(|index| self.seen(index)).collect();
         self.handle(Event::Queue { taken: self.now, jobs });
-        while let Some((job, number)) =
-            self.schedule.jobs().values().find_map(|job| Some((job.id, job.under_way?.number)))
-        {
+        self.end_all(|_, _| true);
+    }
+
+    /// The queue is seen, and RAM disks are built; what is staged goes on.
+    fn build(&mut self) {
+        let jobs = (0..self.jobs.len()).filter_map(|index| self.seen(index)).collect();
+        self.handle(Event::Queue { taken: self.now, jobs });
+        self.end_all(|_, work| work != Work::StageIn);
+    }
+
+    /// Work ends that is under way.
+    fn end_all(&mut self, ends: impl Fn(Incarnation, Work) -> bool) {
+        let next = |line: &Line| {
+            let orders = line.schedule.jobs().values().filter_map(|job| Some((job.id, job.under_way?)));
+            orders.filter(|(id, order)| ends(*id, order.work)).map(|(id, order)| (id, order.number)).next()
+        };
+        while let Some((job, number)) = next(self) {
             self.handle(Event::Ended { job, number, outcome: Outcome::Done(String::new()) });
         }
+    }
+
+    fn is_staging(&self, index: usize) -> bool {
+        self.schedule.jobs().get(&id(index)).is_some_and(|job| job.rsa_state == RsaState::StagingIn)
     }
 
     fn seen(&self, index: usize) -> Option<ObservedJob> {
@@ -80,11 +100,19 @@ impl Line {
             several: false,
             has_burst_buffer: false,
             waits_for_results: false,
+            burst_buffer_lost: false,
         };
         let data_out = vec![PathBuf::from(format!("/{index}"))];
         let nodes = Some(nodes).filter(|nodes| *nodes > 0);
         let capacity = self.capacity.filter(|_| nodes.is_none());
-        let request = Some(Request { nodes, capacity, data_out, ..Request::default() });
+        // What it unpacks its input from.
+        let is_scripted = self.scripted.contains(&index);
+        let (stage_in, data_in) = if is_scripted {
+            (Some("/unpack".into()), vec![PathBuf::from(format!("/in/{index}"))])
+        } else {
+            (None, Vec::new())
+        };
+        let request = Some(Request { nodes, capacity, data_in, data_out, stage_in, ..Request::default() });
         let io_nodes = vec!["c0".parse().unwrap()];
         (standing != Standing::Ended).then_some(ObservedJob { job, request, work_dir: "/".into(), io_nodes })
     }
@@ -300,6 +328,45 @@ fn what_nobody_has_is_refused_whatever_is_asked_for() {
             assert!(!line.has(job), "{capacity} {engine}");
         }
     }
+}
+
+/// The jobs of the first user come first, those of the second are submitted later: three of one, then one of the other.
+fn two_users(scripted: &[usize]) -> (Line, [usize; 3], usize) {
+    let mut line = Line::new(8, Site { staging: Some(2), ..site() });
+    (line.users, line.scripted) = (2, scripted.to_vec());
+    let theirs = [0, 2, 4].map(|_| {
+        let job = line.submit(1, 9, Standing::Next);
+        line.submit(1, 0, Standing::Ended);
+        job
+    });
+    line.build();
+    line.jobs[1] = (1, 1, Standing::Next);
+    line.build();
+    (line, theirs, 1)
+}
+
+#[test]
+fn a_place_to_be_staged_goes_to_the_user_who_has_fewest() {
+    let (mut line, theirs, mine) = two_users(&[]);
+    assert_eq!(theirs.map(|job| line.is_staging(job)), [true, true, false]);
+    assert!(!line.is_staging(mine) && line.waits_for(mine).contains("2 jobs are staging already"));
+    // The third of theirs was there before, and goes first in the queue.
+    line.end_all(|job, _| job == id(theirs[0]));
+    assert!(line.is_staging(mine) && !line.is_staging(theirs[2]), "{}", line.waits_for(mine));
+    line.end_all(|job, _| job == id(mine));
+    assert!(line.is_staging(theirs[2]));
+}
+
+#[test]
+fn scripts_that_do_not_end_keep_no_other_user_from_being_staged() {
+    // Theirs all have scripts, and mine has none.
+    let (line, theirs, mine) = two_users(&[0, 2, 4]);
+    assert_eq!(theirs.map(|job| line.is_staging(job)), [true, true, false]);
+    assert!(line.is_staging(mine), "{}", line.waits_for(mine));
+    // And mine has one, too.
+    let (line, theirs, mine) = two_users(&[0, 1, 2, 4]);
+    assert_eq!(theirs.map(|job| line.is_staging(job)), [true, true, false]);
+    assert!(line.is_staging(mine), "{}", line.waits_for(mine));
 }
 
 proptest::proptest! {

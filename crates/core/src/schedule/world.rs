@@ -268,6 +268,7 @@ impl World {
             several: false,
             has_burst_buffer: !self.buffers.is_empty(),
             waits_for_results: self.slurm[index] == Slurm::Gone,
+            burst_buffer_lost: false,
         };
         let request = Some(requests[index].clone());
         ObservedJob { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }

@@ -120,8 +120,9 @@ fn is_tight(
     })?;
     Ok((free < wanted).then(|| {
         format!(
-            "RSA_OUT_SIZE asks for {wanted} beside the input, but of {size} only {free} are left; ask for more with \
-             RSA_CAPACITY"
+            "RSA_OUT_SIZE asks for {wanted} beside the input, but of {size} only {free} are left; ask for {} or more with \
+             RSA_CAPACITY, or lower RSA_OUT_SIZE",
+            Bytes(size.0.saturating_sub(free.0).saturating_add(wanted.0))
         )
     }))
 }

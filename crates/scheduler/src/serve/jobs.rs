@@ -8,6 +8,7 @@ use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{AllocationView, JobStory, JobView, LogLine, OtherLife, PartView, Waited};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::allocation::Purpose;
+use ondeck_core::schedule::notice::Life;
 use ondeck_core::schedule::{Job, JobState, RsaState, Time};
 use ondeck_core::{Incarnation, JobId, JobSelector, Owner, QueuedJob, Request, Standing};
 
@@ -292,15 +293,24 @@ impl Api {
         let newest =
             known.iter().map(|job| job.id.submitted).chain(queued.iter().map(|job| job.id.submitted)).max();
         known.retain(|job| Some(job.id.submitted) == newest);
+        let queued = queued.into_iter().find(|job| Some(job.id.submitted) == newest);
         // Whichever of its lives somebody must decide on; else the one that began first.
         let known: Vec<Waited> = known.iter().map(|job| of(job, false)).collect();
         let stuck = known.iter().position(|waited| waited.stuck);
         if let Some(waited) = known.into_iter().nth(stuck.unwrap_or(0)) {
             return Ok(waited);
         }
-        // Nothing is done for it now. If it has not ended, something may be yet.
+        // Nothing is done for it now. If it has not ended, something may be yet, unless Slurm never starts it.
         let asks = !self.context.queue.asks_for_nothing(selector.job);
-        let queued = queued.into_iter().find(|job| Some(job.id.submitted) == newest);
+        if let Some(job) = queued.filter(|job| job.burst_buffer_lost) {
+            return Ok(Waited {
+                done: false,
+                abandoned: false,
+                stuck: true,
+                state: format!("in the queue ({})", job.reason),
+                message: Life::BurstBufferLost.to_string(),
+            });
+        }
         if let Some(job) = queued.filter(|job| job.standing != Standing::Ended && asks) {
             return Ok(Waited {
                 done: false,

@@ -236,9 +236,21 @@ impl Worker<'_> {
             });
         }
         Failure::lasting(format!(
-            "the RAM disk of {} is too small: the job's directories hold {needed}; ask for more with #RSA_CAPACITY",
-            self.capacity()
+            "the RAM disk of {} is too small: the job's directories hold {needed}; {}",
+            self.capacity(),
+            remedy(needed, self.capacity())
         ))
+    }
+}
+
+/// What helps where a RAM disk has no room for what directories hold.
+fn remedy(needed: Bytes, capacity: Bytes) -> String {
+    if needed >= capacity {
+        format!("ask for more than {needed} with #RSA_CAPACITY, if the site has that much, or stage in less")
+    } else {
+        // Together they fit: a file lies on one RSA node, whose share is full.
+        "one of its RSA nodes is full, as each file lies on one: ask for fewer nodes with #RSA_NODES, or for more with #RSA_CAPACITY"
+            .to_owned()
     }
 }
 

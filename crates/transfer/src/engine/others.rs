@@ -22,8 +22,13 @@ impl Engine<'_> {
             return Err(Fault::message("copying it", "it was replaced by another kind of entry meanwhile"));
         }
         let found = self.found_in_target(at)?;
+        // It has no content that could be newer.
+        if self.options.update && found.as_ref().is_some_and(|found| self.is_same_other(at, &stat, found)) {
+            self.unchanged(at, &stat, false);
+            return Ok(());
+        }
         let Some(placement) = self.placement(at, &stat, found.as_ref())? else { return Ok(()) };
-        if placement.beside && found.as_ref().is_some_and(|found| is_same_other(at, &stat, found)) {
+        if placement.beside && found.as_ref().is_some_and(|found| self.is_same_other(at, &stat, found)) {
             if stat.st_nlink > 1 {
                 self.meet_unchanged(at, &stat);
             }
@@ -94,20 +99,22 @@ impl Engine<'_> {
         }
         self.judge(applied).map(|()| true)
     }
-}
 
-/// Whether the target has the same symlink, FIFO, socket or device.
-fn is_same_other(at: &At<'_>, stat: &Stat, found: &Stat) -> bool {
-    let file_type = FileType::from_raw_mode(stat.st_mode);
-    if file_type != FileType::from_raw_mode(found.st_mode) {
-        return false;
-    }
-    match file_type {
-        FileType::Symlink => {
-            let theirs = at.fds.target().ok().and_then(|dir| fs::readlinkat(dir, at.name, Vec::new()).ok());
-            theirs.is_some() && theirs == fs::readlinkat(&at.fds.source, at.name, Vec::new()).ok()
+    /// Whether the target has the same symlink, FIFO, socket or device.
+    fn is_same_other(&self, at: &At<'_>, stat: &Stat, found: &Stat) -> bool {
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        if file_type != FileType::from_raw_mode(found.st_mode) {
+            return false;
         }
-        FileType::CharacterDevice | FileType::BlockDevice => stat.st_rdev == found.st_rdev,
-        _ => true,
+        match file_type {
+            FileType::Symlink => {
+                let name = self.target_name(at.name);
+                let theirs =
+                    at.fds.target().ok().and_then(|dir| fs::readlinkat(dir, &*name, Vec::new()).ok());
+                theirs.is_some() && theirs == fs::readlinkat(&at.fds.source, at.name, Vec::new()).ok()
+            }
+            FileType::CharacterDevice | FileType::BlockDevice => stat.st_rdev == found.st_rdev,
+            _ => true,
+        }
     }
 }

@@ -23,7 +23,7 @@ pub fn mark(restarts: u32) -> String {
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 23] = &[
+pub const FIELDS: &[&str; 24] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -45,6 +45,7 @@ pub const FIELDS: &[&str; 23] = &[
     "Dependency",
     "HetJobID",
     "BurstBuffer",
+    "BurstBufferState",
     // What users write as they like comes last: the account where there is no accounting, and the name.
     "Account",
     "Name",
@@ -72,6 +73,7 @@ struct Fields<'a> {
     array: &'a [u8],
     het_job: &'a [u8],
     burst_buffer: &'a [u8],
+    burst_buffer_state: &'a [u8],
     account: &'a [u8],
     dependency: &'a [u8],
     name: &'a [u8],
@@ -114,6 +116,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             dependency,
             het_job,
             burst_buffer,
+            burst_buffer_state,
             account,
             name,
         ] = record;
@@ -138,6 +141,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             array,
             het_job,
             burst_buffer,
+            burst_buffer_state,
             account,
             dependency,
             name,
@@ -164,6 +168,9 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
         dependencies.extend(dependencies_in(&fields).map(|dependency| (queue.jobs.len(), dependency)));
         if let Some(element) = fields.element()? {
             queue.elements.insert(job.id.job, element);
+        }
+        if fields.waits_for_its_input() {
+            queue.staging_in.insert(job.id.job);
         }
         queue.jobs.push(job);
     }
@@ -360,6 +367,12 @@ impl Fields<'_> {
         self.burst_buffer.starts_with(b"#RSA")
     }
 
+    /// Whether Slurm says that it has asked for its input and is not answered. The reason that it shows may be another one: of a job
+    /// behind others it is that.
+    fn waits_for_its_input(&self) -> bool {
+        self.has_burst_buffer() && self.state == b"PENDING" && self.burst_buffer_state == b"staging-in"
+    }
+
     fn priority(&self) -> Result<u64, WlmError> {
         self.number("priority", self.priority)
     }
@@ -397,6 +410,8 @@ impl Fields<'_> {
             component_of: self.component_of()?,
             several: false,
             has_burst_buffer: self.has_burst_buffer(),
+            // Known when Slurm was asked for its burst buffers.
+            burst_buffer_lost: false,
             // Those of another plugin are none of ours.
             waits_for_results: state == "STAGE_OUT" && self.has_burst_buffer(),
         })

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ondeck_api::Config;
+use ondeck_core::JobId;
 
 use super::{Finding, State, ask, finding, one_line, setting};
 
@@ -20,6 +21,7 @@ const LEAST: [(&str, Duration); 3] = [
 
 /// Slurm's burst buffers, and whether it has some of jobs that have ended.
 pub(super) async fn look(config: &Config, settings: &BTreeMap<String, String>) -> Vec<Finding> {
+    let before = staging_in(config).await;
     let shown = ask(config, "scontrol", &["show", "burstbuffer"]).await;
     let queue = ask(config, "squeue", &["--noheader", "--all", "--states=all", "--format=%A %T"]).await;
     let live: BTreeSet<u32> = queue.as_deref().map_or_else(
@@ -35,10 +37,65 @@ pub(super) async fn look(config: &Config, settings: &BTreeMap<String, String>) -
     // Without a queue nothing is known of any job.
     let has_ended = |job: u32| queue.is_ok() && !live.contains(&job);
     let mut findings = examine(settings, shown.as_deref().map_err(String::as_str), has_ended);
+    // Before and after: Slurm tells of jobs and of burst buffers one after the other.
+    if let (Ok(shown), Ok(before)) = (&shown, &before)
+        && !findings.is_empty()
+        && let have = jobs_with_burst_buffers(shown)
+        && before.iter().any(|job| !have.contains(job))
+        && let Ok(after) = staging_in(config).await
+    {
+        let lack = before.intersection(&after).filter(|job| !have.contains(job)).copied();
+        findings.extend(lost(&lack.collect::<Vec<JobId>>()));
+    }
     if let Err(why) = &queue {
         findings.push(finding("burst buffers", State::Missing, format!("squeue: {why}"), None));
     }
     findings
+}
+
+/// The jobs of which Slurm says that it stages in for them.
+async fn staging_in(config: &Config) -> Result<BTreeSet<JobId>, String> {
+    let words = [
+        "--noheader",
+        "--all",
+        "--states=PENDING",
+        "--array-unique",
+        "--Format=JobID:20,BurstBufferState:20",
+    ];
+    let shown = ask(config, "squeue", &words).await?;
+    let jobs = shown.lines().filter_map(|line| line.trim().split_once(' '));
+    let jobs = jobs.filter(|(_, state)| state.trim() == "staging-in");
+    Ok(jobs.filter_map(|(job, _)| job.parse().ok()).map(JobId).collect())
+}
+
+/// The jobs of which `scontrol show burstbuffer` shows a burst buffer: `JobID=7`, or of an element of an array `JobID=7_1(8)`.
+fn jobs_with_burst_buffers(shown: &str) -> BTreeSet<JobId> {
+    let jobs = shown.split_whitespace().filter_map(|word| word.strip_prefix("JobID="));
+    let number =
+        |job: &str| job.split_once('(').map_or(job, |(_, number)| number).trim_end_matches(')').parse();
+    jobs.filter_map(|job| number(job).ok()).map(JobId).collect()
+}
+
+/// Jobs that wait for a burst buffer that slurmctld has lost.
+fn lost(jobs: &[JobId]) -> Option<Finding> {
+    if jobs.is_empty() {
+        return None;
+    }
+    let detail = format!(
+        "slurmctld was killed before it had saved those of {} jobs that wait, and never starts these: {}",
+        jobs.len(),
+        some_of(jobs)
+    );
+    let remedy = "their users must cancel them and submit them anew (`scancel JOB`; or `scancel JOB`, wait until it has ended, and \
+                  `scontrol requeue JOB`, if the job may be requeued and no other depends on it)";
+    Some(finding("lost burst buffers", State::Missing, detail, Some(remedy)))
+}
+
+/// The first of some jobs.
+fn some_of(jobs: &[JobId]) -> String {
+    let first: Vec<String> = jobs.iter().take(SHOWN_JOBS).map(ToString::to_string).collect();
+    let more = if jobs.len() > SHOWN_JOBS { ", ..." } else { "" };
+    format!("{}{more}", first.join(", "))
 }
 
 /// Looks at what `scontrol show config` and `scontrol show burstbuffer` print, and at the files beside slurm.conf. Nothing if the
@@ -54,7 +111,8 @@ fn examine(
     }
     let directory = Path::new(setting(settings, "slurm_conf")).parent().unwrap_or(Path::new("/etc/slurm"));
     let user = setting(settings, "slurmuser");
-    let mut findings = vec![plugin(directory, user), directive(directory), program(directory, user)];
+    let mut findings =
+        vec![plugin(directory, user), check(directory, user), directive(directory), program(directory, user)];
     findings.extend(configuration(directory, user));
     match shown {
         Ok(shown) => findings.extend(slurms_own(shown, has_ended)),
@@ -92,6 +150,27 @@ fn plugin(directory: &Path, user: &str) -> Finding {
     } else {
         finding(WHAT, State::Missing, format!("{shown} is not ours"), Some(remedy))
     }
+}
+
+/// What understands the `#RSA_` lines for the plugin, under one of two names.
+fn check(directory: &Path, user: &str) -> Finding {
+    const WHAT: &str = "burst buffers' job_submit.lua";
+    let remedy = "copy slurm/job_submit.lua beside slurm.conf, beside one of your own as ondeck_job_submit.lua: without it lines that \
+                  can't be obeyed are accepted, and burst_buffer.lua can only guess which jobs must wait for their input";
+    let mut why = String::new();
+    for name in ["ondeck_job_submit.lua", "job_submit.lua"] {
+        let path = directory.join(name);
+        let shown = path.display();
+        match fs::read_to_string(&path) {
+            Ok(text) if text.contains("ondeck") => {
+                return unreadable(WHAT, &path, user)
+                    .unwrap_or_else(|| finding(WHAT, State::Ok, shown.to_string(), None));
+            }
+            Ok(_) => why = format!("{shown} is not ours"),
+            Err(error) => why = format!("{shown}: {error}"),
+        }
+    }
+    finding(WHAT, State::Missing, why, Some(remedy))
 }
 
 /// The number of a user, as `scontrol show config` has it: `slurm(64030)`.
@@ -218,18 +297,11 @@ fn slurms_own(shown: &str, has_ended: impl Fn(u32) -> bool) -> Vec<Finding> {
             findings.push(finding(name, State::Missing, detail, Some(&remedy)));
         }
     }
-    let jobs = shown
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix("JobID=")?.split('_').next()?.parse().ok());
-    let left: Vec<u32> = jobs.filter(|job| has_ended(*job)).collect();
+    let left: Vec<JobId> =
+        jobs_with_burst_buffers(shown).into_iter().filter(|job| has_ended(job.0)).collect();
     if !left.is_empty() {
-        let first: Vec<String> = left.iter().take(SHOWN_JOBS).map(u32::to_string).collect();
-        let more = if left.len() > SHOWN_JOBS { ", ..." } else { "" };
-        let detail = format!(
-            "Slurm still has those of {} jobs that have ended: {}{more}",
-            left.len(),
-            first.join(", ")
-        );
+        let detail =
+            format!("Slurm still has those of {} jobs that have ended: {}", left.len(), some_of(&left));
         // Of a job that is requeued, Slurm begins anew; one that is held then has no burst buffer yet.
         let remedy = "they take nothing of an RSA node. They go when slurmctld is started anew; or, of a JOB that may be requeued, \
                       by `scontrol requeuehold JOB && scancel JOB`";
@@ -259,6 +331,14 @@ mod tests {
         assert_eq!(said(&short, false), ["StageOutTimeout"]);
         let tears = SHOWN.replace("DisablePersistent", "DisablePersistent,TeardownFailure");
         assert_eq!(said(&tears, false), ["TeardownFailure"]);
+        let of_an_array = SHOWN.replace("JobID=2", "JobID=7_1(9)");
+        assert_eq!(jobs_with_burst_buffers(&of_an_array), [JobId(9)].into());
+        let lost = lost(&[JobId(5), JobId(6)]).unwrap();
+        assert!(
+            lost.state == State::Missing && lost.detail.ends_with("never starts these: 5, 6"),
+            "{}",
+            lost.detail
+        );
     }
 
     #[test]
@@ -278,8 +358,16 @@ mod tests {
         assert_eq!(wrong(""), [""; 0]);
         assert_eq!(
             wrong("burst_buffer/lua"),
-            ["burst_buffer.lua", "burst_buffer.conf", "burst buffers' program"]
+            [
+                "burst_buffer.lua",
+                "burst buffers' job_submit.lua",
+                "burst_buffer.conf",
+                "burst buffers' program"
+            ]
         );
+        fs::write(dir.path().join("job_submit.lua"), "-- a site's own").unwrap();
+        assert!(wrong("burst_buffer/lua").contains(&"burst buffers' job_submit.lua"));
+        fs::write(dir.path().join("ondeck_job_submit.lua"), "ondeck = M").unwrap();
         fs::write(dir.path().join("burst_buffer.lua"), "-- ondeck burst-buffer").unwrap();
         fs::write(dir.path().join("burst_buffer.conf"), "Directive=BB_LUA # RSA\n").unwrap();
         fs::write(dir.path().join("ondeck.env"), "ONDECK=\"/bin/sh\"\n").unwrap();

@@ -182,6 +182,20 @@ impl Handling<'_> {
         true
     }
 
+    /// The workload manager has lost a job's burst buffer and will ask nothing for it again. What is made for the job is kept for a
+    /// while, as after a teardown: if it is set up again all the same, it has it.
+    pub(super) fn burst_buffer_is_lost(&mut self, id: Incarnation) {
+        let job = &self.schedule.jobs[&id];
+        // Of one that is held nothing is asked; one that has been told of already stands.
+        if job.job_state != JobState::Ondeck || job.hold.is_held() || !job.burst_buffer.is_live() {
+            return;
+        }
+        self.tell(id, Life::BurstBufferLost);
+        // Who asked has ended with the daemon, which has all of its places again.
+        self.job(id).is_asked_for = false;
+        self.torn_down(id);
+    }
+
     fn pre_run(&mut self, seen: &ObservedJob) -> bool {
         let id = seen.job.id;
         match self.schedule.jobs[&id].job_state {
@@ -280,10 +294,17 @@ impl Handling<'_> {
     pub(super) fn let_go_of_burst_buffer(&mut self, id: Incarnation) {
         /// It may not have heard it.
         const PAUSE: Duration = Duration::from_secs(5);
-        if self.schedule.jobs[&id].burst_buffer != BurstBuffer::Kept {
+        /// After that it will not: its daemon was killed, and has begun anew without that burst buffer. Nothing is left here for
+        /// which the job would have to stay known; if the queue shows it still, that is said there again, ever more seldom.
+        const LONGEST: Duration = Duration::from_secs(30);
+        let job = &self.schedule.jobs[&id];
+        if job.burst_buffer != BurstBuffer::Kept {
             return;
         }
-        if self.schedule.ordered.get(&id).is_none_or(|last| self.now.since(*last) >= PAUSE) {
+        let last = self.schedule.ordered.get(&id);
+        if last.is_some() && self.now.since(job.since) >= LONGEST {
+            self.reaches(id, BurstBuffer::TornDown);
+        } else if last.is_none_or(|last| self.now.since(*last) >= PAUSE) {
             self.order(Action::EndStageOut(id), id);
         }
     }

@@ -50,6 +50,7 @@ impl Handling<'_> {
                 several: false,
                 has_burst_buffer: false,
                 waits_for_results: false,
+                burst_buffer_lost: false,
             };
             let seen =
                 ObservedJob { job, request: None, work_dir: found.work_dir.clone(), io_nodes: Vec::new() };

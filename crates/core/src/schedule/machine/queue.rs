@@ -17,6 +17,20 @@ use crate::{Incarnation, QueuedJob, Standing, WaitPolicy};
 /// a minute (`sched_interval`), and mostly at once.
 const UNJUDGED: Duration = Duration::from_secs(120);
 
+/// A job of which nothing is left here, and for whose results the workload manager waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::schedule) struct Forsaken {
+    /// When that came to be known, or when it was told last.
+    since: Time,
+    /// How often it was told, up to [`Forsaken::MOST_TOLD`].
+    told: u32,
+}
+
+impl Forsaken {
+    /// From the second time on it is told after twice the time each time, up to about 10 min.
+    const MOST_TOLD: u32 = 6;
+}
+
 /// Whether a job is next to start.
 pub(super) fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
     match job.standing {
@@ -37,6 +51,7 @@ pub(super) fn is_next(site: &Site, now: Time, job: &QueuedJob) -> bool {
 fn is_as_it_was(site: &Site, now: Time, job: &Job, seen: &QueuedJob) -> bool {
     job.job_state == JobState::Ondeck
         && job.doubted.is_none()
+        && !seen.burst_buffer_lost
         && is_held_as_it_was(job, seen)
         && !job.unsure
         && !job.put_off
@@ -95,6 +110,8 @@ impl Handling<'_> {
                 forsaken.insert(id, self.forsaken(&seen.job));
             } else if let Some(request) = seen.request.take() {
                 match seen.job.standing {
+                    // It never starts.
+                    _ if seen.job.burst_buffer_lost => {}
                     // With the mark, but not held, it was released by hand.
                     standing
                         if standing.waits()
@@ -160,21 +177,25 @@ impl Handling<'_> {
     }
 
     /// A job that has ended, of which nothing is left here, and that the workload manager keeps until its results are on disk: what it
-    /// has asked, or was answered, was lost. Returns since when that is known, or when it was told last.
-    fn forsaken(&mut self, job: &QueuedJob) -> Time {
+    /// has asked, or was answered, was lost. Where its daemon has lost the burst buffer, it hears nothing, and keeps the job until it
+    /// forgets all that have ended.
+    fn forsaken(&mut self, job: &QueuedJob) -> Forsaken {
         /// It may be about to ask, or to hear the answer.
         const PAUSE: Duration = Duration::from_secs(20);
-        let since = *self.schedule.forsaken.get(&job.id).unwrap_or(&self.now);
+        let known = self.schedule.forsaken.get(&job.id).copied();
+        let known = known.unwrap_or(Forsaken { since: self.now, told: 0 });
         // After a lost journal, its results may be on nodes that have not answered.
         let began = self.schedule.began;
         let is_older = job.start.is_none_or(|start| Time(start.saturating_mul(1000)) < began);
         let may_be_found = is_older && self.schedule.nodes.values().any(|node| !node.heard);
-        if may_be_found || self.now.since(since) < PAUSE {
-            return since;
+        if may_be_found || self.now.since(known.since) < PAUSE * 2_u32.pow(known.told.saturating_sub(1)) {
+            return known;
         }
-        self.note(None, Life::Forsaken(job.id));
+        if known.told == 0 {
+            self.note(None, Life::Forsaken(job.id));
+        }
         self.effects.actions.push(Action::EndStageOut(job.id));
-        self.now
+        Forsaken { since: self.now, told: (known.told + 1).min(Forsaken::MOST_TOLD) }
     }
 
     /// A job that has asked for nothing. `candidates` and `bystanders` are those of the next look.
@@ -252,7 +273,10 @@ impl Handling<'_> {
         if self.schedule.jobs[&id].unsure && self.schedule.jobs[&id].still_runs != runs {
             self.job(id).still_runs = runs;
         }
-        let job = &self.schedule.jobs[&id];
+        if seen.job.burst_buffer_lost {
+            self.burst_buffer_is_lost(id);
+        }
+        let Some(job) = self.schedule.jobs.get(&id) else { return };
         let stale = job.started.is_some_and(|started| started >= taken);
         match (job.job_state, seen.job.standing) {
             (JobState::Finished, _) if job.burst_buffer == BurstBuffer::Kept => {

@@ -8,8 +8,8 @@ use super::handling::Handling;
 use crate::schedule::effects::Action;
 use crate::schedule::event::ObservedJob;
 use crate::schedule::notice::{HeldBack, Life, Notice, Results, Waiting};
-use crate::schedule::policy::RsaUsage;
-use crate::schedule::{Hold, Job, JobState, RsaState, Time, Work, WorkOrder};
+use crate::schedule::policy::{RsaUsage, runs_script};
+use crate::schedule::{Hold, Job, JobState, Purpose, RsaState, Time, Work, WorkOrder};
 use crate::{Incarnation, JobId, QueuedJob, Request, WaitPolicy};
 
 /// Whether one of two directories is in the other, or both are the same.
@@ -76,9 +76,15 @@ impl Handling<'_> {
             .any(|other| meets(&job.request, &other.request.data_out).is_some())
     }
 
-    pub(super) fn must_wait_to_stage(&mut self, id: Incarnation, usage: &RsaUsage) -> bool {
+    pub(super) fn must_wait_to_stage(
+        &mut self,
+        id: Incarnation,
+        (work, purpose): (Work, Purpose),
+        usage: &RsaUsage,
+    ) -> bool {
+        let job = &self.schedule.jobs[&id];
         if let Some(most) = self.schedule.site.staging
-            && usage.copying() >= most
+            && !usage.has_place(most, job.owner.uid, runs_script(job, work, purpose))
         {
             self.waits(id, Waiting::Staging { jobs: most });
             return true;

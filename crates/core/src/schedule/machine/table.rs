@@ -27,6 +27,8 @@ struct Advanced {
     concerns_others: bool,
     /// Whether it stands where it is because it wants nodes, and none are given now.
     wants_nodes: bool,
+    /// Whether it stands where it is because it wants a place among those that are staged, and none is given now.
+    wants_place: bool,
 }
 
 impl Handling<'_> {
@@ -93,7 +95,8 @@ impl Handling<'_> {
         let mut concerns = false;
         for id in ids {
             let advanced = self.advance(*id, settled, None);
-            concerns |= advanced.concerns_others || advanced.wants_nodes || self.answer(*id);
+            concerns |= advanced.concerns_others || advanced.wants_nodes || advanced.wants_place;
+            concerns |= self.answer(*id);
         }
         concerns
     }
@@ -117,12 +120,14 @@ impl Handling<'_> {
         let mut stale = false;
         loop {
             let mut again = false;
-            let mut want_nodes = Vec::new();
+            let (mut want_nodes, mut want_places) = (Vec::new(), Vec::new());
             for (.., id) in &order {
                 let advanced = self.advance(*id, settled, None);
                 (again, stale) = (again | advanced.again, stale | advanced.concerns_others);
                 if advanced.wants_nodes {
                     want_nodes.push(*id);
+                } else if advanced.wants_place {
+                    want_places.push(*id);
                 } else {
                     again |= self.answer(*id);
                 }
@@ -131,6 +136,11 @@ impl Handling<'_> {
             let running = in_turn.filter(|job| job.job_state == JobState::Running && wants_nodes(job));
             let mut line = Line::new(&self.schedule.site, settled.takings.usage(), self.now, running);
             for id in want_nodes {
+                let advanced = self.advance(id, settled, Some(&mut line));
+                (again, stale) = (again | advanced.again, stale | advanced.concerns_others);
+                again |= self.answer(id);
+            }
+            while let Some(id) = self.take_whose_user_has_fewest(&mut want_places, settled.takings.usage()) {
                 let advanced = self.advance(id, settled, Some(&mut line));
                 (again, stale) = (again | advanced.again, stale | advanced.concerns_others);
                 again |= self.answer(id);
@@ -150,7 +160,19 @@ impl Handling<'_> {
         };
     }
 
-    /// A job moves as far as it can; with no line, until it wants nodes.
+    /// Of those who want a place among the jobs that are staged, the first of whose user has fewest: nobody waits for all of another's.
+    fn take_whose_user_has_fewest(
+        &self,
+        want: &mut Vec<Incarnation>,
+        usage: &RsaUsage,
+    ) -> Option<Incarnation> {
+        let has =
+            |id: &Incarnation| self.schedule.jobs.get(id).map_or(0, |job| usage.staging_of(job.owner.uid));
+        let first = (0..want.len()).min_by_key(|place| has(&want[*place]))?;
+        Some(want.remove(first))
+    }
+
+    /// A job moves as far as it can; with no line, until it wants nodes, or a place to be staged where these are counted.
     fn advance(&mut self, id: Incarnation, settled: &mut Settled, mut line: Option<&mut Line>) -> Advanced {
         let (mut advanced, mut has_moved) = (Advanced::default(), false);
         while let Some(job) = self.schedule.jobs.get(&id) {
@@ -169,6 +191,12 @@ impl Handling<'_> {
                 (Transition::Assign(purpose), Some(line)) => self.assign(id, purpose, usage, line),
                 (Transition::Assign(_), None) => {
                     advanced.wants_nodes = true;
+                    false
+                }
+                (Transition::StageIn(_) | Transition::StageOut, None)
+                    if self.schedule.site.staging.is_some() =>
+                {
+                    advanced.wants_place = true;
                     false
                 }
                 _ => self.apply(id, next, usage),
@@ -244,7 +272,7 @@ impl Handling<'_> {
                 self.work(id, Work::Construct, RsaState::Booting)
             }
             Transition::StageIn(purpose) => {
-                if self.must_wait_to_stage(id, usage) {
+                if self.must_wait_to_stage(id, (Work::StageIn, purpose), usage) {
                     return false;
                 }
                 self.job(id).purpose = purpose;
@@ -269,7 +297,10 @@ impl Handling<'_> {
             }
             Transition::Unmount { force } => self.work(id, Work::Unmount { force }, RsaState::Unmounting),
             Transition::StageOut => {
-                if self.must_wait_to_stage(id, usage) || self.must_wait_for_stage_out(id) {
+                let purpose = self.schedule.jobs[&id].purpose;
+                if self.must_wait_to_stage(id, (Work::StageOut, purpose), usage)
+                    || self.must_wait_for_stage_out(id)
+                {
                     return false;
                 }
                 let job = self.job(id);

@@ -95,6 +95,8 @@ pub enum Life {
     },
     /// The workload manager has come so far with its burst buffer, or was answered.
     BurstBuffer(BurstBuffer),
+    /// The workload manager has lost its burst buffer before the start, and never starts it.
+    BurstBufferLost,
     /// It has a burst buffer, and is not next any more: its RSA nodes are for others.
     PutOff,
     /// It has a burst buffer, and RSA nodes are for it.
@@ -178,6 +180,10 @@ impl fmt::Display for Life {
                 BurstBuffer::Kept => "the workload manager was told that its results are kept",
                 BurstBuffer::TornDown => "its burst buffer is torn down",
             }),
+            Life::BurstBufferLost => f.write_str(
+                "Slurm has lost its burst buffer, as slurmctld was killed before it had saved that, and will never start it: cancel it, and \
+                 submit it anew",
+            ),
             Life::PutOff => f.write_str("is not next any more: its RSA nodes are for others"),
             Life::Wanted => f.write_str("is next"),
             Life::ControllerStarted => f.write_str("the workload manager's daemon was started"),

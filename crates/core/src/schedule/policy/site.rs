@@ -74,7 +74,7 @@ pub struct Site {
     pub account_nodes: Option<u32>,
     /// What all staging together may take from the disk filesystem.
     pub bandwidth: Option<Rate>,
-    /// How many jobs may stage at the same time.
+    /// How many jobs may stage at the same time by copying, and how many by scripts of their own, of which each user may have one.
     pub staging: Option<u32>,
     /// How many jobs with burst buffers the workload manager may keep waiting for their input; more are held. The places of those that
     /// are cancelled while they wait there count until it is started anew.

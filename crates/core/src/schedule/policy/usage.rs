@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::{Component, Path, PathBuf};
 
+use crate::allocation::Purpose;
 use crate::schedule::job::{Job, Work, WorkOrder};
 use crate::schedule::nodes::{Node, Nodes};
 use crate::{Bytes, Incarnation, NodeName};
@@ -60,10 +61,69 @@ pub struct RsaUsage {
     pub(super) accounts: BTreeMap<String, u32>,
     /// Directories with results that are not on disk yet, as [`key`]s, and whose they are.
     results: BTreeMap<Vec<u8>, BTreeSet<Incarnation>>,
-    /// Jobs whose data is being copied.
-    copying: u32,
+    /// Jobs whose data is being copied, by Ondeck alone.
+    copies: Stagings,
+    /// Jobs for which a script of their own is run, for as long as it likes.
+    scripts: Stagings,
     /// What was counted as free of each node: in whole, and in part.
     offered: BTreeMap<NodeName, Offered>,
+}
+
+/// How many jobs are staging, and how many of each user's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Stagings {
+    all: u32,
+    by_user: BTreeMap<u32, u32>,
+}
+
+impl Stagings {
+    fn begin(&mut self, uid: u32) {
+        self.all += 1;
+        *self.by_user.entry(uid).or_default() += 1;
+    }
+
+    fn end(&mut self, uid: u32) {
+        self.all -= 1;
+        give_back(&mut self.by_user, &uid, 1);
+    }
+
+    fn of(&self, uid: u32) -> u32 {
+        self.by_user.get(&uid).copied().unwrap_or(0)
+    }
+}
+
+/// What is under way for a job between RAM and disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Staging {
+    #[default]
+    None,
+    /// Ondeck copies, which ends.
+    Copy,
+    /// A script of its user's is run, too.
+    Script,
+}
+
+impl Staging {
+    fn of(job: &Job) -> Staging {
+        match job.under_way {
+            Some(WorkOrder { work: work @ (Work::StageIn | Work::StageOut), .. })
+                if runs_script(job, work, job.purpose) =>
+            {
+                Staging::Script
+            }
+            Some(WorkOrder { work: Work::StageIn | Work::StageOut, .. }) => Staging::Copy,
+            _ => Staging::None,
+        }
+    }
+}
+
+/// Whether a script of a job's own is run for this work on a RAM disk for this purpose.
+pub fn runs_script(job: &Job, work: Work, purpose: Purpose) -> bool {
+    match work {
+        Work::StageIn => job.request.stage_in.is_some() && purpose != Purpose::Output,
+        Work::StageOut => job.request.stage_out.is_some(),
+        _ => false,
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +136,7 @@ struct Offered {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobUsage {
     nodes: Vec<NodeName>,
-    copying: bool,
+    staging: Staging,
     results: Option<Incarnation>,
     outputs: Vec<PathBuf>,
     uid: u32,
@@ -91,7 +151,7 @@ impl JobUsage {
             taken.nodes.clone_from(&allocation.nodes);
             (taken.uid, taken.account) = (job.owner.uid, job.account.clone());
         }
-        taken.copying = copies(job);
+        taken.staging = Staging::of(job);
         if job.results {
             taken.results = Some(job.id);
             taken.outputs.clone_from(&job.request.data_out);
@@ -107,7 +167,7 @@ impl JobUsage {
             if job.allocation.is_some() { job.account.as_str() } else { "" },
             if job.results { job.request.data_out.as_slice() } else { &[] },
         );
-        self.copying == copies(job)
+        self.staging == Staging::of(job)
             && self.results == job.results.then_some(job.id)
             && self.uid == uid
             && self.account == account
@@ -117,15 +177,10 @@ impl JobUsage {
 
     /// Whether both are the same but for what is copied.
     fn is_but_for_copying(&self, other: &JobUsage) -> bool {
-        let JobUsage { nodes, copying: _, results, outputs, uid, account } = self;
+        let JobUsage { nodes, staging: _, results, outputs, uid, account } = self;
         (results, uid, account, nodes, outputs)
             == (&other.results, &other.uid, &other.account, &other.nodes, &other.outputs)
     }
-}
-
-/// Whether input or results are copied for a job.
-fn copies(job: &Job) -> bool {
-    matches!(job.under_way, Some(WorkOrder { work: Work::StageIn | Work::StageOut, .. }))
 }
 
 /// [`RsaUsage`] and what each job takes of it, kept up to date from event to event.
@@ -200,7 +255,8 @@ impl RsaUsage {
     /// What a job takes has changed.
     fn change(&mut self, before: &JobUsage, after: &JobUsage, nodes: &Nodes) {
         if before.is_but_for_copying(after) {
-            self.copying = self.copying + u32::from(after.copying) - u32::from(before.copying);
+            self.ends(before);
+            self.begins(after);
             return;
         }
         self.remove(before);
@@ -245,7 +301,7 @@ impl RsaUsage {
             *self.users.entry(taken.uid).or_default() += has;
             *self.accounts.entry(taken.account.clone()).or_default() += has;
         }
-        self.copying += u32::from(taken.copying);
+        self.begins(taken);
         if let Some(job) = taken.results {
             for path in &taken.outputs {
                 self.results.entry(key(path)).or_default().insert(job);
@@ -259,7 +315,7 @@ impl RsaUsage {
             give_back(&mut self.users, &taken.uid, has);
             give_back(&mut self.accounts, &taken.account, has);
         }
-        self.copying -= u32::from(taken.copying);
+        self.ends(taken);
         if let Some(job) = taken.results {
             for path in &taken.outputs {
                 let key = key(path);
@@ -273,9 +329,35 @@ impl RsaUsage {
         }
     }
 
-    /// How many jobs are copying.
-    pub fn copying(&self) -> u32 {
-        self.copying
+    fn begins(&mut self, taken: &JobUsage) {
+        match taken.staging {
+            Staging::None => {}
+            Staging::Copy => self.copies.begin(taken.uid),
+            Staging::Script => self.scripts.begin(taken.uid),
+        }
+    }
+
+    fn ends(&mut self, taken: &JobUsage) {
+        match taken.staging {
+            Staging::None => {}
+            Staging::Copy => self.copies.end(taken.uid),
+            Staging::Script => self.scripts.end(taken.uid),
+        }
+    }
+
+    /// How many jobs of a user's are staging.
+    pub fn staging_of(&self, uid: u32) -> u32 {
+        self.copies.of(uid) + self.scripts.of(uid)
+    }
+
+    /// Whether one more job may stage, of so many at the same time. A copy ends; a script of a user's may run for ever. So scripts have
+    /// as many places of their own, and one for each user whatever others have.
+    pub fn has_place(&self, most: u32, uid: u32, runs_script: bool) -> bool {
+        if runs_script {
+            self.scripts.all < most || self.scripts.of(uid) == 0
+        } else {
+            self.copies.all < most
+        }
     }
 
     /// A job with results that are not on disk yet where `job` reads or writes, and which of its paths that is.

@@ -56,18 +56,32 @@ fn all_fields_of_a_job_are_read() {
 
 #[test]
 fn a_job_has_a_burst_buffer_of_ours_if_slurm_has_found_our_lines() {
-    // Whether it has one, and whether Slurm waits for its results.
-    let has = |state: &str, directives: &str| {
+    // Whether it has one, whether Slurm waits for its results, and whether for its input.
+    let has_now = |state: &str, asked: &str, directives: &str| {
         let line = format!(
-            "7|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|a|j|\n"
+            "7|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|{asked}|a|j|\n"
         );
-        let job = parse(line.as_bytes(), "|").unwrap().jobs.remove(0);
-        (job.has_burst_buffer, job.waits_for_results)
+        let mut queue = parse(line.as_bytes(), "|").unwrap();
+        let job = queue.jobs.remove(0);
+        (job.has_burst_buffer, job.waits_for_results, queue.staging_in.contains(&job.id.job))
+    };
+    let has = |state: &str, directives: &str| {
+        let (has, waits, _) = has_now(state, "staging-out", directives);
+        (has, waits)
     };
     let ours = "#RSA_DATA_IN=/a\n#RSA_DATA_OUT=/b";
     assert_eq!([has("PENDING", ours), has("STAGE_OUT", ours)], [(true, false), (true, true)]);
     for others in ["(null)", "#DW jobdw capacity=1GiB # #RSA_DATA_IN"] {
         assert_eq!(has("STAGE_OUT", others), (false, false), "{others}");
+        assert!(!has_now("PENDING", "staging-in", others).2, "{others}");
+    }
+    for (state, asked, waits) in [
+        ("PENDING", "staging-in", true),
+        ("PENDING", "staged-in", false),
+        ("PENDING", "pending", false),
+        ("CANCELLED", "staging-in", false),
+    ] {
+        assert_eq!(has_now(state, asked, ours).2, waits, "{state} {asked}");
     }
 }
 
@@ -82,7 +96,7 @@ fn only_our_own_hold_is_marked_as_ours() {
 fn a_job_depends_on_what_is_still_in_the_queue() {
     let line = |number: u32, state: &str, priority: u32, dependency: &str| {
         format!(
-            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|(null)|j|\n"
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|(null)|(null)|j|\n"
         )
     };
     let on = |dependency: &str, state: &str| {
@@ -115,7 +129,7 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
 fn a_singleton_waits_for_its_namesakes() {
     let line = |job: u32, tasks: &str, uid: u32, state: &str, reason: &str, dependency: &str, name: &str| {
         format!(
-            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|(null)|a|{name}|\n"
+            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|(null)|(null)|a|{name}|\n"
         )
     };
     let singleton = |reason: &str| line(7, "N/A", 5, "PENDING", reason, "singleton(unfulfilled)", "one");
@@ -139,8 +153,8 @@ fn a_singleton_waits_for_its_namesakes() {
 fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_waits() {
     let depends = |dependency: &str| {
         let text = format!(
-            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|(null)|a|j|\n\
-             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|(null)|a|j|\n"
+            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|(null)|(null)|a|j|\n\
+             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|(null)|(null)|a|j|\n"
         );
         let jobs = parse(text.as_bytes(), "|").unwrap().jobs;
         (jobs[0].dependent, jobs[0].depends_on.iter().map(|job| job.0).collect::<Vec<_>>())
@@ -159,7 +173,7 @@ fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_wait
 fn a_mark_is_that_of_one_life() {
     let marked = |restarts: u32, comment: &str| {
         let text = format!(
-            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|(null)|j|\n"
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|(null)|(null)|j|\n"
         );
         parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
     };
@@ -193,7 +207,7 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
         let line = format!(
-            "46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|(null)|a|j|\n"
+            "46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|(null)|(null)|a|j|\n"
         );
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
@@ -207,7 +221,7 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
         format!(
-            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|(null)|a|j|\n"
+            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|(null)|(null)|a|j|\n"
         )
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
@@ -223,8 +237,8 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
 fn a_rest_of_an_array_that_waits_for_another_job_is_told_apart_from_jobs() {
     let rests = |reason: &str, priority: u32, mark: &str, dependency: &str| {
         let text = format!(
-            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|(null)|a|j|\n\
-             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|(null)|a|j|\n"
+            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|(null)|(null)|a|j|\n\
+             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|(null)|(null)|a|j|\n"
         );
         let queue = parse(text.as_bytes(), "|").unwrap();
         assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [6]);
@@ -262,14 +276,14 @@ fn a_component_of_a_heterogeneous_job_is_told_with_its_job() {
 
 #[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|(null)|a|j|\n";
+    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|(null)|(null)|a|j|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in [
         ("43|N/A", "x|N/A"),
         ("|0|7", "|-1|7"),
         ("n[1-2]", "n[1-"),
         ("n[1-2]", "a/b"),
-        ("|N/A|(null)|a|j|", "|x|(null)|a|j|"),
+        ("|N/A|(null)|(null)|a|j|", "|x|(null)|(null)|a|j|"),
         ("|q|", "|"),
     ] {
         let result = parse(line.replace(part, wrong).as_bytes(), "|");
