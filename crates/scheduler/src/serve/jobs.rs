@@ -309,6 +309,7 @@ impl Api {
                 stuck: true,
                 state: format!("in the queue ({})", job.reason),
                 message: Life::BurstBufferLost.to_string(),
+                ran_full: false,
             });
         }
         if let Some(job) = queued.filter(|job| job.standing != Standing::Ended && asks) {
