@@ -170,5 +170,6 @@ pub struct Waited {
     pub message: String,
     /// Whether its RAM disk was all but full, so that its programs may not have written all that they should.
     #[serde(default)]
+    #[schema(required = true)]
     pub ran_full: bool,
 }

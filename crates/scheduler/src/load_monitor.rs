@@ -103,3 +103,51 @@ async fn read(source: &LoadSource, filesystem: &Filesystem) -> Result<Load, Stri
     }
     source.read(&String::from_utf8_lossy(&output.stdout)).map_err(|error| format!("`{program}`: {error}"))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ondeck_layout::Site;
+
+    use super::*;
+
+    /// A filesystem whose load a command of these words tells.
+    fn filesystem(words: &[&str]) -> Filesystem {
+        let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+        let text = format!(
+            "[nodes]\nlink = \"1GB/s\"\n[[filesystem]]\npath = \"/scratch\"\nkind = \"lustre\"\ntargets = 8\n\
+             servers = 4\ntarget = \"1GB/s\"\nload = [{}]\n",
+            words.join(", ")
+        );
+        Site::parse(&text).unwrap().filesystems.remove(0)
+    }
+
+    async fn told(words: &[&str]) -> Result<Load, String> {
+        let filesystem = filesystem(words);
+        read(filesystem.load.as_ref().unwrap(), &filesystem).await
+    }
+
+    #[tokio::test]
+    async fn a_command_s_words_reach_no_shell_and_what_fails_is_told_by_its_name() {
+        assert_eq!(told(&["echo", "$(touch x)", "40"]).await, Ok(Load::new(0.4)));
+        assert!(told(&["echo", "busy"]).await.unwrap_err().starts_with("`echo`: "));
+        assert!(told(&["/no/such"]).await.unwrap_err().starts_with("can't start `/no/such`: "));
+        let failed = told(&["sh", "-c", "echo no such filesystem >&2; exit 3"]).await.unwrap_err();
+        assert!(failed.contains("exit status: 3") && failed.ends_with("no such filesystem"), "{failed}");
+    }
+
+    #[test]
+    fn what_can_not_be_read_changes_nothing_and_what_is_not_in_the_file_any_more_is_forgotten() {
+        let (loads, path) = (Loads::default(), Path::new("/scratch"));
+        assert_eq!(loads.of(path), Load::default());
+        loads.take(path, Ok(Load::new(0.5)));
+        loads.take(path, Err("no answer".into()));
+        assert_eq!(loads.of(path), Load::new(0.5));
+        loads.take(path, Ok(Load::new(0.55)));
+        assert_eq!(loads.of(path), Load::new(0.5));
+        loads.keep(&[filesystem(&["true"])]);
+        assert_eq!(loads.of(path), Load::new(0.5));
+        loads.keep(&[]);
+        assert_eq!(loads.of(path), Load::default());
+    }
+}
