@@ -19,7 +19,6 @@ use twox_hash::XxHash3_128;
 use crate::acl;
 use crate::descriptors::share;
 use crate::message::{Ino, Space, Time, Xattrs};
-use crate::owner::projects::Project;
 
 /// Directories that are kept open.
 const OPEN_DIRECTORIES: usize = 512;
@@ -246,6 +245,14 @@ pub fn has_nfs4_acls(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
         Err(Errno::OPNOTSUPP | Errno::NODATA) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// The project that something belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Project {
+    pub id: u32,
+    /// A directory that gives the id to what is made in it.
+    pub inherits: bool,
 }
 
 /// What `FS_IOC_FSGETXATTR` tells, as in `linux/fs.h`.

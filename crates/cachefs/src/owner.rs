@@ -49,7 +49,7 @@ mod narrow;
 mod notes;
 mod orders;
 mod pass;
-pub mod projects;
+mod projects;
 mod recover;
 mod restore;
 mod state;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ondeck_core::{Bytes, Rate};
 
+use crate::load::Load;
 use crate::model::{
     Component, Layout, LayoutError, MOST_STRIPES, Placement, StripeCount, UNIT, stripe_size_within,
 };
@@ -29,10 +30,6 @@ pub struct Workload {
     /// The size of its median file.
     pub median: Option<Bytes>,
 }
-
-/// How busy the targets are, from 0 to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
-pub struct Load(f64);
 
 /// A layout, why it is this one, and what to expect of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,25 +136,6 @@ pub enum Reason {
         /// The stripe.
         stripe: Bytes,
     },
-}
-
-impl Load {
-    /// A load between 0 (idle) and 1; what is outside becomes the nearest, what is no number 0.
-    pub fn new(load: f64) -> Self {
-        Self(if load.is_nan() { 0.0 } else { load.clamp(0.0, 1.0) })
-    }
-
-    /// The load, from 0 to 1.
-    pub fn part(self) -> f64 {
-        self.0
-    }
-
-    /// The rest of a rate that others leave: at least a hundredth.
-    fn leaves(self, rate: Rate) -> Rate {
-        // Rates are far below 2^53 bytes a second.
-        let left = (rate.0.0 as f64 * (1.0 - self.0)) as u64;
-        Rate(Bytes(left.max(rate.0.0 / 100).max(1)))
-    }
 }
 
 impl Workload {
@@ -525,8 +503,8 @@ impl Limits {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stripe { rate, load } if load.0 > 0.0 => {
-                write!(f, "a target carries {rate}, and is busy to {:.0} %", load.0 * 100.0)
+            Self::Stripe { rate, load } if load.part() > 0.0 => {
+                write!(f, "a target carries {rate}, and is busy to {:.0} %", load.part() * 100.0)
             }
             Self::Stripe { rate, .. } => write!(f, "a target carries {rate}"),
             Self::Node { rate, stripes: 1 } => write!(f, "a node reads or writes {rate}: 1 stripe"),

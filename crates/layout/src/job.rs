@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use ondeck_core::{Rate, StripingChoice};
 
-use crate::advice::{Load, Pattern, Place, Reason, Workload};
+use crate::advice::{Pattern, Place, Reason, Workload};
 use crate::history::Recollection;
 use crate::lfs::{OptionError, Setstripe};
+use crate::load::Load;
 use crate::model::{Layout, LayoutError};
 use crate::programs::Programs;
 use crate::rules::Rules;

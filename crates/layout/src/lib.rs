@@ -40,7 +40,8 @@ pub mod programs;
 pub mod rules;
 pub mod site;
 
-pub use advice::{Advice, Load, Pattern, Place, Workload};
+pub use advice::{Advice, Pattern, Place, Workload};
+pub use load::Load;
 pub use model::{Component, Layout, LayoutError, Placement, PoolName, StripeCount};
 pub use programs::Programs;
 pub use rules::Rules;

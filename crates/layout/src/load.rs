@@ -8,10 +8,10 @@
 //! A load wavers. A layout that follows it would be another one each time, so that a reading counts only if it is far from the one
 //! that was taken over before ([`Steady`]).
 
-use serde::Deserialize;
+use std::path::Path;
 
-use crate::advice::Load;
-use crate::site::Filesystem;
+use ondeck_core::{Bytes, Rate};
+use serde::Deserialize;
 
 /// What is full to this part is as good as empty.
 const EMPTY: f64 = 0.8;
@@ -24,6 +24,29 @@ const BUSY_MS: f64 = 200.0;
 
 /// A reading that differs by less changes nothing.
 const BAND: f64 = 0.15;
+
+/// How busy the targets are, from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct Load(f64);
+
+impl Load {
+    /// A load between 0 (idle) and 1; what is outside becomes the nearest, what is no number 0.
+    pub fn new(load: f64) -> Self {
+        Self(if load.is_nan() { 0.0 } else { load.clamp(0.0, 1.0) })
+    }
+
+    /// The load, from 0 to 1.
+    pub fn part(self) -> f64 {
+        self.0
+    }
+
+    /// The rest of a rate that others leave: at least a hundredth.
+    pub(crate) fn leaves(self, rate: Rate) -> Rate {
+        // Rates are far below 2^53 bytes a second.
+        let left = (rate.0.0 as f64 * (1.0 - self.0)) as u64;
+        Rate(Bytes(left.max(rate.0.0 / 100).max(1)))
+    }
+}
 
 /// What tells the load of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -61,11 +84,11 @@ pub enum LoadError {
 }
 
 impl LoadSource {
-    /// The command that tells the load of a filesystem, word by word.
-    pub fn command(&self, filesystem: &Filesystem) -> Vec<String> {
+    /// The command that tells the load of the filesystem that is mounted at a path, word by word.
+    pub fn command(&self, at: &Path) -> Vec<String> {
         let words = |words: &[&str]| words.iter().map(ToString::to_string).collect();
         match self {
-            LoadSource::Tool(LoadTool::LfsDf) => words(&["lfs", "df", &filesystem.path.to_string_lossy()]),
+            LoadSource::Tool(LoadTool::LfsDf) => words(&["lfs", "df", &at.to_string_lossy()]),
             LoadSource::Tool(LoadTool::CephOsdPerf) => words(&["ceph", "osd", "perf", "--format", "json"]),
             LoadSource::Command(command) => command.clone(),
         }

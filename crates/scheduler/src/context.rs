@@ -19,7 +19,7 @@ use crate::charge::Charge;
 use crate::clock::now;
 use crate::compute::ComputeNodes;
 use crate::journal::Journal;
-use crate::load_monitor::Loads;
+use crate::loads::Loads;
 use crate::metrics::Metrics;
 use crate::queue_snapshot::ObservedQueue;
 use crate::store::Entry;

@@ -16,7 +16,7 @@
 //! - `compute`: what is wrong on compute nodes
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
-//! - `load_monitor`: how busy the filesystems are that files are striped over
+//! - `loads`: how busy the filesystems are that files are striped over; `load_monitor`: reading that
 //! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them
 //!   back; `layout_history`: what jobs have left there, for the next ones
 //! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
@@ -38,6 +38,7 @@ mod journal;
 mod layout_history;
 mod layouts;
 mod load_monitor;
+mod loads;
 mod metrics;
 mod node_monitor;
 mod orders;

@@ -1,14 +1,12 @@
 //! How busy the filesystems of the site's file are, where it says what tells that. It is read every half a minute, so that no job
 //! waits for it.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ondeck_core::text::plain;
-use ondeck_layout::load::{LoadSource, Steady};
+use ondeck_layout::load::LoadSource;
 use ondeck_layout::{Filesystem, Load};
 use tokio::process::Command;
 
@@ -20,54 +18,6 @@ const EVERY: Duration = Duration::from_secs(30);
 
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The loads that count, by the filesystems' paths.
-#[derive(Default)]
-pub(crate) struct Loads(Mutex<HashMap<PathBuf, Reading>>);
-
-#[derive(Default)]
-struct Reading {
-    counts: Steady,
-    /// Why it could not be read last.
-    wrong: Option<String>,
-}
-
-impl Loads {
-    /// The load of a filesystem that counts; nothing where none is known.
-    pub(crate) fn of(&self, filesystem: &Path) -> Load {
-        self.lock().get(filesystem).and_then(|reading| reading.counts.load()).unwrap_or_default()
-    }
-
-    /// Takes a reading. One that could not be read changes nothing, and is told once.
-    fn take(&self, filesystem: &Path, read: Result<Load, String>) {
-        let mut loads = self.lock();
-        let reading = loads.entry(filesystem.to_owned()).or_default();
-        match read {
-            Ok(load) => {
-                reading.counts.read(load);
-                reading.wrong = None;
-            }
-            Err(wrong) if reading.wrong.as_ref() != Some(&wrong) => {
-                tracing::warn!(
-                    filesystem = %filesystem.display(),
-                    error = wrong,
-                    "can't read how busy a filesystem is; layouts go by what was read last"
-                );
-                reading.wrong = Some(wrong);
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// Forgets filesystems that the site's file does not have any more.
-    fn keep(&self, filesystems: &[Filesystem]) {
-        self.lock().retain(|path, _| filesystems.iter().any(|filesystem| filesystem.path == *path));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Reading>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Reads the loads, until the end.
 pub(crate) async fn watch(context: Arc<Context>) {
@@ -87,7 +37,7 @@ pub(crate) async fn watch(context: Arc<Context>) {
 }
 
 async fn read(source: &LoadSource, filesystem: &Filesystem) -> Result<Load, String> {
-    let words = source.command(filesystem);
+    let words = source.command(&filesystem.path);
     let Some((program, arguments)) = words.split_first() else { return Err("no command".into()) };
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
@@ -134,20 +84,5 @@ mod tests {
         assert!(told(&["/no/such"]).await.unwrap_err().starts_with("can't start `/no/such`: "));
         let failed = told(&["sh", "-c", "echo no such filesystem >&2; exit 3"]).await.unwrap_err();
         assert!(failed.contains("exit status: 3") && failed.ends_with("no such filesystem"), "{failed}");
-    }
-
-    #[test]
-    fn what_can_not_be_read_changes_nothing_and_what_is_not_in_the_file_any_more_is_forgotten() {
-        let (loads, path) = (Loads::default(), Path::new("/scratch"));
-        assert_eq!(loads.of(path), Load::default());
-        loads.take(path, Ok(Load::new(0.5)));
-        loads.take(path, Err("no answer".into()));
-        assert_eq!(loads.of(path), Load::new(0.5));
-        loads.take(path, Ok(Load::new(0.55)));
-        assert_eq!(loads.of(path), Load::new(0.5));
-        loads.keep(&[filesystem(&["true"])]);
-        assert_eq!(loads.of(path), Load::new(0.5));
-        loads.keep(&[]);
-        assert_eq!(loads.of(path), Load::default());
     }
 }

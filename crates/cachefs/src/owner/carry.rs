@@ -15,7 +15,7 @@ use super::blocks::{BLOCK, Blocks};
 use super::inode::{Home, Homes, Seen, dirty};
 use super::narrow::narrow;
 use super::pass::{Pass, is_file};
-use super::restore::may_be_missing;
+use super::turns::may_be_missing;
 use super::unfinished::unfinished;
 use crate::backing::{self, Stat};
 use crate::message::{Ino, ROOT, Time, Xattrs};

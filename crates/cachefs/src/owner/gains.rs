@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use rustix::io::Errno;
 
 use super::Core;
-use super::inode::{Inode, Operation, dirty};
+use super::inode::{Gain, Inode, Operation, dirty};
 use super::pass::Pass;
 use super::state::State;
 use super::write_back::EXTENTS_OF_PASS;
@@ -18,15 +18,6 @@ use crate::store::Store;
 
 /// If more than these may lie below a directory, all of them are brought there: to look where each of them is would take longer.
 const FEW: usize = 1000;
-
-/// Rights that a directory has gained.
-#[derive(Clone, Copy, Debug)]
-pub struct Gain {
-    /// The last operation of the log before that.
-    after: u64,
-    /// The clock of changes then: what was dirty before is brought first.
-    generation: u64,
-}
 
 /// What has to be there before a directory is opened.
 #[derive(Default)]

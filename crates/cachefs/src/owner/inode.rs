@@ -337,6 +337,15 @@ pub struct FileData {
     pub orphan: Option<Arc<File>>,
 }
 
+/// Rights that a directory has gained, and does not have on the backing directory yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Gain {
+    /// The last operation of the log before that.
+    pub after: u64,
+    /// The clock of changes then: what was dirty before is brought first.
+    pub generation: u64,
+}
+
 /// An inode with something that the backing directory lacks.
 #[derive(Clone, Copy, Debug)]
 pub struct DirtySince {

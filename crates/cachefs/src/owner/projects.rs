@@ -12,19 +12,11 @@ use super::Core;
 use super::inode::{Kind, Operation};
 use super::state::{State, Stop};
 use super::wait::Need;
-use crate::backing;
+use crate::backing::{self, Project};
 use crate::message::{Ino, ROOT};
 
 /// Ids that are remembered; who asks for more reads them again.
 const MOST: usize = 16 << 10;
-
-/// The project that something belongs to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Project {
-    pub id: u32,
-    /// A directory that gives the id to what is made in it.
-    pub inherits: bool,
-}
 
 impl State {
     /// Checks that a directory takes a name of something.

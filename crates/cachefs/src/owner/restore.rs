@@ -18,11 +18,6 @@ use crate::backing::Stat;
 use crate::message::{Ino, ROOT};
 use crate::status::{Conflict, ConflictKind};
 
-/// Whether an error may come of a directory that is not there any more.
-pub fn may_be_missing(error: Errno) -> bool {
-    matches!(error, Errno::NOENT | Errno::STALE | Errno::NOTDIR)
-}
-
 /// What there is where the backing directory had a directory.
 enum Found {
     It,

@@ -95,6 +95,11 @@ pub fn is_its_own(error: Errno) -> bool {
     )
 }
 
+/// Whether an error may come of a directory that is not there any more.
+pub fn may_be_missing(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::STALE | Errno::NOTDIR)
+}
+
 impl State {
     /// The operations that are looked at next, by number: those to be carried out, and those before them that can't be now.
     pub fn next_round(&mut self) -> Vec<(u64, Turn)> {
