@@ -275,8 +275,10 @@ impl Api {
             let named = of_number.map(|(_, job)| &**job).filter(|job| named(job.id, job.owner));
             named.cloned().collect()
         };
-        // If what is known has ended, the number may be another job's by now, submitted a moment ago.
-        let snapshot = if known().iter().any(|job| job.job_state != JobState::Finished) {
+        // If what is known has ended, the number may be another job's by now, submitted a moment ago; and one on which somebody must
+        // decide may just have been cancelled.
+        let goes_on = |job: &Job| job.job_state != JobState::Finished && !of(job, false).stuck;
+        let snapshot = if known().iter().any(goes_on) {
             self.context.queue.snapshot()
         } else {
             match tokio::time::timeout(LOOK, self.context.queue.after(called)).await {
