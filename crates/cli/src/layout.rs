@@ -511,7 +511,7 @@ fn show(args: &ShowArgs) -> Result<(), Failure> {
             "{}",
             json!({
                 "directory": args.directory,
-                "filesystem": kind(directory.tool()),
+                "filesystem": directory.tool().to_string(),
                 "options": layout.map(setstripe::options),
                 "components": layout.map(components_json),
                 "native": shown.native,
@@ -573,7 +573,7 @@ fn parse(options: &str) -> Result<Layout> {
 }
 
 fn print_shown(directory: &Path, tool: Tool, shown: &Shown) {
-    println!("{} ({})", directory.display(), kind(tool));
+    println!("{} ({tool})", directory.display());
     match &shown.layout {
         Some(layout) => print_components(layout),
         None => println!("  nothing of its own: as the directory above it, or the filesystem"),
@@ -616,13 +616,4 @@ fn components_json(layout: &Layout) -> serde_json::Value {
         }
     };
     layout.components().iter().map(component).collect()
-}
-
-fn kind(tool: Tool) -> &'static str {
-    match tool {
-        Tool::Lustre => "Lustre",
-        Tool::Cephfs => "CephFS",
-        Tool::Beegfs7 => "BeeGFS 7",
-        Tool::Beegfs8 => "BeeGFS 8",
-    }
 }

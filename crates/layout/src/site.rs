@@ -18,6 +18,7 @@
 //! assert_eq!(site.filesystem_of("/scratch/project".as_ref()).unwrap().targets, 120);
 //! ```
 
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use ondeck_core::Rate;
@@ -91,6 +92,17 @@ pub enum Tool {
     Beegfs7,
     /// BeeGFS 8, by `beegfs`.
     Beegfs8,
+}
+
+impl fmt::Display for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tool::Lustre => "Lustre",
+            Tool::Cephfs => "CephFS",
+            Tool::Beegfs7 => "BeeGFS 7",
+            Tool::Beegfs8 => "BeeGFS 8",
+        })
+    }
 }
 
 /// Why a text describes no site.

@@ -25,7 +25,7 @@ pub mod hostlist;
 mod slurm;
 
 pub use error::WlmError;
-pub use slurm::{HELD_FOR_INPUT, Slurm, SlurmSettings, mark};
+pub use slurm::{HELD_FOR_INPUT, Slurm, SlurmSettings, jobs_with_burst_buffers, mark};
 
 /// What is known of a job beyond its place in the queue: enough to find its files and to tell its user something.
 #[derive(Clone, Debug, PartialEq, Eq)]

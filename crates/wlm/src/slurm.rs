@@ -19,6 +19,7 @@ mod details;
 mod queue;
 mod record;
 
+pub use burst_buffers::jobs_with_burst_buffers;
 pub use queue::{HELD_FOR_INPUT, mark};
 
 /// How to reach Slurm.

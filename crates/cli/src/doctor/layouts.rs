@@ -82,7 +82,7 @@ fn look(path: &Path, tool: Option<Tool>) -> Finding {
     });
     match told.recv_timeout(PATIENCE) {
         Ok(Ok((tool, native))) => {
-            let detail = format!("{}: {}, new files get {native}", path.display(), name(tool));
+            let detail = format!("{}: {tool}, new files get {native}", path.display());
             finding(WHAT, State::Ok, detail, None)
         }
         Ok(Err(error)) => {
@@ -111,13 +111,4 @@ fn show(path: &Path, tool: Option<Tool>) -> Result<(Tool, String), StripingError
         .map_err(|error| StripingError::Directory { path: path.to_owned(), error: error.into() })?;
     let directory = StripedDirectory::of(directory, path, tool)?;
     Ok((directory.tool(), directory.show()?.native))
-}
-
-fn name(tool: Tool) -> &'static str {
-    match tool {
-        Tool::Lustre => "Lustre",
-        Tool::Cephfs => "CephFS",
-        Tool::Beegfs7 => "BeeGFS 7",
-        Tool::Beegfs8 => "BeeGFS 8",
-    }
 }

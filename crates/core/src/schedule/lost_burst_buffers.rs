@@ -10,20 +10,20 @@ const BEGIN: Time = Time(1_000_000);
 const ID: Incarnation = Incarnation { job: JobId(1), submitted: 1, restarts: 0 };
 
 /// One job, which must not start without its input, and one RSA node.
-struct Site1 {
+struct OneJob {
     schedule: Schedule,
     now: Time,
     effects: Vec<Effects>,
 }
 
-impl Site1 {
-    fn new() -> Site1 {
+impl OneJob {
+    fn new() -> OneJob {
         let node: NodeName = "r1".parse().unwrap();
         let site = Site { debounce: Duration::ZERO, ..Site::default() };
         let nodes = [(node.clone(), Node::new("default"))].into();
         let mut schedule = Schedule::new(site, Vec::new(), nodes, 0, Epoch(0));
         schedule.handle(BEGIN, Event::NodeUp { node, capacity: Bytes(1 << 40) }).unwrap();
-        Site1 { schedule, now: BEGIN, effects: Vec::new() }
+        OneJob { schedule, now: BEGIN, effects: Vec::new() }
     }
 
     fn handle(&mut self, event: Event) {
@@ -91,7 +91,7 @@ fn seen(standing: Standing, lost: bool) -> ObservedJob {
 
 #[test]
 fn a_job_that_will_never_start_gives_its_nodes_back_and_its_user_is_told() {
-    let mut site = Site1::new();
+    let mut site = OneJob::new();
     site.asks(BurstBufferCall::Setup);
     site.asks(BurstBufferCall::DataIn);
     site.look(1, seen(Standing::StagingIn, false));
@@ -122,7 +122,7 @@ fn a_job_that_will_never_start_gives_its_nodes_back_and_its_user_is_told() {
 
 #[test]
 fn a_job_that_is_kept_for_results_that_are_home_is_forgotten_and_that_is_said_ever_more_seldom() {
-    let mut site = Site1::new();
+    let mut site = OneJob::new();
     for call in [BurstBufferCall::Setup, BurstBufferCall::DataIn, BurstBufferCall::PreRun] {
         site.asks(call);
     }

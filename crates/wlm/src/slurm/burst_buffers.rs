@@ -42,13 +42,25 @@ impl Lacking {
 }
 
 /// The jobs of which `scontrol show burstbuffer` shows a burst buffer: `JobID=7`, or of an element of an array `JobID=7_1(8)`.
-fn jobs_with_burst_buffers(shown: &str) -> BTreeSet<JobId> {
+///
+/// # Errors
+/// [`WlmError::Malformed`] if one can't be understood: its job would seem to have none.
+///
+/// ```
+/// let shown = "JobID=2 CreateTime=0\nJobID=7_1(9) CreateTime=0";
+/// let jobs = ondeck_wlm::jobs_with_burst_buffers(shown).unwrap();
+/// assert_eq!(jobs.into_iter().map(|job| job.0).collect::<Vec<_>>(), [2, 9]);
+/// ```
+pub fn jobs_with_burst_buffers(shown: &str) -> Result<BTreeSet<JobId>, WlmError> {
     let jobs = shown.split_whitespace().filter_map(|word| word.strip_prefix("JobID="));
-    let number = |job: &str| match job.split_once('(') {
-        Some((_, number)) => number.trim_end_matches(')').parse().ok(),
-        None => job.parse().ok(),
+    let job = |job: &str| {
+        let number = job.split_once('(').map_or(job, |(_, number)| number.trim_end_matches(')'));
+        number
+            .parse()
+            .map(JobId)
+            .map_err(|_| WlmError::Malformed { what: format!("a burst buffer of job `{job}`") })
     };
-    jobs.filter_map(number).map(JobId).collect()
+    jobs.map(job).collect()
 }
 
 impl Slurm {
@@ -79,7 +91,7 @@ impl Slurm {
         if !output.success || !shown.contains("Name=") {
             return Err(output.failure(None));
         }
-        Ok(jobs_with_burst_buffers(&shown))
+        jobs_with_burst_buffers(&shown)
     }
 
     fn lacking(&self) -> std::sync::MutexGuard<'_, Lacking> {
@@ -99,7 +111,9 @@ mod tests {
     fn burst_buffers_are_those_of_jobs_and_of_elements_of_arrays() {
         let shown = "Name=lua DefaultPool=(null) Granularity=1\n  Allocated Buffers:\n    JobID=2 CreateTime=2026-11-25T03:10:06 \
                      Pool=(null)\n    JobID=7_1(9) CreateTime=2026-11-25T03:10:06\n    Name=own CreateTime=0\n";
-        assert_eq!(jobs_with_burst_buffers(shown), jobs(&[2, 9]));
+        assert_eq!(jobs_with_burst_buffers(shown), Ok(jobs(&[2, 9])));
+        let strange = shown.replace("7_1(9)", "7_[1-3]");
+        assert!(matches!(jobs_with_burst_buffers(&strange), Err(WlmError::Malformed { .. })));
     }
 
     #[test]

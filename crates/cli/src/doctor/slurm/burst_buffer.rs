@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ondeck_api::Config;
 use ondeck_core::JobId;
+use ondeck_wlm::jobs_with_burst_buffers;
 
 use super::{Finding, State, ask, finding, one_line, setting};
 
@@ -40,7 +41,7 @@ pub(super) async fn look(config: &Config, settings: &BTreeMap<String, String>) -
     // Before and after: Slurm tells of jobs and of burst buffers one after the other.
     if let (Ok(shown), Ok(before)) = (&shown, &before)
         && !findings.is_empty()
-        && let have = jobs_with_burst_buffers(shown)
+        && let Ok(have) = jobs_with_burst_buffers(shown)
         && before.iter().any(|job| !have.contains(job))
         && let Ok(after) = staging_in(config).await
     {
@@ -65,15 +66,8 @@ async fn staging_in(config: &Config) -> Result<BTreeSet<JobId>, String> {
     let shown = ask(config, "squeue", &words).await?;
     let jobs = shown.lines().filter_map(|line| line.trim().split_once(' '));
     let jobs = jobs.filter(|(_, state)| state.trim() == "staging-in");
-    Ok(jobs.filter_map(|(job, _)| job.parse().ok()).map(JobId).collect())
-}
-
-/// The jobs of which `scontrol show burstbuffer` shows a burst buffer: `JobID=7`, or of an element of an array `JobID=7_1(8)`.
-fn jobs_with_burst_buffers(shown: &str) -> BTreeSet<JobId> {
-    let jobs = shown.split_whitespace().filter_map(|word| word.strip_prefix("JobID="));
-    let number =
-        |job: &str| job.split_once('(').map_or(job, |(_, number)| number).trim_end_matches(')').parse();
-    jobs.filter_map(|job| number(job).ok()).map(JobId).collect()
+    let number = |job: &str| job.parse().map(JobId).map_err(|_| format!("no job's number: `{job}`"));
+    jobs.map(|(job, _)| number(job)).collect()
 }
 
 /// Jobs that wait for a burst buffer that slurmctld has lost.
@@ -297,8 +291,13 @@ fn slurms_own(shown: &str, has_ended: impl Fn(u32) -> bool) -> Vec<Finding> {
             findings.push(finding(name, State::Missing, detail, Some(&remedy)));
         }
     }
-    let left: Vec<JobId> =
-        jobs_with_burst_buffers(shown).into_iter().filter(|job| has_ended(job.0)).collect();
+    let left: Vec<JobId> = match jobs_with_burst_buffers(shown) {
+        Ok(jobs) => jobs.into_iter().filter(|job| has_ended(job.0)).collect(),
+        Err(error) => {
+            findings.push(finding("burst buffers", State::Missing, error.to_string(), None));
+            Vec::new()
+        }
+    };
     if !left.is_empty() {
         let detail =
             format!("Slurm still has those of {} jobs that have ended: {}", left.len(), some_of(&left));
@@ -332,7 +331,7 @@ mod tests {
         let tears = SHOWN.replace("DisablePersistent", "DisablePersistent,TeardownFailure");
         assert_eq!(said(&tears, false), ["TeardownFailure"]);
         let of_an_array = SHOWN.replace("JobID=2", "JobID=7_1(9)");
-        assert_eq!(jobs_with_burst_buffers(&of_an_array), [JobId(9)].into());
+        assert_eq!(said(&of_an_array, true), ["burst buffers"]);
         let lost = lost(&[JobId(5), JobId(6)]).unwrap();
         assert!(
             lost.state == State::Missing && lost.detail.ends_with("never starts these: 5, 6"),
