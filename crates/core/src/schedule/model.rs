@@ -22,7 +22,8 @@ impl World {
             salt.hash(&mut hasher);
             (&self.slurm, &self.physical, self.faults, self.losses, self.swaps).hash(&mut hasher);
             (self.older_states, &self.runs, &self.left).hash(&mut hasher);
-            (self.depends, &self.held, &self.released, self.held_in_time, &self.buffers).hash(&mut hasher);
+            (self.depends, &self.held, &self.released, self.held_in_time).hash(&mut hasher);
+            (&self.buffers, self.buffer_losses, &self.lost).hash(&mut hasher);
             (self.journals, self.queue_seen, &self.found, &self.schedule.identities).hash(&mut hasher);
             for job in self.schedule.jobs().values() {
                 let mut job = job.clone();
@@ -79,6 +80,9 @@ fn explore_from(start: World, requests: &[Request]) -> (usize, HashSet<(JobState
                     for index in 0..requests.len() {
                         if next.held[index] && matches!(next.slurm[index], Slurm::Waiting | Slurm::Next) {
                             next.lets_go(index, requests);
+                        }
+                        if next.lost[index] && matches!(next.slurm[index], Slurm::Waiting | Slurm::Next) {
+                            next.gives_back(index, requests);
                         }
                     }
                     pairs.extend(next.schedule.jobs().values().map(|job| (job.job_state, job.rsa_state)));
@@ -228,6 +232,23 @@ fn jobs_with_burst_buffers_keep_the_invariants_in_every_order_of_calls() {
         pairs.len(),
         began.elapsed()
     );
+}
+
+#[test]
+fn a_job_whose_burst_buffer_is_lost_keeps_no_rsa_nodes_in_any_order_of_calls() {
+    let began = std::time::Instant::now();
+    let hold = |request: Request| Request { wait: Some(WaitPolicy::Hold), ..request };
+    let one = [
+        request(Some("/a"), Some("/b"), false),
+        request(None, Some("/b"), false),
+        hold(request(Some("/a"), Some("/b"), true)),
+    ];
+    for first in one {
+        let requests = std::slice::from_ref(&first);
+        let world = World { buffer_losses: 1, ..World::new(1, 0, 2, site(), 1).with_burst_buffers() };
+        let (states, pairs) = explore_from(world, requests);
+        println!("a lost burst buffer: {states} states, {} pairs, {:?}", pairs.len(), began.elapsed());
+    }
 }
 
 #[test]

@@ -135,6 +135,10 @@ pub(super) struct World {
     pub(super) held_in_time: bool,
     /// Of jobs with burst buffers: how far each has come. Empty if the workload manager knows none.
     pub(super) buffers: Vec<Buffer>,
+    /// How many of them the workload manager may still lose before their jobs start, by a kill before it has saved them; and whose it
+    /// has lost: it asks nothing more for them, and keeps the jobs in its queue.
+    pub(super) buffer_losses: u8,
+    pub(super) lost: Vec<bool>,
 }
 
 pub(super) fn id(index: usize) -> Incarnation {
@@ -202,6 +206,8 @@ impl World {
             released: vec![false; jobs],
             held_in_time: false,
             buffers: Vec::new(),
+            buffer_losses: 0,
+            lost: vec![false; jobs],
         }
     }
 
@@ -268,7 +274,7 @@ impl World {
             several: false,
             has_burst_buffer: !self.buffers.is_empty(),
             waits_for_results: self.slurm[index] == Slurm::Gone,
-            burst_buffer_lost: false,
+            burst_buffer_lost: self.lost[index],
         };
         let request = Some(requests[index].clone());
         ObservedJob { job, request, work_dir: "/".into(), io_nodes: self.nodes_of(index) }

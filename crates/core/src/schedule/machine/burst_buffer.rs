@@ -186,8 +186,10 @@ impl Handling<'_> {
     /// while, as after a teardown: if it is set up again all the same, it has it.
     pub(super) fn burst_buffer_is_lost(&mut self, id: Incarnation) {
         let job = &self.schedule.jobs[&id];
-        // Of one that is held nothing is asked; one that has been told of already stands.
-        if job.job_state != JobState::Ondeck || job.hold.is_held() || !job.burst_buffer.is_live() {
+        // Of one that is held nothing is asked; one that has been told of already stands. That it was ever asked for here does not
+        // matter: it may have been made known while nobody answered.
+        let is_told = job.burst_buffer == BurstBuffer::TornDown;
+        if job.job_state != JobState::Ondeck || job.hold.is_held() || is_told {
             return;
         }
         self.tell(id, Life::BurstBufferLost);

@@ -6,7 +6,7 @@ use super::handling::Handling;
 use crate::schedule::effects::{Action, Change};
 use crate::schedule::notice::{HeldBack, NoRamDisk};
 use crate::schedule::policy::{LockIn, Site};
-use crate::schedule::{Hold, Job, JobState, QueuePlace, RsaState, Time, Told};
+use crate::schedule::{BurstBuffer, Hold, Job, JobState, QueuePlace, RsaState, Time, Told};
 use crate::{Incarnation, QueuedJob, Standing, WaitPolicy};
 
 /// Whether a job is held for its input, and not by its user or an administrator.
@@ -57,7 +57,14 @@ impl Handling<'_> {
         let is_lost = job.job_state == JobState::Ondeck && job.rsa_state == RsaState::Ready && job.broken;
         let may_be_started =
             job.hold == Hold::LetGo || job.is_promised() && !job.hold.is_released_by_others();
-        if !is_lost || !may_be_started || job.may_start_on_disk() || job.component_of.is_some() {
+        // Once it is torn down, it is asked for again before it can start.
+        let is_torn_down = job.burst_buffer == BurstBuffer::TornDown;
+        if !is_lost
+            || !may_be_started
+            || is_torn_down
+            || job.may_start_on_disk()
+            || job.component_of.is_some()
+        {
             return;
         }
         self.hold_instead(id, HeldBack::InputLost);

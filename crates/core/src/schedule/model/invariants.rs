@@ -146,6 +146,24 @@ impl World {
         assert!(!world.held[index], "held for ever: {:?}", world.schedule.jobs());
     }
 
+    /// A job whose burst buffer is lost stays in the queue, and has no RSA nodes after a while, also if it is next.
+    pub(super) fn gives_back(&self, index: usize, requests: &[Request]) {
+        let mut world = self.clone();
+        world.slurm[index] = Slurm::Next;
+        for _ in 0..30 {
+            world.happen(&Happening::Queue, requests);
+            let Some(job) = world.schedule.jobs().get(&world.id(index)) else { return };
+            if job.burst_buffer == BurstBuffer::TornDown && job.doubted == Some(NOW) {
+                world.happen(&Happening::NotAskedAgain(index), requests);
+            } else {
+                world.progress(index, requests);
+            }
+        }
+        let has_nodes =
+            world.schedule.jobs().get(&world.id(index)).is_some_and(|job| job.allocation.is_some());
+        assert!(!has_nodes, "nodes are kept for a job that never starts: {:?}", world.schedule.jobs());
+    }
+
     /// What must hold in every state.
     fn check(&self) {
         for (name, node) in self.schedule.nodes() {
@@ -267,6 +285,7 @@ impl World {
             match buffer {
                 Buffer::Kept { told: false } if known => continue,
                 Buffer::No | Buffer::TornDown => continue,
+                _ if self.lost[index] => continue,
                 Buffer::StagingOut if known => continue,
                 _ => self.happen(&Happening::Asks(index, BurstBufferCall::Teardown), requests),
             }

@@ -32,6 +32,10 @@ pub(in crate::schedule) enum Happening {
     MustNotWait(usize),
     /// It goes on with what it was answered.
     Answered(usize),
+    /// The workload manager loses a burst buffer.
+    BufferLost(usize),
+    /// One that was torn down, or is lost, was not asked for again for long.
+    NotAskedAgain(usize),
     /// Somebody releases a job with a burst buffer that is held.
     Released(usize),
     /// A job has been held for as long as it may be.
@@ -85,6 +89,15 @@ impl World {
         let asks = |call| Happening::Asks(index, call);
         let is_pending = matches!(self.slurm[index], Slurm::Waiting | Slurm::Next);
         let is_gone = self.slurm[index] == Slurm::Gone;
+        if is_pending && self.held[index] && self.swaps < 2 {
+            all.push(Happening::Released(index));
+        }
+        if self.lost[index] {
+            return;
+        }
+        if is_pending && *buffer > Buffer::No && *buffer < Buffer::PreRun && self.buffer_losses > 0 {
+            all.push(Happening::BufferLost(index));
+        }
         match buffer {
             Buffer::No | Buffer::TornDown if is_gone => {}
             _ if is_gone && *buffer < Buffer::Running => all.push(asks(Call::Teardown)),
@@ -139,9 +152,6 @@ impl World {
                 }
             }
             Buffer::StagingOut | Buffer::TornDown => {}
-        }
-        if is_pending && self.held[index] && self.swaps < 2 {
-            all.push(Happening::Released(index));
         }
         if is_pending && *buffer > Buffer::No && *buffer < Buffer::PreRun && self.swaps < 2 {
             // The workload manager was started anew.
@@ -265,6 +275,9 @@ impl World {
             if job.place == QueuePlace::Unlocking {
                 all.push(Happening::Unlocked(index));
             }
+            if self.lost[index] && job.burst_buffer == BurstBuffer::TornDown && job.doubted == Some(NOW) {
+                all.push(Happening::NotAskedAgain(index));
+            }
             if self.depends && job.hold.is_held() && job.rsa_state == RsaState::Initial {
                 all.push(Happening::HeldTooLong(index));
             }
@@ -364,6 +377,11 @@ impl World {
             }
             Happening::JournalLost => {
                 self.lose_the_journal();
+                return None;
+            }
+            Happening::BufferLost(index) => {
+                self.buffer_losses -= 1;
+                self.lost[*index] = true;
                 return None;
             }
             Happening::Answered(index) => {
@@ -473,6 +491,10 @@ impl World {
             }
             Happening::HasWaited(index) => {
                 self.due(*index, |job| job.lacking = Some(Time(NOW.0 - PATIENCE.as_millis() as u64)))
+            }
+            Happening::NotAskedAgain(index) => {
+                let since = Time(NOW.0 - self.schedule.site().limits.again.as_millis() as u64);
+                self.due(*index, |job| job.doubted = Some(since))
             }
             Happening::HeldTooLong(index) => {
                 let since = Time(NOW.0 - self.schedule.site().limits.hold.as_millis() as u64);
