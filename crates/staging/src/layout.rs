@@ -469,9 +469,13 @@ impl StripedDirectory {
         let directory = self.directory.as_raw_fd();
         let mut command = Command::new(tool);
         // By its descriptor: what works as a user of what root has started can't look into its own /proc/self/fd.
-        // SAFETY: one system call between fork and exec, on a descriptor that is open until the tool has ended.
+        // SAFETY: two system calls between fork and exec, one on a descriptor that is open until the tool has ended.
         unsafe {
-            command.pre_exec(move || Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?));
+            command.pre_exec(move || {
+                // If nobody waits any more for a filesystem that hangs, the tool does not either.
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?)
+            });
         }
         let output = command
             .args(words)
