@@ -460,3 +460,68 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert_eq!(lake.layout(&later), None);
     lake.end(&cluster);
 }
+
+#[test]
+fn a_directory_by_two_names_is_the_first_job_s_and_has_again_what_it_had() {
+    if !available() {
+        return;
+    }
+    let (cluster, lake) = Lake::cluster();
+    let alice = cluster.user("alice");
+    let directory = lake.folder(alice, "twice");
+    // As a site that has mounted it twice.
+    let pool = cluster.bed.dir().join("scratch/pool");
+    fs::create_dir(&pool).unwrap();
+    let (from, to) = (lake.at.display().to_string(), pool.display().to_string());
+    let hosts = ["c1", "c2"].map(|name| cluster.host(name));
+    for host in hosts {
+        host.ok(&["mount", "--bind", &from, &to]);
+    }
+    let otherwise = pool.join("twice");
+    let gate = Gate::of(alice, "twice");
+    let made = alice.scratch.join("made");
+    let first = cluster.submit_on_disk(&format!(
+        "#!/bin/sh\n#RSA_LAYOUT_DIR={}:-c 2 -S 1M\n: > {}\n{}",
+        directory.display(),
+        made.display(),
+        gate.line()
+    ));
+    wait_file(&made);
+    // Another layout, and the same.
+    for options in ["-c 1 -S 2M", "-c 2 -S 1M"] {
+        let line = format!("#!/bin/sh\n#RSA_LAYOUT_DIR={}:{options}\n", otherwise.display());
+        let second = cluster.submit_on_disk(&line);
+        cluster.wait_completed(second);
+        let alone = cluster.layout(second, &otherwise);
+        assert_eq!(alone["state"], "alone", "{alone:#}");
+        let why = format!("job {first} has set its layout, by the name of {}", directory.display());
+        assert!(alone["text"].as_str().unwrap().contains(&why), "{alone:#}");
+        assert!(cluster.slurm.job(second)["AdminComment"].contains(&why));
+        assert_eq!(lake.layout(&directory).as_deref(), Some(TWO));
+    }
+    gate.open();
+    cluster.wait_completed(first);
+    cluster.wait_layout(first, &directory, "restored");
+    assert_eq!(lake.layout(&directory), None);
+    assert_eq!(lake.attribute(&directory, "user.ondeck.layout.job"), None);
+    // Two jobs have written there, so nobody learns from it.
+    assert!(cluster.history(alice).is_empty());
+    // It is free for the other name now. A note that is out of date keeps nobody from it.
+    let line = format!(
+        "#!/bin/sh\n#RSA_LAYOUT_DIR={}:-c 2 -S 1M\necho a > {}/file\n",
+        otherwise.display(),
+        directory.display()
+    );
+    let log_in = cluster.host("ctl").log_in(alice);
+    let (note, path) = (format!("{} /somewhere", cluster.key(first)), directory.display().to_string());
+    log_in.ok(&["setfattr", "-n", "user.ondeck.layout.job", "-v", &note, &path]);
+    let third = cluster.submit_on_disk(&line);
+    cluster.wait_completed(third);
+    cluster.wait_layout(third, &otherwise, "restored");
+    assert_eq!(lake.layout_of_file(&directory.join("file")), TWO);
+    assert_eq!(lake.layout(&directory), None);
+    for host in hosts {
+        host.ok(&["umount", &to]);
+    }
+    lake.end(&cluster);
+}
