@@ -7,7 +7,7 @@ use ondeck_testbed::{User, available, wait_until};
 
 use crate::aids::LONG;
 use crate::cluster::Cluster;
-use crate::jobs::{says, wait_file};
+use crate::jobs::{directives, says, wait_file};
 use crate::layouts::{Lake, TWO};
 
 /// Elements of alice's that write into one directory and then wait for a word each.
@@ -145,5 +145,35 @@ fn elements_of_an_array_share_their_directory_s_layout_until_the_last_has_ended_
         assert_eq!(lake.layout_of_file(&directory.join(format!("file-{life}"))), TWO, "{life}");
     }
     wait_until(LONG, "the directory has what it had before", || lake.layout(&directory).is_none());
+    lake.end(&cluster);
+}
+
+#[test]
+fn results_of_an_array_come_home_in_the_layout_which_is_taken_back_after_the_last_of_them() {
+    if !available() {
+        return;
+    }
+    let (cluster, lake) = Lake::cluster();
+    let alice = cluster.user("alice");
+    let results = lake.folder(alice, "results");
+    let script = format!(
+        "#!/bin/sh\n#RSA_LAYOUT=-c 2 -S 1M\n#RSA_OUT_SIZE=10MiB\n#RSA_WAIT=hold\n{}\
+         findmnt -n -o SOURCE -T {1} > {1}/where-$SLURM_ARRAY_TASK_ID\n",
+        directives(&[], &[&results]),
+        results.display()
+    );
+    let options = ["--array=0-3", "--nodes=1", "--exclusive", "--no-requeue", "--output=/dev/null"];
+    cluster.slurm.submit(alice, &script, &options);
+    let files = [0, 1, 2, 3].map(|element| results.join(format!("where-{element}")));
+    for file in &files {
+        wait_until(LONG, "the results of an element are at home", || lake.outside(file).exists());
+    }
+    wait_until(LONG, "all of them are", || cluster.status()["jobs"].as_array().unwrap().is_empty());
+    for file in &files {
+        let seen = fs::read_to_string(lake.outside(file)).unwrap();
+        assert!(seen.contains("ondeck:job-"), "its output was in a RAM disk: {seen}");
+        assert_eq!(lake.layout_of_file(file), TWO, "{}", file.display());
+    }
+    wait_until(LONG, "the directory has what it had before", || lake.layout(&results).is_none());
     lake.end(&cluster);
 }

@@ -63,7 +63,7 @@ impl Lake {
     }
 
     /// A path on it, for the test process.
-    fn outside(&self, path: &Path) -> PathBuf {
+    pub fn outside(&self, path: &Path) -> PathBuf {
         self.clients[0].0.path_from_outside(path)
     }
 
