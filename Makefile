@@ -56,6 +56,7 @@ bench: build ## Compare with other copy tools and write docs/benchmarks.md (an h
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench stage --rounds 3 --markdown docs/benchmarks.md
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench ramdisk --rounds 3 --markdown docs/engine-benchmarks.md
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench cache --rounds 3 --markdown docs/cache-benchmarks.md
+	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench layouts --markdown docs/layout-benchmarks.md
 	$(MAKE) bench-scheduler
 
 bench-scheduler: build ## Measure the scheduler beside a real Slurm and write docs/scheduler-benchmarks.md (40 minutes, as root)

@@ -46,6 +46,12 @@ for bed in /sys/fs/cgroup/freezer/ondeck-testbed.*; do
     find "$bed" -depth -type d | while read -r group; do rmdir "$group"; done
     [ -d "$bed" ] || echo "removed $bed"
 done
+# Those that hold some of their programs to a share of a processor.
+for bed in /sys/fs/cgroup/cpu/ondeck-testbed.* /sys/fs/cgroup/ondeck-testbed.*; do
+    [ -d "$bed" ] && ! in_use "$bed" || continue
+    find "$bed" -depth -type d | while read -r group; do rmdir "$group"; done
+    [ -d "$bed" ] || echo "removed $bed"
+done
 for directory in /tmp/ondeck-bench* /tmp/ondeck-demo* /var/tmp/ondeck-bench* /var/tmp/ondeck-demo* \
     /dev/shm/ondeck-bench* /dev/shm/ondeck-demo* /tmp/ondeck-testbed.* /tmp/ondeck-test.* /dev/shm/ondeck-test.*; do
     [ -e "$directory" ] && ! in_use "$directory" || continue

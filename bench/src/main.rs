@@ -23,6 +23,7 @@
 //! | [`ramdisk`] | another page: what the engines of RAM disks cost |
 //! | [`scheduler`] | a third page: what the scheduler costs and saves |
 //! | [`cache`] | a fourth page: `ondeck cache` beside other caches |
+//! | [`layouts`] | a fifth page: files over one and over two disks of a CephFS |
 //! | [`slow_disk`] | the disk that caches and the thesis's jobs are measured with |
 //! | [`phases`], [`evict`] | for the demo: reads the report of `ondeck run`; makes files cold |
 
@@ -34,6 +35,7 @@ mod evict;
 mod fragments;
 mod goals;
 mod interrupt;
+mod layouts;
 mod machine;
 mod memcpy;
 mod metadata;
@@ -92,6 +94,11 @@ enum Command {
     /// The binary under test is the newest release build of the workspace, or what the environment variable ONDECK
     /// names. The full set takes 20 minutes or so, up to 4 GiB of memory and 4 GiB of /var/tmp.
     Cache(cache::Options),
+    /// Layout benchmark: a file in one object beside the same over two OSDs of a real CephFS, slow ones and others; needs root
+    ///
+    /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the environment variables ONDECK
+    /// and ONDECK_TESTBED name. Takes a minute.
+    Layouts(layouts::Options),
     /// Scheduler benchmark: a pass over 10,000 jobs and 1,000 RSA nodes, and the daemon beside them
     ///
     /// The daemon is the newest release build of the workspace, or what the environment variable ONDECK
@@ -198,6 +205,7 @@ fn main() -> ExitCode {
         Command::Buffers(options) => buffers::run(&options),
         Command::Ramdisk(options) => ramdisk::run(&options),
         Command::Cache(options) => cache::run(&options),
+        Command::Layouts(options) => layouts::run(&options),
         Command::Schedule(options) => scheduler::schedule::run(&options),
         Command::Hooks(options) => scheduler::hooks::run(&options),
         Command::BurstBuffers(options) => scheduler::burst_buffers::run(&options),

@@ -30,7 +30,7 @@ mod metadata_device;
 mod preallocate;
 pub mod samples;
 mod staging;
-mod testbed;
+pub mod testbed;
 mod throughput;
 
 use std::fs;

@@ -25,6 +25,7 @@ use crate::plan::{
     HostPlan, MAX_HOSTS, Plan, Ready, Replaced, SLURM_DIRECTORY, SWITCH, SWITCH_ADDRESS, address_of, port_of,
     slurm_directory_in,
 };
+use crate::processor::CpuLimit;
 use crate::users::{self, User};
 
 /// Names the `ondeck-testbed` binary, for tests that can't find it beside themselves.
@@ -257,6 +258,16 @@ impl Testbed {
             None => Munge::start(&self.switch, &self.dir().join("munge"))?,
         };
         Ok(munge.insert(started).socket.clone())
+    }
+
+    /// Holds a process of the bed to so many percent of one processor until what is returned is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If this machine's control groups can't do that: see [`crate::processor::check`].
+    pub fn limit_cpu(&self, process: Pid, percent: u64) -> Result<CpuLimit> {
+        let name = self.dir().file_name().context("a directory in /tmp")?.to_string_lossy();
+        CpuLimit::new(&name, process, percent)
     }
 
     /// Writes `bin/on` and `bin/as`. `on` names the holders as the processes in the bed know them.

@@ -62,7 +62,12 @@ pub(crate) fn thaw(bed_name: &str) {
 
 /// Removes a bed's groups, the innermost first. No process is in them any more.
 pub(crate) fn remove(bed_name: &str) {
-    let _ = each(&bed(bed_name), &mut |group| {
+    remove_below(&bed(bed_name));
+}
+
+/// Removes a group and all below it.
+pub(crate) fn remove_below(group: &Path) {
+    let _ = each(group, &mut |group| {
         let _ = fs::remove_dir(group);
     });
 }

@@ -21,6 +21,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::control;
 use crate::plan::{HostPlan, PREFIX, Plan, Ready, Replaced, SWITCH, SWITCH_ADDRESS, port_of};
+use crate::processor;
 
 /// Starts init as process 1 of a new process-id namespace and waits for it.
 ///
@@ -38,6 +39,7 @@ pub fn supervise(control_group: &str) -> Result<()> {
     die_with_this_process(&mut init)?;
     let status = init.spawn().context("cannot start init")?.wait()?;
     control::remove(control_group);
+    processor::remove(control_group);
     ensure!(status.success(), "init failed: {status}");
     Ok(())
 }

@@ -48,6 +48,8 @@
 //! - [`daemon`]: a program that is left running in a host
 //! - [`observe`]: what a host looks like from outside: processes, mounts, listening sockets
 //! - [`mute`]: a filesystem of a user's that never answers
+//! - [`processor`]: a share of a processor that a program has at most
+//! - [`ceph`]: a CephFS that a site has
 //! - [`munge`]: the authentication daemon that Slurm needs
 //! - [`users`]: the ordinary users that every host knows
 //! - [`slurm`]: a Slurm cluster on the hosts
@@ -56,6 +58,7 @@
 //! - [`plan`]: what the test process and init tell each other
 
 pub mod bed;
+pub mod ceph;
 mod control;
 pub mod daemon;
 #[doc(hidden)]
@@ -68,14 +71,17 @@ pub mod mute;
 pub mod observe;
 #[doc(hidden)]
 pub mod plan;
+pub mod processor;
 pub mod slurm;
 pub mod users;
 mod wait;
 
 pub use bed::{Builder, Testbed};
+pub use ceph::CephServers;
 pub use daemon::Daemon;
 pub use host::{Host, Ran};
 pub use observe::{Mount, Process};
+pub use processor::CpuLimit;
 pub use rustix::process::{Pid, Signal};
 pub use slurm::{Slurm, SlurmSetup};
 pub use users::User;

@@ -24,6 +24,9 @@ pub enum LoadCommand {
         path: PathBuf,
         #[arg(long)]
         bytes: u64,
+        /// Until it is on the servers, whatever the client has in its cache
+        #[arg(long)]
+        sync: bool,
     },
     /// Read a file that no cache of this machine holds
     Read { path: PathBuf },
@@ -83,9 +86,9 @@ pub fn print(action: &LoadCommand) -> Result<()> {
         Ok(())
     };
     match action {
-        LoadCommand::Write { path, bytes } => {
+        LoadCommand::Write { path, bytes, sync } => {
             let block = block();
-            part("write", &mut || write(path, *bytes, &block))?;
+            part("write", &mut || write(path, *bytes, *sync, &block))?;
         }
         LoadCommand::Read { path } => {
             let mut block = block();
@@ -130,7 +133,7 @@ fn each(paths: &[PathBuf], action: impl Fn(&Path) -> std::io::Result<()>) -> Res
 }
 
 /// With the close, which hands the last of a client's buffers to the servers.
-fn write(path: &Path, bytes: u64, block: &[u8]) -> Result<()> {
+fn write(path: &Path, bytes: u64, sync: bool, block: &[u8]) -> Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -142,6 +145,9 @@ fn write(path: &Path, bytes: u64, block: &[u8]) -> Result<()> {
         let now = left.min(block.len() as u64);
         file.write_all(&block[..now as usize])?;
         left -= now;
+    }
+    if sync {
+        file.sync_all().with_context(|| format!("cannot sync {}", path.display()))?;
     }
     // Unlike a drop, this tells when the close fails.
     // SAFETY: the descriptor is the file's own, which is given up here.
@@ -172,8 +178,8 @@ mod tests {
     #[test]
     fn a_file_is_written_whole_and_over_in_place() {
         let path = std::env::temp_dir().join(format!("ondeck-bench-load-{}", std::process::id()));
-        write(&path, 2_500_000, &block()).unwrap();
-        write(&path, 1_000_000, &block()).unwrap();
+        write(&path, 2_500_000, false, &block()).unwrap();
+        write(&path, 1_000_000, true, &block()).unwrap();
         let length = fs::metadata(&path).unwrap().len();
         fs::remove_file(&path).unwrap();
         assert_eq!(length, 2_500_000);

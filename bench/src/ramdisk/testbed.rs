@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ondeck_bench::size::{GIB, MIB, show};
-use ondeck_testbed::{Daemon, Host, Process, Ran, Testbed};
+use ondeck_testbed::{CpuLimit, Daemon, Host, Pid, Process, Ran, Testbed};
 use serde_json::Value;
 
 use crate::machine::{self, is_executable};
@@ -167,6 +167,16 @@ impl AgentTestbed {
 
     pub fn ondeck(&self) -> &Path {
         &self.ondeck
+    }
+
+    /// Holds a process to so many percent of one processor until what is returned is dropped.
+    pub fn limit_cpu(&self, process: Pid, percent: u64) -> Result<CpuLimit> {
+        self.bed.limit_cpu(process, percent)
+    }
+
+    /// Where the agent of a host keeps a RAM disk that was built here, as the host sees it.
+    pub fn runtime_dir(host: &str) -> PathBuf {
+        format!("/run/ondeck/{host}/ramdisks/{NAME}").into()
     }
 
     /// The agents' filesystem for the device [`DISK`].

@@ -11,6 +11,7 @@ mod scene;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use scene::{Ran, Scene, Who};
 
@@ -475,4 +476,53 @@ fn doctor_says_where_files_can_be_striped_and_what_lacks_for_that() {
     fs::remove_file(site).unwrap();
     let (told, _) = doctor();
     assert!(told.starts_with("ok ") && told.contains("no filesystem that stripes files"), "{told}");
+}
+
+/// Runs a command where a directory is a filesystem whose server never answers; it goes with the command.
+const WITH_ONE_THAT_HANGS: &str = "#!/bin/sh\nexec 9<> /dev/fuse\n\
+    mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 hangs \"$1\" || exit 99\nshift\nexec \"$@\"\n";
+
+#[test]
+fn doctor_tells_of_all_filesystems_though_some_hang_and_leaves_no_tool_behind() {
+    let scene = scene_of("lustre", "lfs", LFS);
+    let [hangs, stuck] = ["hangs", "stuck"].map(|name| fs::canonicalize(scene.dir(name)).unwrap());
+    // One of which the tool never answers.
+    scene.script("bin/beegfs", "#!/bin/sh\necho $$ > \"$(dirname \"$0\")/../tool\"\nexec sleep 300\n");
+    let more = |path: &Path, kind: &str| {
+        format!(
+            "[[filesystem]]\npath = \"{}\"\nkind = \"{kind}\"\ntargets = 2\nservers = 2\ntarget = \"1GB/s\"\n",
+            path.display()
+        )
+    };
+    // Those that hang come first.
+    let site = scene.read("site.toml");
+    let (nodes, lustre) = site.split_once("[[filesystem]]").unwrap();
+    let (hung, slow) = (more(&hangs, "cephfs"), more(&stuck, "beegfs8"));
+    let site = scene.file("site.toml", format!("{nodes}{hung}{slow}[[filesystem]]{lustre}"));
+    scene.file("ondeck.toml", format!("[scheduler]\nsite_file = \"{}\"\n", site.display()));
+
+    let script = scene.script("with-one-that-hangs", WITH_ONE_THAT_HANGS);
+    let doctor = scene.ondeck(&["doctor", "--config", "ondeck.toml"]);
+    let mut command = Command::new("unshare");
+    command.args(if scene::is_root() { ["--mount", "--"] } else { ["-rm", "--"] }).arg(script).arg(&hangs);
+    command.arg(doctor.get_program()).args(doctor.get_args()).current_dir(scene.dir.path());
+    let path = std::env::var("PATH").unwrap();
+    command.env("PATH", format!("{}:{path}", scene.path("bin").display()));
+    command.env("ONDECK_STATE_DIR", scene.path("state"));
+    let began = Instant::now();
+    let ran = Ran::of(command.output().unwrap());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}: they are waited for together");
+    let told: Vec<&str> = ran.out.lines().filter(|line| line.contains("  layouts ")).collect();
+    assert_eq!(told.len(), 3, "{}{}", ran.out, ran.err);
+    for (line, path) in told.iter().zip([&hangs, &stuck]) {
+        let says = format!("{} has not answered within 5 s", path.display());
+        assert!(line.starts_with("limited") && line.contains(&says), "{line}");
+    }
+    assert!(told[2].starts_with("ok ") && told[2].contains("striped: Lustre, new files get "), "{}", told[2]);
+    let tool = Path::new("/proc").join(scene.read("tool").trim());
+    let until = Instant::now() + Duration::from_secs(10);
+    while fs::read_to_string(tool.join("cmdline")).is_ok_and(|line| line.contains("sleep")) {
+        assert!(Instant::now() < until, "the tool is left");
+    }
 }

@@ -102,6 +102,7 @@ impl WorkloadManager for Fake {
             state: String::new(),
             tasks: None,
             name: String::new(),
+            array: None,
         })
     }
 

@@ -89,9 +89,8 @@ fn keep(
     tally: Tally,
     (from_ms, ended_ms): (u64, u64),
 ) {
-    let nodes = u32::try_from(record.nodes.len()).unwrap_or(u32::MAX).max(1);
-    let shape =
-        RunShape { nodes, tasks: record.tasks.unwrap_or(nodes), lasted_ms: ended_ms.saturating_sub(from_ms) };
+    let (nodes, tasks) = record.size_in(directory);
+    let shape = RunShape { nodes, tasks, lasted_ms: ended_ms.saturating_sub(from_ms) };
     let kept = KeptRun {
         uid: record.owner.uid,
         job: record.id,

@@ -5,11 +5,12 @@
 //! the job's first node, where its script runs. Where a RAM disk is shown over a directory, the disk below it is meant: its
 //! results come home in the layout, which is taken back after that.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondeck_api::wire::{RefusalCode, RestoreOrder, StripingOrder};
+use ondeck_api::wire::{RefusalCode, RestoreOrder, StripingOrder, StripingOutcome};
 use ondeck_core::schedule::Event;
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Incarnation, NodeName, QueuedJob, Standing, StripingChoice};
@@ -58,10 +59,8 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
     if is_other_component || context.config().scheduler.simulate.is_some() {
         return;
     }
-    let known = context.layouts.of(job.id);
-    let is_new = known.is_none();
-    let active = match known {
-        Some(active) => active,
+    let (active, turn) = match context.layouts.of(job.id) {
+        Some(active) => (active, None),
         None => {
             let record = plan(&context, &job, &asked).await;
             if record.directories.is_empty() && record.notes.is_empty() {
@@ -71,12 +70,30 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
             context.layouts.add(record)
         }
     };
-    let _alone = active.work.lock().await;
+    let is_new = turn.is_some();
+    let _alone = match turn {
+        Some(turn) => turn,
+        None => Arc::clone(&active.work).lock_owned().await,
+    };
     if active.record().to_stripe().is_empty() && !is_new {
         // A Prolog has asked again.
         return;
     }
+    wait_for_first(&context, &active).await;
     set(&context, &active, is_new).await;
+}
+
+/// Waits until the layouts are set that an element of an array has left to others of it. What they can't set, it sets itself.
+async fn wait_for_first(context: &Arc<Context>, active: &ActiveLayouts) {
+    let mut waited = BTreeSet::new();
+    while let Some(first) = context.layouts.first_of(active, &waited) {
+        let _alone = first.work.lock().await;
+        context.layouts.take_over(active);
+        let record = first.record().clone();
+        waited.insert(record.id);
+        // With its guests, and it is not closed as long as there are any.
+        keep_and_log(context, Some(&record), &record, false);
+    }
 }
 
 /// Sets once more what could not be set when a job started, before its results come home: they are made in the layout then. It
@@ -109,10 +126,18 @@ async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
             gid: record.owner.gid,
             deadline_ms: SETTING.as_millis() as u64,
             directories,
+            rivals: context.layouts.rivals(record.id),
         };
         context.take_charge([node]).await;
         match context.fleet.stripe(node, record.id, &order).await {
-            Ok(report) => active.record().take(&report),
+            Ok(report) => {
+                active.record().take(&report);
+                for result in &report.directories {
+                    if let StripingOutcome::SetFor { job, path } = &result.outcome {
+                        context.layouts.found_set(record.owner, *job, path);
+                    }
+                }
+            }
             Err(error) => active.record().take_silence(&format!("the agent of {node}: {error}")),
         }
     }
@@ -205,6 +230,7 @@ pub(crate) async fn look_after(context: Arc<Context>) {
         tokio::select! {
             _ = looks.changed() => {}
             _ = changed.changed() => {}
+            () = context.layouts.freed.notified() => {}
             () = tokio::time::sleep(LOOK) => {}
         }
         for active in context.layouts.all() {
@@ -268,6 +294,14 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
         return;
     }
     note_end(active);
+    if !context.layouts.close(active) {
+        // Other elements of its array have left directories to it.
+        let now = active.record().clone();
+        if before != now {
+            keep_and_log(context, Some(&before), &now, false);
+        }
+        return;
+    }
     if before.is_to_restore() && !ask_to_restore(context, active, &before).await {
         return;
     }

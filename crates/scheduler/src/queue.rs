@@ -422,6 +422,7 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
                 outputs: request.data_out.clone(),
                 work_dir: work_dir.clone(),
                 tasks: details.tasks,
+                array: details.array,
                 program: JobProgram::of(started.clone(), &details.name),
             };
             let striping = (!request.striping.is_empty()).then(|| Arc::new(asked()));

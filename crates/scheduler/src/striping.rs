@@ -1,5 +1,5 @@
 //! The layouts of jobs' directories on disk: what was chosen for each, what came of it, and what is still to be taken back.
-//! Nothing here asks anybody: `layouts` does. `active` has those of all jobs.
+//! Nothing here asks anybody: `layouts` does. `active` has those of all jobs, and says who shares a directory with whom.
 
 mod active;
 
@@ -10,8 +10,9 @@ use ondeck_api::wire::{
     DirectoryToRestore, DirectoryToStripe, FormerLayout, StripingOutcome, StripingReport, StripingResult,
 };
 use ondeck_core::schedule::Time;
+use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{
-    Incarnation, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+    Incarnation, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
@@ -31,6 +32,8 @@ pub(crate) struct StripingAsked {
     pub work_dir: PathBuf,
     /// Its processes, if the workload manager says how many.
     pub tasks: Option<u32>,
+    /// The array that it is an element of.
+    pub array: Option<JobId>,
     /// What it runs.
     pub program: JobProgram,
 }
@@ -53,6 +56,9 @@ pub(crate) struct JobLayouts {
     /// Its processes, if it is known how many.
     #[serde(default)]
     pub tasks: Option<u32>,
+    /// The array that it is an element of: the others have the same script, and so the same directories.
+    #[serde(default)]
+    pub array: Option<JobId>,
     /// What it runs: the name under which its history is kept.
     #[serde(default)]
     pub program: String,
@@ -80,6 +86,12 @@ pub(crate) struct DirectoryLayout {
     /// business.
     #[serde(default)]
     pub counts: bool,
+    /// The element of its array that sees to it, if it is another one: what is set, taken back and counted is that one's.
+    #[serde(default)]
+    pub left_to: Option<Incarnation>,
+    /// The elements of its array that have left it to this one: what all of them leave there is counted as one run.
+    #[serde(default)]
+    pub guests: Guests,
     /// What was chosen, if anything was.
     pub choice: Option<LayoutChoice>,
     /// What the agent is told.
@@ -88,6 +100,15 @@ pub(crate) struct DirectoryLayout {
     pub former: Option<FormerLayout>,
     /// What came of it.
     pub state: DirectoryState,
+}
+
+/// Elements of an array that have left a directory to the one that sees to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Guests {
+    /// The nodes of all of them.
+    pub nodes: u32,
+    /// Their processes.
+    pub tasks: u32,
 }
 
 /// A layout that was chosen, in words.
@@ -162,6 +183,7 @@ impl JobLayouts {
             submitted: job.submitted,
             nodes: job.nodes.clone(),
             tasks: asked.tasks,
+            array: asked.array,
             program: asked.program.key.clone(),
             since,
             ended: None,
@@ -195,7 +217,40 @@ impl JobLayouts {
 
     /// Whether a directory has, or may have, a layout of this job's.
     pub fn uses(&self, path: &Path) -> bool {
-        self.directories.iter().any(|directory| directory.path == path && directory.may_be_set())
+        self.directory(path).is_some_and(DirectoryLayout::may_be_set)
+    }
+
+    fn directory(&self, path: &Path) -> Option<&DirectoryLayout> {
+        self.directories.iter().find(|directory| directory.path == path)
+    }
+
+    fn directory_mut(&mut self, path: &Path) -> Option<&mut DirectoryLayout> {
+        self.directories.iter_mut().find(|directory| directory.path == path)
+    }
+
+    /// Whether both are elements of one array, or lives of one. A number is given again, but hardly to an array of the same user with
+    /// the same lines; the time of submission tells nothing, as a requeue changes it.
+    fn is_of_the_array_of(&self, other: &JobLayouts) -> bool {
+        self.array.is_some()
+            && (self.array, self.owner) == (other.array, other.owner)
+            && self.request == other.request
+    }
+
+    /// Its nodes and processes.
+    fn size(&self) -> (u32, u32) {
+        let nodes = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX).max(1);
+        (nodes, self.tasks.unwrap_or(nodes))
+    }
+
+    /// The nodes and processes that have used a directory, with those of other elements of its array.
+    pub fn size_in(&self, path: &Path) -> (u32, u32) {
+        let (nodes, tasks) = self.size();
+        let guests = self.directory(path).map(|directory| directory.guests).unwrap_or_default();
+        (nodes.saturating_add(guests.nodes), tasks.saturating_add(guests.tasks))
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.directories.iter().map(|directory| directory.path.clone()).collect()
     }
 
     /// The directories where it is counted what the job has left.
@@ -220,22 +275,9 @@ impl JobLayouts {
         failed.map(|directory| directory.path.clone()).collect()
     }
 
-    fn order_again(&mut self, path: &Path) {
-        for directory in self.directories.iter_mut().filter(|directory| directory.path == path) {
-            if let DirectoryState::Failed { why } = &directory.state {
-                directory.state = DirectoryState::Ordered { doubt: Some(why.clone()) };
-            }
-        }
-    }
-
-    /// Leaves a directory alone that is not set yet.
-    pub fn leave_alone(&mut self, path: &Path, why: String) {
-        self.count_no_more(Some(path));
-        for directory in &mut self.directories {
-            if directory.path == path && directory.is_ordered() {
-                directory.state = DirectoryState::Alone { why: why.clone(), as_asked: false };
-            }
-        }
+    /// Whether it has left something to a life of another element.
+    fn has_left_to(&self, other: Incarnation) -> bool {
+        self.directories.iter().any(|directory| directory.left_to == Some(other))
     }
 
     /// Whether something is to be taken back when the job has ended.
@@ -314,7 +356,7 @@ impl JobLayouts {
 
     /// What is shown of it.
     pub fn view(&self) -> Vec<LayoutView> {
-        self.directories.iter().map(DirectoryLayout::view).collect()
+        self.directories.iter().map(|directory| directory.view(self.ended.is_some())).collect()
     }
 }
 
@@ -336,6 +378,8 @@ impl DirectoryLayout {
         };
         let mut directory = DirectoryLayout {
             counts: path.is_absolute() && choice != StripingChoice::None,
+            left_to: None,
+            guests: Guests::default(),
             path,
             keep,
             choice: None,
@@ -388,7 +432,46 @@ impl DirectoryLayout {
         !self.keep && self.may_be_set()
     }
 
+    /// Whether another element of the array need not see to it: it has the layout, or its agent has said why it stays as it is.
+    fn takes_guests(&self) -> bool {
+        let is_alone = matches!(self.state, DirectoryState::Alone { .. });
+        self.order.is_some() && (self.may_be_set() || is_alone && self.counts)
+    }
+
+    /// Leaves it alone, if it is not set yet.
+    fn leave_alone(&mut self, why: String) {
+        self.counts = false;
+        if self.is_ordered() {
+            self.state = DirectoryState::Alone { why, as_asked: false };
+        }
+    }
+
+    /// Leaves it to another element of the array.
+    fn leave_to(&mut self, first: Incarnation, of_first: &DirectoryLayout, why: String) {
+        (self.left_to, self.counts) = (Some(first), false);
+        (self.choice, self.order) = (of_first.choice.clone(), of_first.order.clone());
+        self.state = DirectoryState::Alone { why, as_asked: true };
+    }
+
+    /// Sees to it after all.
+    fn take_over(&mut self) {
+        self.left_to = None;
+        self.state = DirectoryState::Ordered { doubt: None };
+    }
+
+    fn order_again(&mut self) {
+        if let DirectoryState::Failed { why } = &self.state {
+            self.state = DirectoryState::Ordered { doubt: Some(why.clone()) };
+        }
+    }
+
     fn take(&mut self, result: &StripingResult) {
+        if let StripingOutcome::SetFor { job, path } = &result.outcome {
+            let path = plain(&path.to_string_lossy(), MESSAGE);
+            return self.leave_alone(format!(
+                "job {job} has set its layout, by the name of {path}, and that is not taken back yet"
+            ));
+        }
         self.former.clone_from(&result.former);
         self.state = match &result.outcome {
             StripingOutcome::Set { native } => DirectoryState::Set { native: native.clone() },
@@ -455,8 +538,12 @@ impl DirectoryLayout {
         }
     }
 
-    fn view(&self) -> LayoutView {
-        let keeps = if self.keep { "" } else { ", until the job has ended" };
+    fn view(&self, has_ended: bool) -> LayoutView {
+        let keeps = match (self.keep, has_ended && self.guests != Guests::default()) {
+            (true, _) => "",
+            (false, false) => ", until the job has ended",
+            (false, true) => ", until other elements of its array have ended",
+        };
         let (state, text) = match &self.state {
             DirectoryState::Ordered { doubt: None } => (LayoutState::Ordered, "its agent is told".to_owned()),
             DirectoryState::Ordered { doubt: Some(why) } => {
@@ -509,6 +596,7 @@ mod tests {
             outputs: request.data_out,
             work_dir: "/".into(),
             tasks: None,
+            array: None,
             program: JobProgram::default(),
         }
     }
@@ -620,10 +708,10 @@ mod tests {
     #[test]
     fn of_two_jobs_with_one_directory_the_first_stays_and_the_second_is_told() {
         let layouts = Layouts::default();
-        let first = layouts.add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n"));
+        let (first, _) = layouts.add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n"));
         let second = planned(2, "#RSA_LAYOUT_DIR=/a:-c 3\n#RSA_LAYOUT_DIR=/b:-c 3\n");
         assert_eq!(layouts.others(&second).len(), 1);
-        let second = layouts.add(second);
+        let (second, _) = layouts.add(second);
         assert_eq!(second.record().to_stripe().len(), 1);
         assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 has set its layout"));
         // What is there afterwards is of both, so neither learns from it.
@@ -634,14 +722,15 @@ mod tests {
         assert!(layouts.left(JobId(1), 0, &node("c2")).is_empty() && !first.is_over());
         assert_eq!(layouts.left(JobId(1), 0, &node("c1")).len(), 1);
         assert!(first.is_over() && layouts.left(JobId(1), 0, &node("c1")).is_empty());
-        layouts.remove(first.record().id);
+        let id = first.record().id;
+        layouts.remove(id);
         assert!(layouts.others(&planned(3, "#RSA_LAYOUT_DIR=/a:-c 3\n")).is_empty());
     }
 
     #[test]
     fn what_failed_is_ordered_again_for_results_unless_another_job_has_set_it() {
         let layouts = Layouts::default();
-        let job = layouts
+        let (job, _) = layouts
             .add(planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n#RSA_LAYOUT_DIR=/b:-c 2\n#RSA_LAYOUT_DIR=/c:shared\n"));
         for path in ["/a", "/b"] {
             job.record().take(&report(path, StripingOutcome::Failed { why: format!("{path}: no") }, None));

@@ -6,11 +6,13 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ondeck_api::wire::{FormerLayout, FormerValue};
+use ondeck_core::Incarnation;
 use ondeck_core::text::{self, plain};
 use ondeck_layout::beegfs::{BeegfsError, StripePattern, Version};
 use ondeck_layout::ceph::{self, CephError, DirLayout};
@@ -21,6 +23,9 @@ use rustix::io::Errno;
 
 /// The attribute in which a directory keeps what we have set: then the next step of a job may set something else.
 const MARK: &str = "user.ondeck.layout";
+
+/// The attribute that says for which job we have set it, and what the directory is called there: a job may know it by another name.
+const SET_FOR: &str = "user.ondeck.layout.job";
 
 /// A directory of a filesystem that stripes files.
 pub struct StripedDirectory {
@@ -389,6 +394,7 @@ impl StripedDirectory {
                 .map_err(|error| self.directory_error(error))?,
             None => self.remove(MARK)?,
         }
+        self.remove(SET_FOR)?;
         Ok(shown)
     }
 
@@ -408,6 +414,37 @@ impl StripedDirectory {
         let native = self.show()?.native;
         rustix::fs::fsetxattr(&self.directory, MARK, native.as_bytes(), XattrFlags::empty())
             .map_err(|error| self.directory_error(error))
+    }
+
+    /// Notes for which job that was.
+    ///
+    /// # Errors
+    /// The filesystem keeps no such note.
+    pub fn mark_for(&self, job: Incarnation, path: &Path) -> Result<(), StripingError> {
+        let note = [job.key().as_bytes(), b" ", path.as_os_str().as_bytes()].concat();
+        rustix::fs::fsetxattr(&self.directory, SET_FOR, &note, XattrFlags::empty())
+            .map_err(|error| self.directory_error(error))
+    }
+
+    /// The job for which it has what it has now, and what it is called there; nothing if nobody has noted that. Its owner may
+    /// write anything.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub fn set_for(&self) -> Result<Option<(Incarnation, PathBuf)>, StripingError> {
+        let mut value = [0; 8192];
+        let note = match rustix::fs::fgetxattr(&self.directory, SET_FOR, &mut value[..]) {
+            Ok(length) => &value[..length],
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => return Ok(None),
+            Err(error) => return Err(self.directory_error(error)),
+        };
+        if !self.is_marked()? {
+            return Ok(None);
+        }
+        let blank = note.iter().position(|byte| *byte == b' ').unwrap_or(note.len());
+        let job = std::str::from_utf8(&note[..blank]).ok().and_then(|key| key.parse().ok());
+        let path = PathBuf::from(OsStr::from_bytes(note.get(blank + 1..).unwrap_or_default()));
+        Ok(job.map(|job| (job, path)))
     }
 
     /// Whether what it has now is what we have set.
@@ -469,9 +506,13 @@ impl StripedDirectory {
         let directory = self.directory.as_raw_fd();
         let mut command = Command::new(tool);
         // By its descriptor: what works as a user of what root has started can't look into its own /proc/self/fd.
-        // SAFETY: one system call between fork and exec, on a descriptor that is open until the tool has ended.
+        // SAFETY: two system calls between fork and exec, one on a descriptor that is open until the tool has ended.
         unsafe {
-            command.pre_exec(move || Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?));
+            command.pre_exec(move || {
+                // If nobody waits any more for a filesystem that hangs, the tool does not either.
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?)
+            });
         }
         let output = command
             .args(words)

@@ -48,6 +48,8 @@ pub struct JobDetails {
     pub tasks: Option<u32>,
     /// What its user calls it; that of its script's file if nothing was said.
     pub name: String,
+    /// The number of the array that it is an element of; the last one that got a number of its own has the same.
+    pub array: Option<JobId>,
 }
 
 /// The queue at one moment.

@@ -13,7 +13,7 @@ use crate::layouts::Lake;
 impl Cluster {
     /// What a user sees of the history of layouts.
     #[track_caller]
-    fn history(&self, user: &User) -> Vec<Value> {
+    pub fn history(&self, user: &User) -> Vec<Value> {
         let log_in = self.host("ctl").log_in(user);
         let ran = self.ondeck_on(&log_in, &["layout", "history", "--json"]);
         ran.assert_success();
@@ -45,7 +45,7 @@ impl Cluster {
 
     /// Waits until so many runs of a user are known.
     #[track_caller]
-    fn wait_history(&self, user: &User, runs: usize) {
+    pub fn wait_history(&self, user: &User, runs: usize) {
         wait_until(LONG, "what the jobs have left is counted", || self.history(user).len() == runs);
     }
 }

@@ -1,11 +1,11 @@
 //! Layouts that jobs ask for, on a CephFS that is the cluster's disk.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ondeck_testbed::{Daemon, Host, Signal, User, available, wait_until};
+use ondeck_testbed::{CephServers, Daemon, Host, Signal, User, available, wait_until};
 use rustix::process::kill_process;
 use serde_json::Value;
 
@@ -17,6 +17,7 @@ use crate::jobs::{Blocker, Gate, directives, wait_file};
 /// the first two RSA nodes; to the agents of the cluster it is the site's own.
 pub struct Lake {
     pub at: PathBuf,
+    servers: CephServers,
     clients: Vec<(Host, Daemon)>,
 }
 
@@ -39,40 +40,12 @@ impl Lake {
             cluster.ondeck(&["node", "drain", node, "--reason", "a disk"]).assert_success();
         }
         let dir = cluster.bed.dir();
-        let servers = cluster.host("r1").path_from_outside("/run/ondeck/agent-r1/ramdisks/lake");
-        let conf = fs::read_to_string(servers.join("ceph.conf")).unwrap();
-        let keyring = dir.join("lake.keyring");
-        fs::copy(servers.join("keys/client.job"), &keyring).unwrap();
-        let others = |line: &&str| {
-            !["public_addr", "cluster_addr", "keyring", "run_dir", "crash_dir"]
-                .iter()
-                .any(|key| line.starts_with(key))
-        };
-        let conf: Vec<&str> = conf.lines().filter(others).collect();
-        let conf = (conf.join("\n") + "\n").replacen(
-            "[global]\n",
-            &format!("[global]\nkeyring = {}\n", keyring.display()),
-            1,
-        );
-        let own_conf = dir.join("lake.conf");
-        fs::write(&own_conf, conf).unwrap();
+        let servers = CephServers::new(cluster.host("r1"), "/run/ondeck/agent-r1/ramdisks/lake");
         let at = dir.join("scratch/lake");
         fs::create_dir(&at).unwrap();
-        let clients = CLIENTS.map(|name| {
-            let host = cluster.host(name).clone();
-            let mut command = host.command("ceph-fuse");
-            command.args(["-f", "-n", "client.job", "--client_fs", "ondeck", "-r", "/ramdisk", "-c"]);
-            command.arg(&own_conf).args(["-o", "nosuid,nodev,allow_other,fsname=lake"]).arg(&at);
-            let client =
-                host.spawn_daemon(command, &dir.join("log").join(format!("lake-{name}.log"))).unwrap();
-            (host, client)
-        });
-        for (host, client) in &clients {
-            wait_until(DEADLINE, "the disk is mounted", || {
-                assert!(client.is_running(), "{}", client.log());
-                host.new_mounts().iter().any(|mount| mount.target == at)
-            });
-        }
+        let hosts = CLIENTS.map(|name| cluster.host(name));
+        let clients = servers.mount(&hosts, dir, &at).unwrap();
+        let clients: Vec<(Host, Daemon)> = hosts.into_iter().cloned().zip(clients).collect();
         // That of a RAM disk is root's alone.
         clients[0].0.ok(&["chmod", "755", &at.to_string_lossy()]);
         // Figures for `#RSA_LAYOUT_DIR=DIR:PATTERN`.
@@ -86,11 +59,11 @@ impl Lake {
         let line = format!("site_file = \"{}\"\n[scheduler.limits]", site_file.display());
         change(cluster, "ondeck.toml", "[scheduler.limits]", &line);
         reload(cluster, "scheduler", "scheduler", "taken over: scheduler.site_file");
-        Lake { at, clients: clients.into() }
+        Lake { at, servers, clients }
     }
 
     /// A path on it, for the test process.
-    fn outside(&self, path: &Path) -> PathBuf {
+    pub fn outside(&self, path: &Path) -> PathBuf {
         self.clients[0].0.path_from_outside(path)
     }
 
@@ -114,12 +87,19 @@ impl Lake {
     }
 
     /// The stripes and the bytes of each that new files of a directory get by its own layout, if it has one.
-    fn layout(&self, directory: &Path) -> Option<String> {
+    pub fn layout(&self, directory: &Path) -> Option<String> {
         self.attribute(directory, "ceph.dir.layout").map(|text| stripes(&text))
     }
 
     pub fn layout_of_file(&self, file: &Path) -> String {
         stripes(&self.attribute(file, "ceph.file.layout").unwrap())
+    }
+
+    /// The bytes that are in an object of a file.
+    fn object_bytes(&self, file: &Path, object: u32) -> u64 {
+        let pool = self.attribute(file, "ceph.file.layout.pool").unwrap();
+        let ino = fs::metadata(self.outside(file)).unwrap().ino();
+        self.servers.object_bytes(&pool, ino, object).unwrap()
     }
 
     /// Unmounts it and ends its servers.
@@ -150,11 +130,11 @@ fn stripes(text: &str) -> String {
 }
 
 /// Two stripes of 1 MiB.
-const TWO: &str = "2 x 1048576";
+pub const TWO: &str = "2 x 1048576";
 
 impl Cluster {
     /// What is shown of the layout of one of a job's directories; null as long as nothing is known.
-    fn layout(&self, job: u32, directory: &Path) -> Value {
+    pub fn layout(&self, job: u32, directory: &Path) -> Value {
         let ran = self.ondeck(&["job", "show", &job.to_string(), "--json"]);
         if !ran.success() {
             return Value::Null;
@@ -430,7 +410,10 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     // Results are staged out into the layout.
     let results = lake.folder(alice, "results");
     own_file(alice, &lake.outside(&results.join("before")), b"before");
-    let body = format!("findmnt -n -o SOURCE -T {0} > {0}/where\n", results.display());
+    let body = format!(
+        "findmnt -n -o SOURCE -T {0} > {0}/where\nhead -c 3M /dev/zero > {0}/three || exit 9\n",
+        results.display()
+    );
     let script = format!(
         "#!/bin/sh\n#RSA_LAYOUT=-c 2 -S 1M\n#RSA_OUT_SIZE=10MiB\n#RSA_WAIT=hold\n{}{body}",
         directives(&[], &[&results])
@@ -441,6 +424,9 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert!(seen.contains("ondeck:job-"), "its output was in a RAM disk: {seen}");
     assert_eq!(lake.layout_of_file(&results.join("where")), TWO);
     assert_ne!(lake.layout_of_file(&results.join("before")), TWO, "what was there is not rewritten");
+    // The first and the third MiB are in one object, the second in another.
+    assert_eq!(lake.object_bytes(&results.join("three"), 0), 2 << 20);
+    assert_eq!(lake.object_bytes(&results.join("three"), 1), 1 << 20);
     cluster.wait_layout(job, &results, "restored");
     assert_eq!(lake.layout(&results), None);
 
@@ -472,5 +458,70 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert_eq!(lake.layout_of_file(&later.join("file")), TWO);
     cluster.wait_layout(job, &later, "restored");
     assert_eq!(lake.layout(&later), None);
+    lake.end(&cluster);
+}
+
+#[test]
+fn a_directory_by_two_names_is_the_first_job_s_and_has_again_what_it_had() {
+    if !available() {
+        return;
+    }
+    let (cluster, lake) = Lake::cluster();
+    let alice = cluster.user("alice");
+    let directory = lake.folder(alice, "twice");
+    // As a site that has mounted it twice.
+    let pool = cluster.bed.dir().join("scratch/pool");
+    fs::create_dir(&pool).unwrap();
+    let (from, to) = (lake.at.display().to_string(), pool.display().to_string());
+    let hosts = ["c1", "c2"].map(|name| cluster.host(name));
+    for host in hosts {
+        host.ok(&["mount", "--bind", &from, &to]);
+    }
+    let otherwise = pool.join("twice");
+    let gate = Gate::of(alice, "twice");
+    let made = alice.scratch.join("made");
+    let first = cluster.submit_on_disk(&format!(
+        "#!/bin/sh\n#RSA_LAYOUT_DIR={}:-c 2 -S 1M\n: > {}\n{}",
+        directory.display(),
+        made.display(),
+        gate.line()
+    ));
+    wait_file(&made);
+    // Another layout, and the same.
+    for options in ["-c 1 -S 2M", "-c 2 -S 1M"] {
+        let line = format!("#!/bin/sh\n#RSA_LAYOUT_DIR={}:{options}\n", otherwise.display());
+        let second = cluster.submit_on_disk(&line);
+        cluster.wait_completed(second);
+        let alone = cluster.layout(second, &otherwise);
+        assert_eq!(alone["state"], "alone", "{alone:#}");
+        let why = format!("job {first} has set its layout, by the name of {}", directory.display());
+        assert!(alone["text"].as_str().unwrap().contains(&why), "{alone:#}");
+        assert!(cluster.slurm.job(second)["AdminComment"].contains(&why));
+        assert_eq!(lake.layout(&directory).as_deref(), Some(TWO));
+    }
+    gate.open();
+    cluster.wait_completed(first);
+    cluster.wait_layout(first, &directory, "restored");
+    assert_eq!(lake.layout(&directory), None);
+    assert_eq!(lake.attribute(&directory, "user.ondeck.layout.job"), None);
+    // Two jobs have written there, so nobody learns from it.
+    assert!(cluster.history(alice).is_empty());
+    // It is free for the other name now. A note that is out of date keeps nobody from it.
+    let line = format!(
+        "#!/bin/sh\n#RSA_LAYOUT_DIR={}:-c 2 -S 1M\necho a > {}/file\n",
+        otherwise.display(),
+        directory.display()
+    );
+    let log_in = cluster.host("ctl").log_in(alice);
+    let (note, path) = (format!("{} /somewhere", cluster.key(first)), directory.display().to_string());
+    log_in.ok(&["setfattr", "-n", "user.ondeck.layout.job", "-v", &note, &path]);
+    let third = cluster.submit_on_disk(&line);
+    cluster.wait_completed(third);
+    cluster.wait_layout(third, &otherwise, "restored");
+    assert_eq!(lake.layout_of_file(&directory.join("file")), TWO);
+    assert_eq!(lake.layout(&directory), None);
+    for host in hosts {
+        host.ok(&["umount", &to]);
+    }
     lake.end(&cluster);
 }

@@ -22,6 +22,7 @@ mod isolation;
 mod jobs;
 mod journals;
 mod late;
+mod layout_arrays;
 mod layout_history;
 mod layouts;
 mod life;

@@ -63,7 +63,7 @@ impl Node {
         let mut report = StripingReport::default();
         if !new.is_empty() {
             let directories = new.iter().copied().cloned().collect();
-            let looked = errand.run("look", StripingWork::Look { directories });
+            let looked = errand.run("look", StripingWork::Look { directories, rivals: order.rivals.clone() });
             for wanted in new {
                 let result = of(&looked, &wanted.path);
                 match (&result.outcome, &result.former) {
@@ -93,7 +93,7 @@ impl Node {
             refusal(RefusalCode::Failed, message)
         })?;
         let directories = to_set.iter().copied().cloned().collect();
-        let set = errand.run("set", StripingWork::Set { directories });
+        let set = errand.run("set", StripingWork::Set { directories, rivals: order.rivals.clone(), job });
         for wanted in to_set {
             let former = record.directories.iter().find(|noted| noted.path == wanted.path);
             let former = former.map(|noted| noted.former.clone());

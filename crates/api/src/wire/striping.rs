@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ondeck_core::Incarnation;
 use ondeck_layout::Tool;
 use ondeck_layout::census::Tally;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ pub struct StripingOrder {
     pub deadline_ms: u64,
     /// The directories.
     pub directories: Vec<DirectoryToStripe>,
+    /// Other jobs for which layouts are set: a directory that has one of theirs is left alone, whatever it is called here.
+    #[serde(default)]
+    pub rivals: Vec<Incarnation>,
 }
 
 /// A directory, and the layout that its new files shall have.
@@ -144,6 +148,13 @@ pub enum StripingOutcome {
         /// What it has.
         native: String,
     },
+    /// It has a layout that was set for another job, one of the order's rivals.
+    SetFor {
+        /// Which job.
+        job: Incarnation,
+        /// What the directory is called there.
+        path: PathBuf,
+    },
     /// It keeps what somebody has chosen for it.
     Chosen {
         /// What it has.
@@ -179,9 +190,9 @@ pub enum StripingOutcome {
 #[allow(missing_docs, reason = "fields are what their names and types say")]
 pub enum StripingWork {
     /// Looks at what directories have, and whether that may be replaced.
-    Look { directories: Vec<DirectoryToStripe> },
+    Look { directories: Vec<DirectoryToStripe>, rivals: Vec<Incarnation> },
     /// Sets layouts.
-    Set { directories: Vec<DirectoryToStripe> },
+    Set { directories: Vec<DirectoryToStripe>, rivals: Vec<Incarnation>, job: Incarnation },
     /// Takes them back.
     Restore { directories: Vec<DirectoryToRestore> },
     /// Counts files that were written last within a time.
@@ -192,7 +203,7 @@ impl StripingWork {
     /// The directories that it is about.
     pub fn paths(&self) -> Vec<&Path> {
         match self {
-            StripingWork::Look { directories } | StripingWork::Set { directories } => {
+            StripingWork::Look { directories, .. } | StripingWork::Set { directories, .. } => {
                 directories.iter().map(|directory| directory.path.as_path()).collect()
             }
             StripingWork::Restore { directories } => {
@@ -267,7 +278,7 @@ mod tests {
                 keep: false,
             };
             let directories = paths.iter().map(directory).collect();
-            StripingOrder { uid: 1, gid: 1, deadline_ms: 1, directories }
+            StripingOrder { uid: 1, gid: 1, deadline_ms: 1, directories, rivals: Vec::new() }
                 .check()
                 .map_err(|error| error.message)
         };

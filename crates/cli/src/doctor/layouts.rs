@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use ondeck_api::Config;
 use ondeck_layout::Site;
@@ -17,7 +17,7 @@ use super::{Finding, State, finding};
 
 const WHAT: &str = "layouts";
 
-/// How long a filesystem is waited for: one that hangs must not keep the rest from being told.
+/// How long filesystems are waited for: one that hangs must not keep the rest from being told.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Filesystems that are looked at, at most: each takes a thread, for ever if it hangs.
@@ -31,12 +31,14 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
     let config = Config::load(config).unwrap_or_default();
     let mut findings = Vec::new();
     let mut looked_at: BTreeSet<PathBuf> = BTreeSet::new();
+    // All at once: several of them may hang.
+    let mut looks = Vec::new();
     match read_site(&config.scheduler.site_file) {
         Ok(None) => {}
         Ok(Some(site)) => {
             for filesystem in site.filesystems.into_iter().take(MOST) {
                 looked_at.insert(filesystem.path.clone());
-                findings.push(look(&filesystem.path, Some(filesystem.kind)));
+                looks.push(Look::begin(filesystem.path, Some(filesystem.kind)));
             }
         }
         Err(wrong) => {
@@ -49,7 +51,7 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
             let striped = mounted.into_iter().filter(|mount| KINDS.contains(&mount.kind.as_str()));
             for mount in striped.filter(|mount| !mount.is_a_users()).take(MOST) {
                 if looked_at.insert(mount.at.clone()) {
-                    findings.push(look(&mount.at, None));
+                    looks.push(Look::begin(mount.at, None));
                 }
             }
         }
@@ -58,6 +60,8 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
             findings.push(finding(WHAT, State::Limited, wrong, Some("mount /proc")));
         }
     }
+    let until = Instant::now() + PATIENCE;
+    findings.extend(looks.into_iter().map(|look| look.end(until)));
     if findings.is_empty() {
         let detail = "no filesystem that stripes files is mounted here (Lustre, CephFS, BeeGFS)";
         findings.push(finding(WHAT, State::Ok, detail, None));
@@ -73,34 +77,48 @@ fn read_site(path: &Path) -> Result<Option<Site>, String> {
     }
 }
 
-fn look(path: &Path, tool: Option<Tool>) -> Finding {
-    let (tell, told) = channel();
-    let at = path.to_owned();
-    std::thread::spawn(move || {
-        // Nobody listens any more to what comes too late.
-        let _ = tell.send(show(&at, tool));
-    });
-    match told.recv_timeout(PATIENCE) {
-        Ok(Ok((tool, native))) => {
-            let detail = format!("{}: {tool}, new files get {native}", path.display());
-            finding(WHAT, State::Ok, detail, None)
-        }
-        Ok(Err(error)) => {
-            let remedy = match &error {
-                StripingError::NoTool { tool, .. } => {
-                    format!(
-                        "install the client's tools, of which `{tool}` is one, where jobs and `ondeck agent` run"
-                    )
-                }
-                StripingError::Directory { .. } => "mount it, or correct the site's file".to_owned(),
-                _ => "correct the site's file; jobs with #RSA_LAYOUT keep what their directories have"
-                    .to_owned(),
-            };
-            finding(WHAT, State::Limited, error.to_string(), Some(&remedy))
-        }
-        Err(_) => {
-            let detail = format!("{} has not answered within {} s", path.display(), PATIENCE.as_secs());
-            finding(WHAT, State::Limited, detail, Some("look after the filesystem"))
+/// A filesystem that is being looked at.
+struct Look {
+    path: PathBuf,
+    told: Receiver<Result<(Tool, String), StripingError>>,
+}
+
+impl Look {
+    fn begin(path: PathBuf, tool: Option<Tool>) -> Look {
+        let (tell, told) = channel();
+        let at = path.clone();
+        std::thread::spawn(move || {
+            // Nobody listens any more to what comes too late.
+            let _ = tell.send(show(&at, tool));
+        });
+        Look { path, told }
+    }
+
+    /// What was found by then.
+    fn end(self, until: Instant) -> Finding {
+        let path = self.path.display();
+        match self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Ok((tool, native))) => {
+                let detail = format!("{}: {tool}, new files get {native}", path);
+                finding(WHAT, State::Ok, detail, None)
+            }
+            Ok(Err(error)) => {
+                let remedy = match &error {
+                    StripingError::NoTool { tool, .. } => {
+                        format!(
+                            "install the client's tools, of which `{tool}` is one, where jobs and `ondeck agent` run"
+                        )
+                    }
+                    StripingError::Directory { .. } => "mount it, or correct the site's file".to_owned(),
+                    _ => "correct the site's file; jobs with #RSA_LAYOUT keep what their directories have"
+                        .to_owned(),
+                };
+                finding(WHAT, State::Limited, error.to_string(), Some(&remedy))
+            }
+            Err(_) => {
+                let detail = format!("{} has not answered within {} s", path, PATIENCE.as_secs());
+                finding(WHAT, State::Limited, detail, Some("look after the filesystem"))
+            }
         }
     }
 }

@@ -102,6 +102,7 @@ mod tests {
             submitted: 7,
             nodes: vec!["c1".parse().unwrap()],
             tasks: None,
+            array: None,
             program: String::new(),
             since: Time(1),
             ended: None,

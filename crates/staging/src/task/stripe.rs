@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use ondeck_api::wire::{
     DirectoryToRestore, DirectoryToStripe, FormerLayout, StripingOutcome, StripingResult, StripingWork,
 };
+use ondeck_core::Incarnation;
 use ondeck_layout::Layout;
 use ondeck_layout::lfs::Setstripe;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -62,12 +63,12 @@ pub(super) enum StripeError {
 pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>) {
     let tell = |path: &Path, result| tell(lines, path, result);
     match work {
-        StripingWork::Look { directories } => {
-            directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted)));
+        StripingWork::Look { directories, rivals } => {
+            directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted, rivals)));
         }
-        StripingWork::Set { directories } => {
+        StripingWork::Set { directories, rivals, job } => {
             directories.iter().for_each(|wanted| {
-                tell(&wanted.path, set(prefixes, wanted).map(|outcome| (outcome, None)));
+                tell(&wanted.path, set(prefixes, wanted, rivals, *job).map(|outcome| (outcome, None)));
             });
         }
         StripingWork::Restore { directories } => {
@@ -95,9 +96,25 @@ fn parse(options: &str) -> Result<Layout, StripeError> {
 
 pub(super) type Looked = (StripingOutcome, Option<FormerLayout>);
 
-fn look(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<Looked, StripeError> {
+/// Whether a directory has the layout of another job, which may know it by another name.
+fn set_for(
+    directory: &StripedDirectory,
+    rivals: &[Incarnation],
+) -> Result<Option<StripingOutcome>, StripeError> {
+    let found = directory.set_for()?.filter(|(job, _)| rivals.contains(job));
+    Ok(found.map(|(job, path)| StripingOutcome::SetFor { job, path }))
+}
+
+fn look(
+    prefixes: &[PathBuf],
+    wanted: &DirectoryToStripe,
+    rivals: &[Incarnation],
+) -> Result<Looked, StripeError> {
     let layout = parse(&wanted.options)?;
     let directory = StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool)?;
+    if let Some(rival) = set_for(&directory, rivals)? {
+        return Ok((rival, None));
+    }
     Ok(match directory.standing(&layout, wanted.targets)? {
         Standing::Has => (StripingOutcome::Has { native: directory.show()?.native }, None),
         Standing::Chosen if !wanted.replace => {
@@ -107,13 +124,21 @@ fn look(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<Looked, Stri
     })
 }
 
-fn set(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<StripingOutcome, StripeError> {
+fn set(
+    prefixes: &[PathBuf],
+    wanted: &DirectoryToStripe,
+    rivals: &[Incarnation],
+    job: Incarnation,
+) -> Result<StripingOutcome, StripeError> {
     let layout = parse(&wanted.options)?;
     let directory = StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool)?;
+    // Since it was looked at.
+    if let Some(rival) = set_for(&directory, rivals)? {
+        return Ok(rival);
+    }
     match directory.standing(&layout, wanted.targets)? {
         // By an earlier try.
         Standing::Has => return Ok(StripingOutcome::Set { native: directory.show()?.native }),
-        // Since it was looked at.
         Standing::Chosen if !wanted.replace => {
             return Ok(StripingOutcome::Chosen { native: directory.show()?.native });
         }
@@ -122,6 +147,10 @@ fn set(prefixes: &[PathBuf], wanted: &DirectoryToStripe) -> Result<StripingOutco
     let shown = directory.set(&layout, wanted.targets)?;
     // Where a filesystem keeps no such note, a step's `ondeck layout auto` takes it for somebody's choice, and says so.
     let _ = directory.mark();
+    if !wanted.keep {
+        // And another job that calls it otherwise sets another one.
+        let _ = directory.mark_for(job, &wanted.path);
+    }
     Ok(StripingOutcome::Set { native: shown.native })
 }
 

@@ -7,7 +7,7 @@ use super::record::{records, text};
 use crate::{JobDetails, WlmError};
 
 /// What is asked of squeue, in the order of [`parse`].
-pub const FIELDS: &[&str; 10] = &[
+pub const FIELDS: &[&str; 12] = &[
     "JobID",
     "State",
     "exit_code",
@@ -17,6 +17,8 @@ pub const FIELDS: &[&str; 10] = &[
     "admin_comment",
     "stderr",
     "NumTasks",
+    "ArrayTaskID",
+    "ArrayJobID",
     "Name",
 ];
 
@@ -37,13 +39,32 @@ const ENDED: &[&str] = &[
 pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, WlmError> {
     let id = job.to_string();
     let records = records::<{ FIELDS.len() }>(output, separator)?;
-    let [_, state, exit_code, work_dir, std_out, comment, admin_comment, std_err, tasks, name] =
-        records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
+    let [
+        _,
+        state,
+        exit_code,
+        work_dir,
+        std_out,
+        comment,
+        admin_comment,
+        std_err,
+        tasks,
+        array_task,
+        array,
+        name,
+    ] = records.into_iter().find(|record| record[0] == id.as_bytes()).ok_or(WlmError::NoSuchJob(job))?;
     let state = text(state);
     let exit_code = match text(exit_code).parse() {
         _ if !ENDED.contains(&state.as_str()) => None,
         Ok(status) => Some(exit_code_of(status)),
         Err(_) => return Err(WlmError::Malformed { what: format!("the exit code of job {job}") }),
+    };
+    let array = match array_task {
+        b"N/A" => None,
+        _ => {
+            let number = text(array).parse().map(JobId);
+            Some(number.map_err(|_| WlmError::Malformed { what: format!("the array of job {job}") })?)
+        }
     };
     Ok(JobDetails {
         work_dir: path(work_dir),
@@ -55,6 +76,7 @@ pub fn parse(output: &[u8], separator: &str, job: JobId) -> Result<JobDetails, W
         state,
         tasks: text(tasks).parse().ok().filter(|tasks| *tasks > 0),
         name: text(name),
+        array,
     })
 }
 
@@ -77,9 +99,10 @@ mod tests {
     use super::*;
 
     /// Slurm 22.05.8, with `|` in place of the separator.
-    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|256|a b|\n\
-        35|FAILED|9|/home||(null)|ondeck:hold|(null)|1||\n36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|4|x|\n\
-        37|FAILED|768|/|/o|(null)|(null)|/o|N/A|x|\n";
+    const SAMPLE: &str = "34|FAILED|4021|/home/a b|/home/a b/out 34|x|(null)|/e|256|N/A|34|a b|\n\
+        35|FAILED|9|/home||(null)|ondeck:hold|(null)|1|N/A|35||\n\
+        36|RUNNING|0|/|/home/slurm-36.out|(null)|(null)|/home/e|4|3|30|x|\n\
+        37|FAILED|768|/|/o|(null)|(null)|/o|N/A|0|37|x|\n38|RUNNING|0|/|/o|(null)|(null)|/o|1|2|what|x|\n";
 
     #[test]
     fn details_are_read() {
@@ -95,6 +118,10 @@ mod tests {
         assert_eq!((details.std_out, details.exit_code), (None, Some(137)));
         assert_eq!(read(36).unwrap().exit_code, None);
         assert_eq!((read(37).unwrap().exit_code, read(37).unwrap().tasks), (Some(3), None));
-        assert_eq!(read(38), Err(WlmError::NoSuchJob(JobId(38))));
+        // The last element of an array has its number.
+        let arrays = [34, 36, 37].map(|job| read(job).unwrap().array);
+        assert_eq!(arrays, [None, Some(JobId(30)), Some(JobId(37))]);
+        assert!(matches!(read(38), Err(WlmError::Malformed { .. })), "{:?}", read(38));
+        assert_eq!(read(39), Err(WlmError::NoSuchJob(JobId(39))));
     }
 }
