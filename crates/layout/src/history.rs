@@ -184,7 +184,7 @@ impl Recollection {
             FileUse::FilePerNode => Some((Pattern::Shared, Some(nodes.into()))),
             FileUse::Groups { files } => Some((Pattern::Shared, Some(files))),
             FileUse::SmallFiles { files } => Some((Pattern::FilePerProcess, Some(files))),
-            FileUse::OneProcess => Some((Pattern::Single, None)),
+            FileUse::OneProcess | FileUse::OneWriter => Some((Pattern::Single, None)),
             FileUse::NotKnown(_) => None,
         }
     }
