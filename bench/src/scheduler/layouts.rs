@@ -234,7 +234,10 @@ fn answers(options: &Options, cluster: &Cluster, part: &mut Part) -> Result<()> 
     let commands: [(&str, Vec<&str>); 4] = [
         ("ondeck layout advise, which asks for no history", advise.to_vec()),
         ("ondeck layout advise, by the history", [&advise[..], &of].concat()),
-        ("ondeck layout history of a program", [&["layout", "history"][..], &of].concat()),
+        (
+            "ondeck layout history of a program",
+            vec!["layout", "history", "/scratch/case-7", "--program", "solver-c", "--config", &config],
+        ),
         ("ondeck layout history of all", shown.to_vec()),
     ];
     let mut ms: [Samples; 4] = Default::default();
@@ -247,8 +250,8 @@ fn answers(options: &Options, cluster: &Cluster, part: &mut Part) -> Result<()> 
             let ran = host.run(&line);
             let took = began.elapsed().as_secs_f64() * 1e3;
             ensure!(ran.success(), "{}: {}", commands[way].0, ran.stderr.trim());
-            let expected = ["of nothing", "32 runs", "32 runs", "32 runs"][way];
-            ensure!(way == 0 || ran.stdout.contains(expected), "{}: {}", commands[way].0, ran.stdout);
+            let knows = ran.stdout.contains("32 runs");
+            ensure!(knows == (way > 0), "{}: {}", commands[way].0, ran.stdout);
             if round > 0 {
                 ms[way].add(took);
             }

@@ -77,6 +77,8 @@ pub enum Unclear {
     Count,
     /// A file is so small that one process may have written it.
     Small,
+    /// By the name of a file it may be a log, or data of all processes.
+    Name,
 }
 
 /// So many small files are many.
@@ -112,6 +114,12 @@ const OF_ONE_WRITER: [&str; 14] = [
     ".log", ".txt", ".csv", ".tsv", ".jsonl", ".db", ".db3", ".sqlite", ".sqlite3", ".tar", ".gz", ".tgz",
     ".zst", ".zip",
 ];
+
+/// Logs of single programs whose names have no such end: those of VASP, in small letters.
+const LOGS: [&str; 3] = ["outcar", "oszicar", "xdatcar"];
+
+/// How names end that logs have as well as data of all processes.
+const OF_ANY: &str = ".out";
 
 /// Judges what a run has left.
 ///
@@ -211,8 +219,10 @@ fn of_several_numbers(kind: &KindTally, telling: &[usize], shape: RunShape) -> F
     };
     match files {
         1 => one_file(kind, shape),
-        // The processes may have written one after the other.
-        files if count == tasks && files < tasks => unclear(Unclear::Order),
+        // The processes may have written one after the other, but hardly over all of the run.
+        files if count == tasks && files < tasks && spread.saturating_mul(APART) < shape.lasted_ms => {
+            unclear(Unclear::Order)
+        }
         files => at_a_time(files, shape),
     }
 }
@@ -231,11 +241,16 @@ fn at_a_time(files: u64, shape: RunShape) -> FileUse {
 /// One file at a time, whoever writes it.
 fn one_file(kind: &KindTally, shape: RunShape) -> FileUse {
     let name = kind.kind.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-    if name.starts_with("log.") || OF_ONE_WRITER.iter().any(|end| name.ends_with(end)) {
+    let is_log = name.starts_with("log.") || LOGS.contains(&name.as_str());
+    if is_log || OF_ONE_WRITER.iter().any(|end| name.ends_with(end)) {
         return FileUse::OneWriter;
     }
     let is_of_all = kind.largest.0 / u64::from(shape.tasks) >= SMALL.0;
-    if is_of_all { FileUse::OneFile } else { FileUse::NotKnown(Unclear::Small) }
+    match is_of_all {
+        true if name.ends_with(OF_ANY) => FileUse::NotKnown(Unclear::Name),
+        true => FileUse::OneFile,
+        false => FileUse::NotKnown(Unclear::Small),
+    }
 }
 
 /// When files of a kind were written.
@@ -315,6 +330,7 @@ impl fmt::Display for Unclear {
             Self::Order => "it can't be seen whether the files were written together or one after the other",
             Self::Count => "the number of files fits neither the processes nor the nodes",
             Self::Small => "the file is so small that one process may have written it",
+            Self::Name => "by its name the file may be a log, or data of all processes",
         })
     }
 }

@@ -153,6 +153,10 @@ fn logs_databases_and_archives_have_one_writer_however_large_they_are() {
             assert_eq!(classify(&tally([(name.to_owned(), size, 1)]), shape), FileUse::OneWriter, "{name}");
         }
     }
+    assert_eq!(classify(&tally([("OUTCAR".to_owned(), 1 << 36, 1)]), shape), FileUse::OneWriter);
+    // What is printed is called so, and so are fields.
+    let printed = classify(&tally([("pw.out".to_owned(), 1 << 36, 1)]), shape);
+    assert_eq!(printed, FileUse::NotKnown(Unclear::Name));
     // As many as the processes are theirs.
     let logs = (0..64).map(|rank| (format!("rank-{rank}.log"), 2 * MIB, 5));
     assert_eq!(classify(&tally(logs), shape), FileUse::FilePerProcess);
@@ -198,7 +202,9 @@ fn steps_are_told_from_files_by_when_those_of_one_number_were_written() {
         .flat_map(|step| (0..8).map(move |group| (format!("s{step}/io{group}"), 64 * MIB, step * 20_000)));
     assert_eq!(classify(&tally(of_wide), wide), FileUse::Groups { files: 8 });
     // Four steps of two files, or two files of each process, which took turns.
-    assert_eq!(files(4, 2, 20_000), FileUse::NotKnown(Unclear::Order));
+    assert_eq!(files(4, 2, 10_000), FileUse::NotKnown(Unclear::Order));
+    // Nobody takes turns over all of a run.
+    assert_eq!(files(4, 2, 20_000), FileUse::FilePerNode);
     // All at once: two files of each process.
     assert_eq!(files(4, 3, 10), FileUse::FilePerProcess);
     // A name that has its step twice.

@@ -1,7 +1,10 @@
 //! The classifier of the history on real jobs: of seven kinds, each run of a job says how the next one uses its files.
 //!
 //! The programs are a shell, dd, fio, sqlite3, and one that writes with MPI-IO and parallel HDF5; ranks, nodes, steps, sizes and names
-//! come from seeds. Seeds from 1001 on were never looked at while the classifier was made; those below 1000 are for that.
+//! come from seeds. Seeds from 2001 on were never looked at while the classifier was made; those below are for that.
+//!
+//! Some files have two explanations, and their jobs say so: two places by turns with names of ranks, consecutive numbers, and a
+//! log that is called like data. Of these no answer is the best one, and a wrong one is known to happen; of all others it is a fault.
 
 mod kinds;
 
@@ -21,13 +24,13 @@ use crate::cluster::{Cluster, Setup};
 const JOBS: u64 = 2;
 
 /// The first seed of each kind; `ONDECK_CLASSIFIER_SEED=1` asks for another.
-const FIRST_SEED: u64 = 1001;
+const FIRST_SEED: u64 = 2001;
 
 /// How often each job runs.
 const RUNS: u64 = 3;
 
-/// So many answers must be right, of a hundred.
-const GOAL: usize = 95;
+/// So many answers must be right, of a hundred: of jobs whose files have one explanation, and of all.
+const GOALS: (usize, usize) = (95, 90);
 
 fn asked(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).map_or(usual, |number| number.parse().unwrap())
@@ -211,18 +214,20 @@ fn chosen_from(cluster: &Cluster, job: u32) -> String {
     story["layouts"][0]["from"].as_str().unwrap().to_owned()
 }
 
+/// An answer, and whether the files that it goes by have one explanation.
+struct Answer {
+    kind: Kind,
+    runs: u64,
+    verdict: Verdict,
+    tells: bool,
+}
+
 #[derive(Default)]
-struct Score(BTreeMap<(Kind, u64), BTreeMap<Verdict, usize>>);
+struct Score(Vec<Answer>);
 
 impl Score {
-    fn add(&mut self, kind: Kind, runs: u64, verdict: Verdict) {
-        *self.0.entry((kind, runs)).or_default().entry(verdict).or_default() += 1;
-    }
-
-    fn of(&self, kind: Option<Kind>, runs: u64, verdict: Verdict) -> usize {
-        let meant =
-            self.0.iter().filter(|((of, after), _)| *after == runs && kind.is_none_or(|kind| kind == *of));
-        meant.filter_map(|(_, verdicts)| verdicts.get(&verdict)).sum()
+    fn count(&self, runs: u64, is_meant: impl Fn(&Answer) -> bool) -> usize {
+        self.0.iter().filter(|answer| answer.runs == runs && is_meant(answer)).count()
     }
 
     fn table(&self) -> String {
@@ -230,16 +235,21 @@ impl Score {
             "| kind | after one run: right | not known | wrong | after three: right | not known | wrong |\n\
                         |---|---|---|---|---|---|---|\n"
                 .to_owned();
-        for kind in Kind::ALL.map(Some).into_iter().chain([None]) {
-            let name = kind.map_or("all".to_owned(), |kind| kind.to_string());
+        let mut row = |name: &str, is_meant: &dyn Fn(&Answer) -> bool| {
             let _ = write!(text, "| {name} |");
             for runs in [1, RUNS] {
                 for verdict in [Verdict::Right, Verdict::NotKnown, Verdict::Wrong] {
-                    let _ = write!(text, " {} |", self.of(kind, runs, verdict));
+                    let found = self.count(runs, |answer| answer.verdict == verdict && is_meant(answer));
+                    let _ = write!(text, " {found} |");
                 }
             }
             text.push('\n');
+        };
+        for kind in Kind::ALL {
+            row(&kind.to_string(), &|answer| answer.kind == kind);
         }
+        row("all", &|_| true);
+        row("of these, files with one explanation", &|answer| answer.tells);
         text
     }
 }
@@ -285,7 +295,7 @@ fn what_jobs_of_seven_kinds_have_left_says_how_they_use_their_files() {
                 job.what,
                 job.truth
             );
-            score.add(case.kind, run + 1, verdict);
+            score.0.push(Answer { kind: case.kind, runs: run + 1, verdict, tells: job.tells });
             if verdict == Verdict::Wrong && job.tells {
                 told_wrongly.push(format!("seed {}, {} ({}): {told}", case.seed, case.kind, job.what));
             }
@@ -294,11 +304,15 @@ fn what_jobs_of_seven_kinds_have_left_says_how_they_use_their_files() {
     }
     println!("{}", score.table());
     assert!(told_wrongly.is_empty(), "{told_wrongly:#?}\n{}", score.table());
+    // Of a few jobs one that can't be told is a tenth.
+    let few = if count < 20 { 25 } else { 0 };
     for runs in [1, RUNS] {
-        let right = score.of(None, runs, Verdict::Right);
-        // Of a few jobs one that can't be told is a tenth.
-        let goal = if count < 20 { GOAL - 25 } else { GOAL };
-        assert!(right * 100 >= goal * cases.len(), "after {runs}:\n{}", score.table());
+        let share = |is_meant: &dyn Fn(&Answer) -> bool| {
+            let right = score.count(runs, |answer| answer.verdict == Verdict::Right && is_meant(answer));
+            right * 100 / score.count(runs, is_meant).max(1)
+        };
+        assert!(share(&|answer| answer.tells) + few >= GOALS.0, "after {runs}:\n{}", score.table());
+        assert!(share(&|_| true) + few >= GOALS.1, "after {runs}:\n{}", score.table());
     }
     cluster.assert_no_hook_failed();
     cluster.assert_clean();

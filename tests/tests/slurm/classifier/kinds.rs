@@ -359,8 +359,9 @@ fn append_log(case: &mut Random, run: &mut Random) -> Job {
                 ("log.lammps", true),
                 ("thermo.txt", true),
                 ("metrics.jsonl", true),
-                ("OUTCAR", false),
+                ("OUTCAR", true),
                 ("pw.out", false),
+                ("monitor.dat", false),
             ]);
             (
                 format!("yes 'step 17: all is well' | head -c {each} >> {name}"),
