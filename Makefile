@@ -59,9 +59,9 @@ bench: build ## Compare with other copy tools and write docs/benchmarks.md (an h
 	ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench layouts --markdown docs/layout-benchmarks.md
 	$(MAKE) bench-scheduler
 
-bench-scheduler: build ## Measure the scheduler beside a real Slurm and write docs/scheduler-benchmarks.md (40 minutes, as root)
+bench-scheduler: build ## Measure the scheduler beside a real Slurm and write docs/scheduler-benchmarks.md (45 minutes, as root)
 	$(CARGO) build --release --locked -p ondeck-bench -p ondeck-testbed
-	set -e; for part in schedule hooks burst-buffers thesis simulator replay; do \
+	set -e; for part in schedule hooks burst-buffers thesis simulator replay layouts; do \
 		ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench $$part --markdown docs/scheduler-benchmarks.md; \
 	done
 

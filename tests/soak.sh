@@ -5,7 +5,8 @@
 # ONDECK_LOST_MACHINES (200) moments; ONDECK_USERS_SEEDS (20) orders of what several users do, and ONDECK_OTHERS (1000) of what others do with the backing
 # directory meanwhile; eight writers for
 # ONDECK_WRITERS_SECONDS (600). Jobs inside a real Slurm: ONDECK_AT_ONCE (200) at once, ONDECK_WAITING (300) that wait,
-# ONDECK_CANCELLED (140) that are cancelled then, and ONDECK_HELD (130) results that find no room. Then all scenarios beside a
+# ONDECK_CANCELLED (140) that are cancelled then, and ONDECK_HELD (130) results that find no room. ONDECK_CLASSIFIER (20) jobs of each of
+# seven kinds, three times, whose use of files is to be told. Then all scenarios beside a
 # real Slurm, ROUNDS times (10) in a row, with ONDECK_SOAK jobs (50) in the one of many jobs. It stops at nothing: per round it
 # says how many passed and failed, which failed, and the seconds; at the end all of it together. What the failed ones said stays
 # in target/soak, with where the logs of their daemons are. It needs root. 1 if anything failed. ONDECK_CLUSTERS (3) scenarios
@@ -28,6 +29,7 @@ ONDECK_AT_ONCE=${ONDECK_AT_ONCE:-200}
 ONDECK_WAITING=${ONDECK_WAITING:-300}
 ONDECK_CANCELLED=${ONDECK_CANCELLED:-140}
 ONDECK_HELD=${ONDECK_HELD:-130}
+ONDECK_CLASSIFIER=${ONDECK_CLASSIFIER:-20}
 export ONDECK_SOAK ONDECK_CLUSTERS ONDECK_CRASHES ONDECK_OPERATIONS ONDECK_FILES ONDECK_NAMES ONDECK_LOST_MACHINES \
     ONDECK_USERS_SEEDS ONDECK_OTHERS ONDECK_WRITERS_SECONDS
 logs=target/soak
@@ -85,6 +87,8 @@ test_cache "eight writers for $ONDECK_WRITERS_SECONDS s" load ondeck cache_load
 once "hundreds of jobs inside Slurm" crowd env ONDECK_AT_ONCE="$ONDECK_AT_ONCE" ONDECK_WAITING="$ONDECK_WAITING" \
     ONDECK_CANCELLED="$ONDECK_CANCELLED" ONDECK_HELD="$ONDECK_HELD" \
     "$CARGO" test --locked -p ondeck-testbed --test slurm -- --test-threads=1 crowd::
+once "$ONDECK_CLASSIFIER jobs of each kind" classifier env ONDECK_CLASSIFIER="$ONDECK_CLASSIFIER" \
+    "$CARGO" test --locked -p ondeck-testbed --test slurm -- classifier::
 while [ "$round" -le "$ROUNDS" ]; do
     log=$logs/round-$round
     start=$(date +%s)

@@ -1,4 +1,4 @@
-//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in six parts
+//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in seven parts
 //! that are made by a command each.
 //!
 //! # Layout
@@ -11,6 +11,7 @@
 //! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`replay`] | one part: jobs on a real Slurm, and what `ondeck simulate` makes of their journal |
+//! | [`layouts`] | one part: what the history of layouts costs a stage-out, and an answer from it |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -18,6 +19,7 @@ pub mod burst_buffers;
 mod cluster;
 mod daemon;
 pub mod hooks;
+pub mod layouts;
 mod pass;
 pub mod replay;
 pub mod schedule;
@@ -35,7 +37,7 @@ use crate::goals::Judged;
 use crate::page::{Table, heading, paragraph};
 use crate::{command_line, machine};
 
-/// What all six commands take.
+/// What all seven commands take.
 #[derive(clap::Args)]
 pub struct Options {
     /// Rounds that count, after one that does not [default: each measurement's own]
@@ -60,7 +62,7 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 6] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay"];
+const PARTS: [&str; 7] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay", "layouts"];
 
 /// What one command found out.
 struct Part {

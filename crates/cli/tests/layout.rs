@@ -344,10 +344,10 @@ fn what_nobody_says_and_no_run_has_left_the_name_of_the_program_may_say() {
         ];
         with_tools(&scene, &[&words[..], more].concat())
     };
-    let named = advise(&["--program", "/opt/qe/pw.x"]);
+    let named = advise(&["--program", "/opt/openfoam/simpleFoam"]);
     named.assert_code(0);
     assert!(
-        named.out.contains("  - from the name of its program (`pw.x`: file-per-process)\n"),
+        named.out.contains("  - from the name of its program (`*foam`: file-per-process)\n"),
         "{}",
         named.out
     );
@@ -362,7 +362,7 @@ fn what_nobody_says_and_no_run_has_left_the_name_of_the_program_may_say() {
     assert_eq!(of_site["from"], "the name of its program (`Mine*`: single)");
     assert!(advise(&["--program", "other"]).out.contains("  - from the site's default"));
     // Whoever says the pattern means it.
-    let said = advise(&["--program", "pw.x", "--pattern", "shared"]);
+    let said = advise(&["--program", "simpleFoam", "--pattern", "shared"]);
     assert!(!said.out.contains("from the name") && said.err.is_empty(), "{}{}", said.out, said.err);
     with_tools(&scene, &["layout", "forget"]).assert_code(2);
     with_tools(&scene, &["layout", "history", "--config", "none.toml"]).assert_code(1);

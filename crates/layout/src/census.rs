@@ -8,7 +8,7 @@
 //! processes, or several times as many, have one writer each; a large file that has no such brothers is written by all. It is
 //! for people who ask, and see what it follows from; [`crate::classify`] judges a [`Tally`] without taking anything for granted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use ondeck_core::Bytes;
@@ -47,11 +47,14 @@ struct Kind {
     largest: u64,
     total: u64,
     files: u64,
-    /// The values that each number of their paths has.
-    numbers: Vec<BTreeSet<u64>>,
-    /// When the first and the last of them were written last, in milliseconds since 1970.
-    written: Option<(u64, u64)>,
+    /// The values that each number of their paths has, and when the files were written that have it.
+    numbers: Vec<BTreeMap<u64, Written>>,
+    written: Written,
 }
+
+/// When the first and the last of some files were written last, in milliseconds since 1970; nothing if no times are known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written(Option<(u64, u64)>);
 
 /// What a census comes to, in a few kilobytes: what is kept of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +84,16 @@ pub struct KindTally {
     pub largest: Bytes,
     /// How many values each number of their paths has.
     pub numbers: Vec<u64>,
+    /// The highest of these values; empty in what was kept before this was.
+    #[serde(default)]
+    pub highest: Vec<u64>,
+    /// The greatest number that divides all of them; 0 if the only one is 0.
+    #[serde(default)]
+    pub divisor: Vec<u64>,
+    /// For each number of their paths: of files that have the same value there, the most milliseconds between the first and the
+    /// last time that one of them was written last. Empty if no times are known.
+    #[serde(default)]
+    pub within_ms: Vec<u64>,
     /// Milliseconds between the first and the last time that one of them was written last; nothing if no times are known.
     pub spread_ms: Option<u64>,
 }
@@ -134,28 +147,52 @@ pub enum Evidence {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new(), written: None }
+        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new(), written: Written(None) }
+    }
+}
+
+impl Written {
+    fn add(&mut self, written_ms: Option<u64>) {
+        if let Some(at) = written_ms {
+            let (first, last) = self.0.unwrap_or((at, at));
+            self.0 = Some((first.min(at), last.max(at)));
+        }
+    }
+
+    fn spread_ms(&self) -> Option<u64> {
+        self.0.map(|(first, last)| last - first)
     }
 }
 
 impl Kind {
     fn add(&mut self, size: u64, written_ms: Option<u64>, numbers: &[u64], noted: &mut usize) {
         self.files += 1;
-        if let Some(at) = written_ms {
-            let (first, last) = self.written.unwrap_or((at, at));
-            self.written = Some((first.min(at), last.max(at)));
-        }
+        self.written.add(written_ms);
         self.total = self.total.saturating_add(size);
         self.largest = self.largest.max(size);
         self.sizes[size.max(1).ilog2() as usize] += 1;
         if self.numbers.len() < numbers.len() {
-            self.numbers.resize(numbers.len(), BTreeSet::new());
+            self.numbers.resize(numbers.len(), BTreeMap::new());
         }
         for (values, number) in self.numbers.iter_mut().zip(numbers) {
-            if *noted < MOST_NUMBERS && values.insert(*number) {
-                *noted += 1;
+            let is_known = values.contains_key(number);
+            if is_known || *noted < MOST_NUMBERS {
+                values.entry(*number).or_default().add(written_ms);
+                *noted += usize::from(!is_known);
             }
         }
+    }
+
+    fn of_numbers(&self, told: impl Fn(&BTreeMap<u64, Written>) -> u64) -> Vec<u64> {
+        self.numbers.iter().map(told).collect()
+    }
+
+    /// For each number of the paths, the longest time in which files of one value were written.
+    fn within_ms(&self) -> Vec<u64> {
+        let longest = |values: &BTreeMap<u64, Written>| values.values().filter_map(Written::spread_ms).max();
+        let within: Vec<u64> = self.numbers.iter().filter_map(longest).collect();
+        // One of which nothing is known would put the others in its place.
+        if within.len() == self.numbers.len() { within } else { Vec::new() }
     }
 
     /// A size that this part of the files does not pass: of a power of two the upper end, at most the largest.
@@ -204,8 +241,11 @@ impl Census {
             files: kind.files,
             bytes: Bytes(kind.total),
             largest: Bytes(kind.largest),
-            numbers: kind.numbers.iter().map(|values| values.len() as u64).collect(),
-            spread_ms: kind.written.map(|(first, last)| last - first),
+            numbers: kind.of_numbers(|values| values.len() as u64),
+            highest: kind.of_numbers(|values| values.keys().next_back().copied().unwrap_or(0)),
+            divisor: kind.of_numbers(|values| values.keys().copied().fold(0, greatest_divisor)),
+            within_ms: kind.within_ms(),
+            spread_ms: kind.written.spread_ms(),
         });
         let has_large = self.all.largest >= SMALL.0;
         let least = SMALL.0.ilog2() as usize;
@@ -285,6 +325,14 @@ impl Kind {
 /// ```
 pub fn pattern_of(path: &std::path::Path) -> String {
     String::from_utf8_lossy(&kind_of(path.as_os_str().as_encoded_bytes()).0).into_owned()
+}
+
+/// Of two numbers, by Euclid.
+fn greatest_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// The path with `#` for each of its numbers, and the numbers.

@@ -6,9 +6,13 @@
 //! - **Counts.** Files of one kind ([`crate::census`]) that are as many as the processes, in each of some steps, have a process each;
 //!   as many as the nodes, a node each.
 //! - **Times.** Twelve files may be of twelve processes, or be one file that was written twelve times. The former are written
-//!   together, the latter one after the other, over all of the run.
+//!   together, the latter one after the other, over all of the run. A few files may also be the last ones of many that were written one
+//!   after the other and removed, as of checkpoints: then they are further apart than files of processes are, and their numbers may
+//!   be higher than those of processes. Where there are several numbers, that of the steps is the one of which all files with one
+//!   value were written together.
 //! - **Sizes.** A file of which each process has at least a stripe was hardly written by one of them; of a smaller one that is open, and
 //!   matters to nobody.
+//! - **Names.** Logs and tables of text, databases of one host, and archives have one writer, however many processes there are.
 //!
 //! What a run reads can't be seen in what it leaves.
 
@@ -51,6 +55,8 @@ pub enum FileUse {
     },
     /// There is one process.
     OneProcess,
+    /// There are several, and one of them writes a log, a database or an archive.
+    OneWriter,
     /// It can't be told.
     NotKnown(Unclear),
 }
@@ -71,6 +77,8 @@ pub enum Unclear {
     Count,
     /// A file is so small that one process may have written it.
     Small,
+    /// By the name of a file it may be a log, or data of all processes.
+    Name,
 }
 
 /// So many small files are many.
@@ -84,6 +92,34 @@ const TOGETHER: u64 = 4;
 
 /// Those that are spread over this part of it are written one after the other.
 const APART: u64 = 2;
+
+/// So few files may be the last of many that were written one after the other: more checkpoints are hardly kept.
+const FEW: u64 = 8;
+
+/// So few are written one after the other also if they are spread over this part of a run: the first of two steps is written when
+/// half of them is over.
+const FEW_APART: u64 = 3;
+
+/// Nobody writes steps that are closer together, in milliseconds; and hardly ever more than [`MOST_STEPS`] of them.
+const STEP_MS: u64 = 1000;
+
+/// See [`STEP_MS`].
+const MOST_STEPS: u64 = 1000;
+
+/// Numbers that have a divisor of at least that are those of steps.
+const ROUND: u64 = 5;
+
+/// How the names of files end that one process writes: text that is appended to, databases whose locks are one host's, and archives.
+const OF_ONE_WRITER: [&str; 14] = [
+    ".log", ".txt", ".csv", ".tsv", ".jsonl", ".db", ".db3", ".sqlite", ".sqlite3", ".tar", ".gz", ".tgz",
+    ".zst", ".zip",
+];
+
+/// Logs of single programs whose names have no such end: those of VASP, in small letters.
+const LOGS: [&str; 3] = ["outcar", "oszicar", "xdatcar"];
+
+/// How names end that logs have as well as data of all processes.
+const OF_ANY: &str = ".out";
 
 /// Judges what a run has left.
 ///
@@ -137,42 +173,84 @@ fn use_of(kind: &KindTally, shape: RunShape) -> FileUse {
         return unclear(Unclear::Mixed);
     }
     // A number that is the same everywhere, as in `.h5`, is a part of the name.
-    let counts: Vec<u64> = kind.numbers.iter().copied().filter(|count| *count > 1).collect();
-    let (tasks, nodes) = (u64::from(shape.tasks), u64::from(shape.nodes));
-    match counts[..] {
-        [] if kind.files == 1 => one_file(kind, tasks),
+    let telling: Vec<usize> = (0..kind.numbers.len()).filter(|place| kind.numbers[*place] > 1).collect();
+    match telling[..] {
+        [] if kind.files == 1 => one_file(kind, shape),
         [] => unclear(Unclear::Count),
-        [count] if count != kind.files => unclear(Unclear::Count),
-        [count] => match timing(kind, shape) {
-            Some(Timing::Together) if count.is_multiple_of(tasks) => FileUse::FilePerProcess,
-            Some(Timing::Together) if count == nodes => FileUse::FilePerNode,
-            Some(Timing::Together) if count < tasks && tasks.is_multiple_of(count) => {
-                FileUse::Groups { files: count }
-            }
-            Some(Timing::Together) => unclear(Unclear::Count),
-            Some(Timing::Apart) => one_file(kind, tasks),
+        [place] if kind.numbers[place] != kind.files => unclear(Unclear::Count),
+        [place] => match timing(kind, kind.files, shape) {
+            Some(Timing::Together) => at_a_time(kind.files, shape),
+            Some(Timing::Apart) => one_file(kind, shape),
+            None if is_no_rank(kind, place, shape) => one_file(kind, shape),
             None => unclear(Unclear::Order),
         },
-        // Steps and ranks, in any order: every step has a file of every rank.
-        _ => {
-            let all = counts.iter().try_fold(1u64, |product, count| product.checked_mul(*count));
-            if all != Some(kind.files) {
-                return unclear(Unclear::Count);
-            }
-            let is = |number: u64| counts.iter().filter(|count| **count == number).count();
-            match (is(tasks), nodes > 1 && is(nodes) > 0) {
-                // Two of them: one is the steps.
-                (1.., _) => FileUse::FilePerProcess,
-                (0, true) => FileUse::FilePerNode,
-                _ => unclear(Unclear::Count),
-            }
+        _ => of_several_numbers(kind, &telling, shape),
+    }
+}
+
+/// How files of a kind were used whose names have several numbers: steps and ranks, in any order, of which every step has a file
+/// of every rank.
+fn of_several_numbers(kind: &KindTally, telling: &[usize], shape: RunShape) -> FileUse {
+    let unclear = FileUse::NotKnown;
+    let (tasks, nodes) = (u64::from(shape.tasks), u64::from(shape.nodes));
+    let counts = |places: &[usize]| -> Vec<u64> { places.iter().map(|place| kind.numbers[*place]).collect() };
+    let product = |counts: &[u64]| counts.iter().try_fold(1u64, |all, count| all.checked_mul(*count));
+    let Some(spread) = kind.spread_ms.filter(|_| kind.within_ms.len() == kind.numbers.len()) else {
+        return unclear(Unclear::Order);
+    };
+    let of_a_step = |place: &usize| kind.within_ms[*place].saturating_mul(2) <= spread;
+    let (steps, others): (Vec<usize>, Vec<usize>) =
+        telling.iter().copied().partition(|place| of_a_step(place));
+    // Some names have the step twice.
+    let count = counts(&steps).into_iter().max().unwrap_or(1);
+    if count == 1 || !are_steps(spread, count, shape) {
+        // All of one step: each process or node may have several files.
+        let all = counts(telling);
+        let is_whole = product(&all) == Some(kind.files);
+        return match is_whole {
+            true if all.contains(&tasks) => FileUse::FilePerProcess,
+            true if nodes > 1 && all.contains(&nodes) => FileUse::FilePerNode,
+            _ => unclear(Unclear::Count),
+        };
+    }
+    let Some(files) = product(&counts(&others)).filter(|files| files.checked_mul(count) == Some(kind.files))
+    else {
+        return unclear(Unclear::Count);
+    };
+    match files {
+        1 => one_file(kind, shape),
+        // The processes may have written one after the other, but hardly over all of the run.
+        files if count == tasks && files < tasks && spread.saturating_mul(APART) < shape.lasted_ms => {
+            unclear(Unclear::Order)
         }
+        files => at_a_time(files, shape),
+    }
+}
+
+/// Who uses files that are written at a time.
+fn at_a_time(files: u64, shape: RunShape) -> FileUse {
+    let (tasks, nodes) = (u64::from(shape.tasks), u64::from(shape.nodes));
+    match files {
+        files if files.is_multiple_of(tasks) => FileUse::FilePerProcess,
+        files if files == nodes => FileUse::FilePerNode,
+        files if files < tasks && tasks.is_multiple_of(files) => FileUse::Groups { files },
+        _ => FileUse::NotKnown(Unclear::Count),
     }
 }
 
 /// One file at a time, whoever writes it.
-fn one_file(kind: &KindTally, tasks: u64) -> FileUse {
-    if kind.largest.0 / tasks >= SMALL.0 { FileUse::OneFile } else { FileUse::NotKnown(Unclear::Small) }
+fn one_file(kind: &KindTally, shape: RunShape) -> FileUse {
+    let name = kind.kind.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let is_log = name.starts_with("log.") || LOGS.contains(&name.as_str());
+    if is_log || OF_ONE_WRITER.iter().any(|end| name.ends_with(end)) {
+        return FileUse::OneWriter;
+    }
+    let is_of_all = kind.largest.0 / u64::from(shape.tasks) >= SMALL.0;
+    match is_of_all {
+        true if name.ends_with(OF_ANY) => FileUse::NotKnown(Unclear::Name),
+        true => FileUse::OneFile,
+        false => FileUse::NotKnown(Unclear::Small),
+    }
 }
 
 /// When files of a kind were written.
@@ -182,12 +260,36 @@ enum Timing {
 }
 
 /// Nothing if it can't be told.
-fn timing(kind: &KindTally, shape: RunShape) -> Option<Timing> {
+fn timing(kind: &KindTally, files: u64, shape: RunShape) -> Option<Timing> {
     let spread = kind.spread_ms?;
     if spread.saturating_mul(TOGETHER) <= shape.lasted_ms {
-        return Some(Timing::Together);
+        let may_be_the_last = files <= FEW && is_a_step(spread, files, shape);
+        return (!may_be_the_last).then_some(Timing::Together);
     }
-    (spread.saturating_mul(APART) >= shape.lasted_ms).then_some(Timing::Apart)
+    (spread.saturating_mul(if files <= FEW { FEW_APART } else { APART }) >= shape.lasted_ms)
+        .then_some(Timing::Apart)
+}
+
+/// Whether what is spread so far may be so many steps.
+fn are_steps(spread_ms: u64, count: u64, shape: RunShape) -> bool {
+    spread_ms.saturating_mul(FEW_APART) >= shape.lasted_ms || is_a_step(spread_ms, count, shape)
+}
+
+/// Whether there may be a step of the program between one file and the next.
+fn is_a_step(spread_ms: u64, files: u64, shape: RunShape) -> bool {
+    let least = STEP_MS.max(shape.lasted_ms / MOST_STEPS);
+    spread_ms / files.saturating_sub(1).max(1) >= least
+}
+
+/// Whether a number counts neither processes nor nodes, of a few files that were not written together: then it counts steps.
+fn is_no_rank(kind: &KindTally, place: usize, shape: RunShape) -> bool {
+    let (tasks, nodes) = (u64::from(shape.tasks), u64::from(shape.nodes));
+    let is_step = kind.spread_ms.is_some_and(|spread| is_a_step(spread, kind.files, shape));
+    let is_above = kind.highest.get(place).is_some_and(|highest| *highest > tasks);
+    // Names of hosts and numbers of processes are high, too, and as many as the nodes or tasks; but hardly ever round.
+    let is_round = kind.divisor.get(place).is_some_and(|divisor| *divisor >= ROUND);
+    let may_be_each = kind.files == nodes || kind.files.is_multiple_of(tasks);
+    kind.files <= FEW && is_step && is_above && (is_round || !may_be_each)
 }
 
 impl FileUse {
@@ -211,6 +313,9 @@ impl fmt::Display for FileUse {
             Self::Groups { files } => write!(f, "{files} files at a time, each of several processes"),
             Self::SmallFiles { files } => write!(f, "{files} files, none of 1 MiB or more"),
             Self::OneProcess => f.write_str("there is one process"),
+            Self::OneWriter => {
+                f.write_str("one process writes: by its name it is a log, a database or an archive")
+            }
             Self::NotKnown(why) => write!(f, "not known: {why}"),
         }
     }
@@ -225,6 +330,7 @@ impl fmt::Display for Unclear {
             Self::Order => "it can't be seen whether the files were written together or one after the other",
             Self::Count => "the number of files fits neither the processes nor the nodes",
             Self::Small => "the file is so small that one process may have written it",
+            Self::Name => "by its name the file may be a log, or data of all processes",
         })
     }
 }

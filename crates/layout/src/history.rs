@@ -88,7 +88,12 @@ pub fn recall(runs: &[Run], now_ms: u64) -> Option<Recollection> {
     }
     let all: f64 = judged.iter().map(|run| run.weight).sum();
     let votes = |used: FileUse| -> f64 {
-        judged.iter().filter(|run| run.used.is_like(used)).map(|run| run.weight).sum()
+        // As many files as nodes may be as many as the program has in each run.
+        let is_for = |run: &&Judged<'_>| {
+            run.used.is_like(used)
+                || matches!(used, FileUse::Groups { files } if run.files_at_a_time() == Some(files))
+        };
+        judged.iter().filter(is_for).map(|run| run.weight).sum()
     };
     let candidates = judged.iter().map(|run| run.used).filter(|used| used.is_known());
     let best = candidates.map(|used| (used, votes(used))).max_by(|a, b| a.1.total_cmp(&b.1));
@@ -140,9 +145,20 @@ impl<'a> Judged<'a> {
         }
     }
 
+    /// The files at a time, of which each is of several processes.
+    fn files_at_a_time(&self) -> Option<u64> {
+        match self.used {
+            FileUse::FilePerNode => Some(self.run.shape.nodes.into()),
+            FileUse::Groups { files } => Some(files),
+            _ => None,
+        }
+    }
+
     /// Whether it may be of the same program. What could not be told of may be anything.
     fn is_alike(&self, other: &Judged<'_>) -> bool {
-        let is_use = !self.used.is_known() || !other.used.is_known() || self.used.is_like(other.used);
+        let is_count = self.files_at_a_time().is_some_and(|files| other.files_at_a_time() == Some(files));
+        let is_like = self.used.is_like(other.used) || is_count;
+        let is_use = !self.used.is_known() || !other.used.is_known() || is_like;
         let (small, large) = (self.size().min(other.size()), self.size().max(other.size()));
         is_use && (small == 0 || large / small < ALIKE)
     }
@@ -184,7 +200,7 @@ impl Recollection {
             FileUse::FilePerNode => Some((Pattern::Shared, Some(nodes.into()))),
             FileUse::Groups { files } => Some((Pattern::Shared, Some(files))),
             FileUse::SmallFiles { files } => Some((Pattern::FilePerProcess, Some(files))),
-            FileUse::OneProcess => Some((Pattern::Single, None)),
+            FileUse::OneProcess | FileUse::OneWriter => Some((Pattern::Single, None)),
             FileUse::NotKnown(_) => None,
         }
     }
@@ -263,6 +279,22 @@ mod tests {
         let told = recall(&mixed, 9 * DAY).unwrap();
         assert_eq!((told.used, told.agreement, told.pattern(4)), (None, 0, None));
         assert!(told.size.is_some());
+    }
+
+    #[test]
+    fn as_many_files_as_nodes_are_a_number_of_files_once_a_run_says_so() {
+        let files = |day: u64, nodes: u32| {
+            let ran = run(day, (0..4).map(|group| (format!("group-{group}"), GIB)));
+            Run { shape: RunShape { nodes, ..SHAPE }, ..ran }
+        };
+        let mut runs = vec![files(1, 4), files(2, 4)];
+        assert_eq!(recall(&runs, 2 * DAY).unwrap().used, Some(FileUse::FilePerNode));
+        runs.push(files(3, 2));
+        let told = recall(&runs, 3 * DAY).unwrap();
+        assert_eq!((told.used, told.agreement), (Some(FileUse::Groups { files: 4 }), 100));
+        // Nor is that another program.
+        runs.extend([files(4, 4), files(5, 4), files(6, 2), files(7, 2)]);
+        assert_eq!(recall(&runs, 7 * DAY).unwrap().before_change, 0);
     }
 
     #[test]

@@ -279,8 +279,8 @@ mod tests {
         assert!(by_size.reasons.contains(&Reason::BySize { size: Bytes(100 << 30) }), "{by_size:?}");
         // A site's line comes before one of this crate.
         assert_eq!(
-            auto(None, Some("pw.x")).source.to_string(),
-            "the name of its program (`pw.x`: file-per-process)"
+            auto(None, Some("simpleFoam")).source.to_string(),
+            "the name of its program (`*foam`: file-per-process)"
         );
         assert_eq!(auto(None, Some("other")).source, Source::Site);
         // What the line says counts more than all of it.
@@ -288,7 +288,7 @@ mod tests {
             &StripingChoice::Shared,
             JOB,
             Path::new("/scratch/a"),
-            Known { history: Some(&known), program: Some("pw.x"), ..Known::default() },
+            Known { history: Some(&known), program: Some("simpleFoam"), ..Known::default() },
             Some(&site),
             &Rules::tuned(),
         );

@@ -239,8 +239,10 @@ mod tests {
         assert_eq!(pattern("/home/me/ior_mps.slurm"), Some(Pattern::Shared));
         assert_eq!(pattern("ior_mpm.slurm"), Some(Pattern::FilePerProcess));
         assert_eq!(pattern("icoFoam"), Some(Pattern::FilePerProcess));
+        // Their names don't say it.
+        assert_eq!((pattern("pw.x"), pattern("flash4")), (None, None));
         assert_eq!(
-            (pattern("pw.x"), pattern("xpw.x"), pattern("")),
+            (pattern("foamRun"), pattern("foamRunner"), pattern("")),
             (Some(Pattern::FilePerProcess), None, None)
         );
         for (line, name, is) in [

@@ -128,7 +128,7 @@ fn what_has_two_explanations_is_not_known() {
     };
     assert_eq!(unclear(Vec::new()), Unclear::NoFiles);
     assert_eq!(unclear(several(3, 1000, 0)), Unclear::FewBytes);
-    assert_eq!(unclear(vec![("x.log".to_owned(), 2 * MIB, 1)]), Unclear::Small);
+    assert_eq!(unclear(vec![("x.dat".to_owned(), 2 * MIB, 1)]), Unclear::Small);
     assert_eq!(unclear(several(65, MIB, 0)), Unclear::Count);
     // A third of the run: neither together nor one after the other.
     assert_eq!(unclear(several(64, 100 * MIB, 36_000)), Unclear::Order);
@@ -141,4 +141,75 @@ fn what_has_two_explanations_is_not_known() {
     assert_eq!(classify(&census.tally(), shape), FileUse::NotKnown(Unclear::Order));
     let small = tally(several(500, 40_000, 0));
     assert_eq!(classify(&small, shape), FileUse::SmallFiles { files: 500 });
+}
+
+#[test]
+fn logs_databases_and_archives_have_one_writer_however_large_they_are() {
+    let shape = RunShape { nodes: 4, tasks: 64, lasted_ms: 100_000 };
+    for name in
+        ["run.log", "out/LOG.lammps", "case/thermo.csv", "events.db", "step-3.sqlite", "results-42.tar.zst"]
+    {
+        for size in [2 * MIB, 1 << 36] {
+            assert_eq!(classify(&tally([(name.to_owned(), size, 1)]), shape), FileUse::OneWriter, "{name}");
+        }
+    }
+    assert_eq!(classify(&tally([("OUTCAR".to_owned(), 1 << 36, 1)]), shape), FileUse::OneWriter);
+    // What is printed is called so, and so are fields.
+    let printed = classify(&tally([("pw.out".to_owned(), 1 << 36, 1)]), shape);
+    assert_eq!(printed, FileUse::NotKnown(Unclear::Name));
+    // As many as the processes are theirs.
+    let logs = (0..64).map(|rank| (format!("rank-{rank}.log"), 2 * MIB, 5));
+    assert_eq!(classify(&tally(logs), shape), FileUse::FilePerProcess);
+}
+
+#[test]
+fn the_last_checkpoints_are_not_taken_for_files_of_processes() {
+    let shape = RunShape { nodes: 4, tasks: 4, lasted_ms: 1_000_000 };
+    // Of those of all processes the last few are left, a minute apart, of names that ranks have not.
+    let kept = |first: u64, count: u64, each: u64| {
+        (0..count)
+            .map(move |number| (format!("ckpt-{:06}.h5", first + number * each), 64 * MIB, number * 60_000))
+            .collect::<Vec<_>>()
+    };
+    for (count, each) in [(2, 10), (3, 7), (4, 50), (5, 1)] {
+        assert_eq!(classify(&tally(kept(500, count, each)), shape), FileUse::OneFile);
+    }
+    // Hosts are called so, too; and of two places that are used by turns the names are those of ranks.
+    let by_turns = (0..2).map(|slot| (format!("ckpt.{slot}"), 64 * MIB, slot * 60_000));
+    for files in [kept(501, 4, 1), by_turns.collect()] {
+        assert_eq!(classify(&tally(files), shape), FileUse::NotKnown(Unclear::Order));
+    }
+    // Of each process its own.
+    let own = (0..4).flat_map(|rank| {
+        (0..2).map(move |slot| (format!("rank-{rank}.ckpt-{slot}"), 8 * MIB, slot * 60_000 + rank * 500))
+    });
+    assert_eq!(classify(&tally(own), shape), FileUse::FilePerProcess);
+}
+
+#[test]
+fn steps_are_told_from_files_by_when_those_of_one_number_were_written() {
+    let shape = RunShape { nodes: 2, tasks: 4, lasted_ms: 100_000 };
+    let files = |steps: u64, groups: u64, apart_ms: u64| {
+        let file = move |step: u64, group: u64| {
+            (format!("s{step}/io{group}"), 64 * MIB, step * apart_ms + group * 100)
+        };
+        classify(&tally((0..steps).flat_map(|step| (0..groups).map(move |group| file(step, group)))), shape)
+    };
+    assert_eq!(files(5, 2, 20_000), FileUse::FilePerNode);
+    assert_eq!(files(5, 4, 20_000), FileUse::FilePerProcess);
+    let wide = RunShape { tasks: 16, ..shape };
+    let of_wide = (0..5)
+        .flat_map(|step| (0..8).map(move |group| (format!("s{step}/io{group}"), 64 * MIB, step * 20_000)));
+    assert_eq!(classify(&tally(of_wide), wide), FileUse::Groups { files: 8 });
+    // Four steps of two files, or two files of each process, which took turns.
+    assert_eq!(files(4, 2, 10_000), FileUse::NotKnown(Unclear::Order));
+    // Nobody takes turns over all of a run.
+    assert_eq!(files(4, 2, 20_000), FileUse::FilePerNode);
+    // All at once: two files of each process.
+    assert_eq!(files(4, 3, 10), FileUse::FilePerProcess);
+    // A name that has its step twice.
+    let twice = (0..5).flat_map(|step| {
+        (0..4).map(move |rank| (format!("{step}/out.{step}.{rank}"), 64 * MIB, step * 20_000))
+    });
+    assert_eq!(classify(&tally(twice), shape), FileUse::FilePerProcess);
 }

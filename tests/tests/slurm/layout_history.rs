@@ -132,8 +132,9 @@ fn what_a_job_has_left_chooses_the_layout_of_the_next_and_nobody_else_sees_it() 
     }
 
     // Names come after the history, which a user may have forgotten.
-    let (_, from) = cluster.run_with_history(alice, &directory, "x", "false && srun -n 2 ./pw.x\ntrue\n");
-    assert_eq!(from, "the name of its program (`pw.x`: file-per-process)");
+    let (_, from) =
+        cluster.run_with_history(alice, &directory, "x", "false && srun -n 2 ./simpleFoam\ntrue\n");
+    assert_eq!(from, "the name of its program (`*foam`: file-per-process)");
     cluster.ondeck_on(&log_in, &["layout", "forget", "--program", "sim-1"]).assert_success();
     let (_, from) = cluster.run_with_history(alice, &next, "sim-3", "true\n");
     assert_eq!(from, default);

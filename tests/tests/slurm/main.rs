@@ -7,6 +7,7 @@ mod accounts;
 mod aids;
 #[path = "../shared/binary.rs"]
 mod binary;
+mod classifier;
 mod cluster;
 mod crowd;
 mod doctor;

@@ -282,7 +282,7 @@ pub enum LayoutState {
             "files": 1, "bytes": 4294967296u64, "median": 4294967296u64, "large": 4294967296u64,
             "kinds": [{
                 "kind": "result.h5", "files": 1, "bytes": 4294967296u64, "largest": 4294967296u64, "numbers": [1],
-                "spread_ms": 0
+                "highest": [5], "divisor": [5], "within_ms": [0], "spread_ms": 0
             }]
         }
     }
