@@ -11,7 +11,8 @@ use ondeck_api::wire::{
 };
 use ondeck_core::schedule::Time;
 use ondeck_core::{
-    Incarnation, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+    Incarnation, IoIntensity, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory,
+    StripingRequest,
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
@@ -33,6 +34,8 @@ pub(crate) struct StripingAsked {
     pub tasks: Option<u32>,
     /// What it runs.
     pub program: JobProgram,
+    /// How much it uses the disk, if its line says so.
+    pub io: Option<IoIntensity>,
 }
 
 /// What is kept of the layouts of a job's directories.
@@ -509,6 +512,7 @@ mod tests {
             outputs: request.data_out,
             work_dir: "/".into(),
             tasks: None,
+            io: None,
             program: JobProgram::default(),
         }
     }
