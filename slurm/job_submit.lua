@@ -1,5 +1,6 @@
 -- Slurm's job_submit plugin for Ondeck: tells a user at once, at sbatch, what is wrong with the #RSA_ lines of a
--- script, and holds a job that must not start before its input is there.
+-- script, holds a job that must not start before its input is there, and has one that is I/O-heavy start a moment later, so that
+-- the scheduler can see it before.
 --
 -- Put it beside slurm.conf and write `JobSubmitPlugins=lua` there. If you have a job_submit.lua, load this one from it:
 --     dofile("/etc/slurm/ondeck_job_submit.lua")
@@ -246,6 +247,7 @@ local KEYS = {
     { "RSA_COPY_OUT_INTERVAL", "copy_out_interval", duration(60, true) },
     { "RSA_LAYOUT", "layout", layout },
     { "RSA_LAYOUT_DIR", "layout_dir", layout_directory, "layout_directories" },
+    { "RSA_IO", "io", one_of("heavy", "normal") },
 }
 
 -- The names that RSA_DATAIN and RSA_DATA-IN may be meant for: the same letters.
@@ -420,6 +422,10 @@ function M.misread(script)
     end
 end
 
+-- So many seconds after its submission a job whose user calls it I/O-heavy may start at the earliest: Slurm starts what fits at once,
+-- before the scheduler could see how busy the job's filesystem is. A site that delays no such jobs sets it to 0.
+M.HEAVY_PAUSE = 5
+
 -- What Slurm has for a number that is not set.
 local NO_NUMBER = 4294967294
 
@@ -460,6 +466,11 @@ local function submit(job_desc)
             job_desc.admin_comment = M.HELD_FOR_INPUT
         end
         job_desc.priority = 0
+    end
+    -- One with data directories has a RAM disk; and who has said when the job begins means it.
+    local is_heavy = seen and seen.io and seen.io.value == "heavy" and seen.directories == 0
+    if is_heavy and M.HEAVY_PAUSE > 0 and (job_desc.begin_time or 0) == 0 and not is_component(job_desc) then
+        job_desc.begin_time = os.time() + M.HEAVY_PAUSE
     end
     return slurm.SUCCESS
 end

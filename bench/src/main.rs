@@ -132,7 +132,7 @@ enum Command {
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes five minutes.
-    Layouts(scheduler::Options),
+    LayoutHistory(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]
     Writer(scheduler::writer::Writer),
@@ -217,7 +217,7 @@ fn main() -> ExitCode {
         Command::Thesis(options) => scheduler::thesis::run(&options),
         Command::Simulator(options) => scheduler::simulator::run(&options),
         Command::Replay(options) => scheduler::replay::run(&options),
-        Command::Layouts(options) => scheduler::layouts::run(&options),
+        Command::LayoutHistory(options) => scheduler::layout_history::run(&options),
         Command::Writer(writer) => writer.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),

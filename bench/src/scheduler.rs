@@ -11,7 +11,7 @@
 //! | [`thesis`] | one part: tables 5.1 to 5.4 of the thesis, on a slow disk |
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`replay`] | one part: jobs on a real Slurm, and what `ondeck simulate` makes of their journal |
-//! | [`layouts`] | one part: what the history of layouts costs a stage-out, and an answer from it |
+//! | [`layout_history`] | one part: what the history of layouts costs a stage-out, and an answer from it |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -19,7 +19,7 @@ pub mod burst_buffers;
 mod cluster;
 mod daemon;
 pub mod hooks;
-pub mod layouts;
+pub mod layout_history;
 mod pass;
 pub mod replay;
 pub mod schedule;
@@ -62,7 +62,8 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 7] = ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay", "layouts"];
+const PARTS: [&str; 7] =
+    ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay", "layout-history"];
 
 /// What one command found out.
 struct Part {

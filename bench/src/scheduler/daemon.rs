@@ -204,7 +204,7 @@ fn write_stand_in(dir: &Path, queue: QueueShape) -> Result<()> {
         let count = if pending.is_some() { 4 } else { 1 };
         writeln!(
             lines,
-            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|{number}|(null)|N/A|(null)|(null)|account{}|run|",
+            "{number}|N/A|0|{}|100|{state}|{reason}|{count}|{nodes}|{scheduled}|{start}|{end}|{used}|{}|{}|(null)|(null)|{number}|(null)|N/A|(null)|(null)|N/A|account{}|run|",
             1000 + user,
             1_795_310_000 + number,
             4_294_900_000 - number,
@@ -219,7 +219,7 @@ fn write_stand_in(dir: &Path, queue: QueueShape) -> Result<()> {
         "#!/bin/sh\n# SQUEUE_FORMAT2=NAME:SEPARATOR,... squeue --noheader --all --states=all [-j ID]\njob=\n\
          while [ $# -gt 1 ]; do [ \"$1\" = -j ] && job=$2; shift; done\n\
          separator=${{SQUEUE_FORMAT2%%,*}}; separator=${{separator#*:}}\n\
-         if [ -n \"$job\" ]; then echo \"$job|PENDING|0|/gpfs/run-$job|/gpfs/run-$job/log|(null)|(null)|/gpfs/run-$job/log|\"; else cat {dir}/queue; fi |\n\
+         if [ -n \"$job\" ]; then echo \"$job|PENDING|0|/gpfs/run-$job|/gpfs/run-$job/log|(null)|(null)|/gpfs/run-$job/log|1|run|\"; else cat {dir}/queue; fi |\n\
          exec sed \"s/|/$separator/g\"\n"
     );
     let scontrol = "#!/bin/sh\n# scontrol write batch_script ID - | show config\n\

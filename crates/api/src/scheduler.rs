@@ -16,8 +16,8 @@ use utoipa::ToSchema;
 
 pub use status::{JobStatus, NodeStatus, Status, Transfer, Warning, WarningKind};
 pub use story::{
-    AllocationView, Forgotten, JobStory, JobView, LayoutRun, LayoutState, LayoutView, LogLine, LostPart,
-    OtherLife, PartView,
+    AllocationView, DelayView, Forgotten, JobStory, JobView, LayoutRun, LayoutState, LayoutView, LogLine,
+    LostPart, OtherLife, PartView,
 };
 
 /// What a Prolog or Epilog says.

@@ -466,6 +466,12 @@ fn doctor_says_where_files_can_be_striped_and_what_lacks_for_that() {
     };
     let (told, _) = doctor();
     assert!(told.starts_with("ok ") && told.contains("striped: Lustre, new files get "), "{told}");
+    let plain = fs::read_to_string(&site).unwrap();
+    scene.file("site.toml", format!("{plain}heavy_above = \"80%\"\n"));
+    let (told, all) = doctor();
+    assert!(told.contains("heavy_above and slow_above do nothing without `load`"), "{told}");
+    assert!(all.contains("say in `load` what tells it"), "{all}");
+    scene.file("site.toml", plain);
     fs::remove_file(scene.path("bin/lfs")).unwrap();
     let (told, all) = doctor();
     assert!(told.starts_with("limited") && told.contains("can't start `lfs`"), "{told}");

@@ -37,6 +37,6 @@ pub use allocation::{Layout, Owner, Server};
 pub use job_id::{Incarnation, JobId, JobSelector};
 pub use names::{Epoch, NodeName, RamDiskId, RamDiskName};
 pub use queue::{QueuedJob, Standing};
-pub use request::{Contradiction, EngineKind, PackFormat, Request, WaitPolicy};
+pub use request::{Contradiction, EngineKind, IoIntensity, PackFormat, Request, WaitPolicy};
 pub use size::{Bytes, Rate};
 pub use striping::{StripingChoice, StripingDirectory, StripingRequest};

@@ -41,6 +41,9 @@ pub struct Request {
     /// How new files of its directories are to be striped.
     #[serde(skip_serializing_if = "StripingRequest::is_empty")]
     pub striping: StripingRequest,
+    /// How much it uses the disk, if its user says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoIntensity>,
 }
 
 /// What can't be asked for together.
@@ -143,6 +146,18 @@ keyword_enum! {
         /// The same, compressed with Zstandard.
         #[serde(rename = "tar.zst")]
         TarZst = "tar.zst",
+    }
+}
+
+keyword_enum! {
+    /// How much a job uses the disk filesystem while it runs.
+    #[derive(Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    IoIntensity {
+        /// So much that it is better delayed while the filesystem is busy.
+        Heavy = "heavy",
+        /// Not so much, whatever its earlier runs say.
+        Normal = "normal",
     }
 }
 

@@ -22,8 +22,8 @@ use std::path::{Component, Path, PathBuf};
 use ondeck_core::striping::{MOST_OPTIONS, StripingChoiceError};
 use ondeck_core::text::plain;
 use ondeck_core::{
-    Bytes, Contradiction, EngineKind, PackFormat, Request, StripingChoice, StripingDirectory, WaitPolicy,
-    duration,
+    Bytes, Contradiction, EngineKind, IoIntensity, PackFormat, Request, StripingChoice, StripingDirectory,
+    WaitPolicy, duration,
 };
 
 /// Lines that begin beyond so many bytes of a script are not looked at.
@@ -99,6 +99,7 @@ enum Key {
     CopyOutInterval,
     Layout,
     LayoutDir,
+    Io,
 }
 
 const KEYS: &[(&str, Key)] = &[
@@ -119,6 +120,7 @@ const KEYS: &[(&str, Key)] = &[
     ("RSA_COPY_OUT_INTERVAL", Key::CopyOutInterval),
     ("RSA_LAYOUT", Key::Layout),
     ("RSA_LAYOUT_DIR", Key::LayoutDir),
+    ("RSA_IO", Key::Io),
 ];
 
 /// Reads the directives at the head of `script`, of which something may be said elsewhere, too, such as by options.
@@ -313,6 +315,7 @@ fn apply(key: Key, value: &[u8], request: &mut Request) -> Result<(), Refusal> {
         Key::Wait => request.wait = Some(word(value, WaitPolicy::from_word, WaitPolicy::WORDS)?),
         Key::Layout => request.striping.choice = Some(striping(value)?),
         Key::LayoutDir => request.striping.directories.push(striping_directory(value)?),
+        Key::Io => request.io = Some(word(value, IoIntensity::from_word, IoIntensity::WORDS)?),
     }
     Ok(())
 }
@@ -514,6 +517,17 @@ mod tests {
         assert_eq!(request.out_size, Some(Bytes(1 << 30)));
         assert_eq!(request.copy_out_interval, Some(Duration::from_secs(300)));
         assert_eq!((request.nodes, request.pool.as_deref()), (Some(2), Some("fast")));
+    }
+
+    #[test]
+    fn a_line_says_how_much_a_job_uses_the_disk() {
+        for word in IoIntensity::WORDS {
+            let parsed = parse(format!("#RSA_IO={word}\n").as_bytes()).unwrap();
+            assert_eq!(parsed.request.io, IoIntensity::from_word(word));
+        }
+        assert_eq!(parse(b"#RSA_LAYOUT=auto\n").unwrap().request.io, None);
+        assert!(one_error("#RSA_IO=Heavy\n").contains("write heavy, normal"));
+        assert!(one_error("#RSA_IO=heavy\n#RSA_IO=normal\n").contains("given before, in line 1"));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use ondeck_core::Bytes;
+use ondeck_core::{Bytes, Rate};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::Pattern;
@@ -32,6 +32,9 @@ const ALIKE: u64 = 8;
 
 /// The part of runs whose large files are not larger than what is told.
 const PART: f64 = 0.95;
+
+/// A run that was shorter counts as one of a minute: what it writes in a few seconds is nothing to a filesystem.
+const SHORTEST_MS: u64 = 60_000;
 
 /// What a run has left in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +58,8 @@ pub struct Recollection {
     pub size: Option<Bytes>,
     /// The median file of the median run.
     pub median: Option<Bytes>,
+    /// What the median run has left, divided by the time that it took; of one that was shorter than a minute, by a minute.
+    pub writes: Rate,
     /// How many runs have a say.
     pub runs: usize,
     /// How many older ones have none, because the program has changed since.
@@ -116,6 +121,7 @@ pub fn recall(runs: &[Run], now_ms: u64) -> Option<Recollection> {
         agreement: best.map_or(0, |(_, votes)| (votes / all * 100.0).round() as u8),
         size: quantile(sizes, PART).map(Bytes),
         median: quantile(has_files().map(|run| (run.run.tally.median.0, run.weight)), 0.5).map(Bytes),
+        writes: Rate(Bytes(quantile(judged.iter().map(|run| (run.rate(), run.weight)), 0.5).unwrap_or(0))),
         runs: judged.len(),
         before_change,
     })
@@ -135,6 +141,12 @@ impl<'a> Judged<'a> {
 
     fn size(&self) -> u64 {
         self.run.tally.large.0
+    }
+
+    /// The bytes that it has left of each second.
+    fn rate(&self) -> u64 {
+        let ms = self.run.shape.lasted_ms.max(SHORTEST_MS);
+        u64::try_from(u128::from(self.run.tally.bytes.0) * 1000 / u128::from(ms)).unwrap_or(u64::MAX)
     }
 
     /// The files at a time, of uses that have a number of them, with the weight.
@@ -265,6 +277,11 @@ mod tests {
         let many = recall(&runs, 140 * DAY).unwrap();
         assert_eq!((many.size, many.median), (Some(Bytes(10 * GIB)), Some(Bytes(10 * GIB))));
         assert_eq!((many.runs, many.before_change), (40, 0));
+        // 10 GiB in 100 s each, whatever one of them did; and what takes a moment takes a minute.
+        assert_eq!(many.writes, Rate(Bytes(10 * GIB / 100)));
+        let mut short = one_file(1, 6);
+        short.shape.lasted_ms = 10;
+        assert_eq!(recall(&[short], DAY).unwrap().writes, Rate(Bytes(6 * GIB / 60)));
     }
 
     #[test]

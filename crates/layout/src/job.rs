@@ -241,6 +241,7 @@ mod tests {
             agreement: 100,
             size: Some(Bytes(100 << 30)),
             median: Some(Bytes(64 << 20)),
+            writes: Rate(Bytes(1 << 20)),
             runs: 5,
             before_change: 0,
         }

@@ -21,6 +21,7 @@
 //! - [`pattern`]: how a job's processes use files, in the words of the rules
 //! - [`classify`]: how a run has used its files, or that it can't be told
 //! - [`history`]: what earlier runs of a program say of the next one
+//! - [`heavy`]: whether a job uses a filesystem so much that it is better delayed while that is busy
 //! - [`programs`]: what a job's script runs, and how programs of some names use files
 //! - [`advice`]: the layout for a job, why, and the bandwidth to expect
 //! - [`job`]: the layout of one of a job's directories: from its line, its history, its program's name, or by the rules
@@ -30,6 +31,7 @@ pub mod beegfs;
 pub mod census;
 pub mod ceph;
 pub mod classify;
+pub mod heavy;
 pub mod history;
 pub mod job;
 pub mod lfs;

@@ -6,8 +6,10 @@
 //! - A command of the site's: a line for each target, or one for all, that ends with a percentage.
 //!
 //! A load wavers. A layout that follows it would be another one each time, so that a reading counts only if it is far from the one
-//! that was taken over before ([`Steady`]).
+//! that was taken over before ([`Steady`]); and what is done from a threshold on goes on until the load is clearly below it
+//! ([`Exceeded`]).
 
+use std::fmt;
 use std::path::Path;
 
 use ondeck_core::{Bytes, Rate};
@@ -40,11 +42,29 @@ impl Load {
         self.0
     }
 
+    /// Reads a percentage above 0, as `80%`.
+    ///
+    /// # Errors
+    /// What would be one.
+    pub fn percentage(text: &str) -> Result<Self, String> {
+        let number = text.trim().strip_suffix('%').and_then(|number| number.trim_end().parse::<f64>().ok());
+        number
+            .filter(|number| *number > 0.0 && *number <= 100.0)
+            .map(|number| Self(number / 100.0))
+            .ok_or_else(|| format!("`{text}` is not a load; write one above 0 and up to 100, like 80%"))
+    }
+
     /// The rest of a rate that others leave: at least a hundredth.
     pub(crate) fn leaves(self, rate: Rate) -> Rate {
         // Rates are far below 2^53 bytes a second.
         let left = (rate.0.0 as f64 * (1.0 - self.0)) as u64;
         Rate(Bytes(left.max(rate.0.0 / 100).max(1)))
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} %", self.0 * 100.0)
     }
 }
 
@@ -175,6 +195,25 @@ impl Steady {
     }
 }
 
+/// Whether a load has come to a threshold, and has not fallen clearly below it since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exceeded(bool);
+
+impl Exceeded {
+    /// Takes a reading, and returns whether the threshold counts as exceeded: from the threshold on, and until the load is 15 percentage
+    /// points below it, or at half of it.
+    pub fn read(&mut self, load: Load, threshold: Load) -> bool {
+        let end = (threshold.part() - BAND).max(threshold.part() / 2.0);
+        self.0 = load >= threshold || self.0 && load.part() > end;
+        self.0
+    }
+
+    /// Whether it is exceeded, by the last reading.
+    pub fn is_so(self) -> bool {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -223,6 +262,15 @@ mod tests {
         assert!(matches!(command().read("\n"), Err(LoadError::Nothing)));
     }
 
+    #[test]
+    fn a_percentage_is_read_and_what_is_none_is_told() {
+        assert_eq!(Load::percentage("80%"), Ok(Load::new(0.8)));
+        assert_eq!(Load::percentage("12.5 %").unwrap().to_string(), "12 %");
+        for wrong in ["80", "0%", "-5%", "101%", "nan%", "busy", ""] {
+            assert!(Load::percentage(wrong).unwrap_err().contains("like 80%"), "{wrong}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_load_that_wavers_changes_nothing_more_than_once(
@@ -233,6 +281,22 @@ mod tests {
                 wavers.iter().map(|by| steady.read(Load::new(around + by)).part()).collect();
             counted.dedup();
             prop_assert_eq!(counted.len(), 1);
+        }
+
+        #[test]
+        fn a_load_that_wavers_around_a_threshold_is_over_it_once_and_one_that_has_fallen_is_not(
+            threshold in 0.12..1.0_f64, wavers in proptest::collection::vec(-0.05..0.05_f64, 100)
+        ) {
+            let mut exceeded = Exceeded::default();
+            let threshold = Load::new(threshold);
+            let mut told: Vec<bool> = wavers
+                .iter()
+                .map(|by| exceeded.read(Load::new(threshold.part() + by), threshold))
+                .collect();
+            told.dedup();
+            prop_assert!(told.len() <= 2 && told != [true, false], "{:?}", told);
+            prop_assert!(exceeded.read(threshold, threshold));
+            prop_assert!(!exceeded.read(Load::new(threshold.part() / 2.0 - 0.16), threshold));
         }
 
         #[test]

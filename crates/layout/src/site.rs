@@ -20,12 +20,13 @@
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
-use ondeck_core::Rate;
+use ondeck_core::{Bytes, Rate, duration};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
-use crate::load::LoadSource;
+use crate::load::{Load, LoadSource};
 use crate::programs::ProgramLine;
 
 /// A site's filesystems and nodes.
@@ -78,6 +79,72 @@ pub struct Filesystem {
     /// What tells how busy it is; nothing: it counts as idle.
     #[serde(default)]
     pub load: Option<LoadSource>,
+    /// How often that is read.
+    #[serde(default = "half_a_minute", deserialize_with = "time")]
+    pub load_interval: Duration,
+    /// From which load on staging there goes slower; nothing: 10 percentage points below [`Filesystem::heavy_above`].
+    #[serde(default, deserialize_with = "some_load")]
+    pub slow_above: Option<Load>,
+    /// From which load on jobs that are I/O-heavy wait; nothing: none does.
+    #[serde(default, deserialize_with = "some_load")]
+    pub heavy_above: Option<Load>,
+    /// How long each of them waits at most.
+    #[serde(default = "half_an_hour", deserialize_with = "time")]
+    pub heavy_wait: Duration,
+}
+
+/// Jobs wait from this much more load on than staging goes slower, where the site's file does not say from which.
+const SLOW_BEFORE: f64 = 0.1;
+
+/// A load is not read more often: its command may take as long.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Filesystem {
+    /// What all of it reads or writes in a second: its targets, or its servers' network if that is less.
+    pub fn bandwidth(&self) -> Rate {
+        let all = |rate: Rate, number: u32| rate.0.0.saturating_mul(number.into());
+        let targets = all(self.target, self.targets);
+        Rate(Bytes(self.server.map_or(targets, |server| targets.min(all(server, self.servers)))))
+    }
+
+    /// From which load on staging there goes slower, if ever.
+    pub fn slow_from(&self) -> Option<Load> {
+        let before = |heavy: Load| Load::new((heavy.part() - SLOW_BEFORE).max(heavy.part() / 2.0));
+        self.slow_above.or_else(|| self.heavy_above.map(before))
+    }
+
+    /// Settings that do nothing, or not what they seem to, each with what to do.
+    pub fn doubts(&self) -> Vec<(&'static str, &'static str)> {
+        let mut doubts = Vec::new();
+        let has_threshold = self.heavy_above.is_some() || self.slow_above.is_some();
+        if has_threshold && self.load.is_none() {
+            doubts.push((
+                "heavy_above and slow_above do nothing without `load`: nobody knows how busy it is",
+                "say in `load` what tells it",
+            ));
+        }
+        if self.heavy_above.is_some() && self.heavy_wait.is_zero() {
+            doubts.push((
+                "heavy_above does nothing with heavy_wait = \"0s\"",
+                "leave both out, or let jobs wait",
+            ));
+        }
+        if let (Some(heavy), Some(slow)) = (self.heavy_above, self.slow_above)
+            && slow > heavy
+        {
+            doubts.push((
+                "jobs wait (heavy_above) before staging goes slower (slow_above)",
+                "write a slow_above that is not above heavy_above",
+            ));
+        }
+        if has_threshold && self.heavy_wait > Duration::ZERO && self.load_interval > self.heavy_wait {
+            doubts.push((
+                "its load is read more seldom (load_interval) than a job waits (heavy_wait)",
+                "write a shorter load_interval",
+            ));
+        }
+        doubts
+    }
 }
 
 /// How a filesystem is told its layouts.
@@ -147,6 +214,9 @@ impl Site {
             if filesystem.load == Some(LoadSource::Command(Vec::new())) {
                 return wrong("its load needs a command");
             }
+            if filesystem.load_interval < SHORTEST_INTERVAL {
+                return wrong("load_interval must be at least 1s");
+            }
             if filesystem.most_stripes == Some(0) {
                 return wrong("most_stripes must be at least 1");
             }
@@ -170,6 +240,22 @@ fn rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Rate, D::Error> {
 
 fn some_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Rate>, D::Error> {
     rate(deserializer).map(Some)
+}
+
+fn some_load<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Load>, D::Error> {
+    Load::percentage(&String::deserialize(deserializer)?).map(Some).map_err(de::Error::custom)
+}
+
+fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration::parse(&String::deserialize(deserializer)?, 1).map_err(de::Error::custom)
+}
+
+fn half_a_minute() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn half_an_hour() -> Duration {
+    Duration::from_secs(1800)
 }
 
 #[cfg(test)]
@@ -205,5 +291,32 @@ mod tests {
         assert!(wrong("[nodes]", pattern).contains("sharde"));
         let twice = SITE.to_owned() + &SITE[SITE.find("[[").unwrap()..];
         assert_eq!(Site::parse(&twice).unwrap_err().to_string(), "filesystem /scratch is there twice");
+    }
+
+    #[test]
+    fn thresholds_are_read_and_those_that_do_nothing_are_doubted() {
+        let one =
+            |lines: &str| Site::parse(&format!("{SITE}{lines}")).map(|mut site| site.filesystems.remove(0));
+        let doubts = |lines: &str| {
+            let doubts = one(lines).unwrap().doubts();
+            doubts.into_iter().map(|(what, _)| what).collect::<Vec<_>>().join("; ")
+        };
+        let plain = one("").unwrap();
+        assert_eq!((plain.heavy_above, plain.slow_from(), doubts("").as_str()), (None, None, ""));
+        assert_eq!(plain.bandwidth(), Rate(Bytes(8_000_000_000)));
+        assert_eq!(one("server = \"1GB/s\"\n").unwrap().bandwidth(), Rate(Bytes(4_000_000_000)));
+        let heavy = "load = [\"x\"]\nload_interval = \"5s\"\nheavy_above = \"80%\"\nheavy_wait = \"10m\"\n";
+        let read = one(heavy).unwrap();
+        assert_eq!((read.heavy_above, read.heavy_wait), (Some(Load::new(0.8)), Duration::from_secs(600)));
+        assert_eq!(read.load_interval, Duration::from_secs(5));
+        assert!((read.slow_from().unwrap().part() - 0.7).abs() < 1e-9);
+        assert_eq!(doubts(heavy), "");
+        assert!(doubts("heavy_above = \"80%\"\n").contains("do nothing without `load`"));
+        let load = "load = [\"x\"]\nheavy_above = \"80%\"\n";
+        assert!(doubts(&format!("{load}slow_above = \"90%\"\n")).starts_with("jobs wait"));
+        assert!(doubts(&format!("{load}heavy_wait = \"0s\"\n")).contains("heavy_wait"));
+        assert!(doubts(&format!("{load}heavy_wait = \"10s\"\n")).contains("more seldom"));
+        assert!(one("heavy_above = \"80\"\n").unwrap_err().to_string().contains("like 80%"));
+        assert!(one("load_interval = \"0s\"\n").unwrap_err().to_string().contains("at least 1s"));
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, watch};
 use crate::charge::Charge;
 use crate::clock::now;
 use crate::compute::ComputeNodes;
+use crate::delays::Delays;
 use crate::journal::Journal;
 use crate::loads::Loads;
 use crate::metrics::Metrics;
@@ -65,6 +66,8 @@ pub(crate) struct Context {
     pub layouts: Layouts,
     /// How busy the filesystems are.
     pub loads: Loads,
+    /// The jobs that wait because of that.
+    pub delays: Delays,
     pub metrics: Arc<Metrics>,
     /// What is decided on. It may be ahead of the journal: who looks, looks at the view.
     schedule: Mutex<Schedule>,
@@ -106,6 +109,7 @@ impl Context {
             compute: Arc::new(ComputeNodes::new(now().plus(config.scheduler.limits.prolog))),
             layouts: Layouts::default(),
             loads: Loads::default(),
+            delays: Delays::default(),
             metrics: begin.metrics,
             view: RwLock::new(View::of(&begin.schedule)),
             schedule: Mutex::new(begin.schedule),

@@ -23,7 +23,7 @@ use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::serve::router;
 use crate::store::{Store, StoreError};
-use crate::{compute, inventory, layouts, load_monitor, node_monitor, queue, reload, upkeep};
+use crate::{compute, heavy_jobs, inventory, layouts, load_monitor, node_monitor, queue, reload, upkeep};
 
 /// Connections that are held at the same time on each socket; a Prolog holds one while its job's RAM disk is mounted.
 const CONNECTIONS: usize = 8192;
@@ -213,6 +213,7 @@ pub(crate) fn begin_parts(context: &Arc<Context>, dispatcher: &Dispatcher, resum
         layouts::resume(context);
         tokio::spawn(layouts::look_after(Arc::clone(context)));
         tokio::spawn(load_monitor::watch(Arc::clone(context)));
+        tokio::spawn(heavy_jobs::look_after(Arc::clone(context)));
         let (manager, fleet) = (Arc::clone(&context.workload_manager), context.fleet.clone());
         tokio::spawn(compute::look(manager, fleet, Arc::clone(&context.compute)));
     }

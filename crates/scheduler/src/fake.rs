@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use ondeck_core::{Incarnation, JobId, NodeName, QueuedJob, Standing};
@@ -131,6 +132,10 @@ impl WorkloadManager for Fake {
     }
 
     async fn set_qos(&self, job: JobId, _: &str) -> Result<(), WlmError> {
+        self.of(job).map(drop)
+    }
+
+    async fn begin_after(&self, job: JobId, _: Duration, _: &str) -> Result<(), WlmError> {
         self.of(job).map(drop)
     }
 

@@ -17,6 +17,7 @@
 //! - [`charge`]: whom the agents obey; `adopt`: RAM disks that the journal does not know
 //! - `execute`: doing what was decided, by the agents; `orders`: what the workload manager is told
 //! - `loads`: how busy the filesystems are that files are striped over; `load_monitor`: reading that
+//! - `delays`: what is known of jobs that wait because their filesystem is busy, and what is next; `heavy_jobs`: delaying them
 //! - `striping`: what is known of the layouts of jobs' directories on disk; `layouts`: choosing, setting, taking them
 //!   back; `layout_history`: what jobs have left there, for the next ones
 //! - `inventory`: what each RSA node has of the results, in case that it is lost; saving what the others have
@@ -29,10 +30,12 @@ mod clock;
 mod compute;
 mod context;
 mod daemon;
+mod delays;
 mod dispatch;
 mod execute;
 #[cfg(test)]
 mod fake;
+mod heavy_jobs;
 mod inventory;
 mod journal;
 mod layout_history;

@@ -1,6 +1,7 @@
-//! How busy the filesystems of the site's file are, where it says what tells that. It is read every half a minute, so that no job
-//! waits for it.
+//! How busy the filesystems of the site's file are, where it says what tells that. It is read every half a minute, or as often as the
+//! file says, so that no job waits for it.
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +14,37 @@ use tokio::process::Command;
 use crate::context::Context;
 use crate::layouts::read_site;
 
-/// How often it is read.
-const EVERY: Duration = Duration::from_secs(30);
+/// How often the site's file is looked at.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads the loads, until the end.
 pub(crate) async fn watch(context: Arc<Context>) {
+    let mut doubted = BTreeSet::new();
     loop {
-        // What is wrong with the file is told to jobs.
-        if let Ok(Some(site)) = read_site(&context).await {
-            context.loads.keep(&site.filesystems);
-            for filesystem in &site.filesystems {
+        let mut pause = LOOK;
+        // What is wrong with the file is told to jobs, and what was read last counts.
+        if let Ok(site) = read_site(&context).await {
+            context.loads.keep(site.clone());
+            for filesystem in site.iter().flat_map(|site| &site.filesystems) {
+                for (what, remedy) in filesystem.doubts() {
+                    let path = filesystem.path.display();
+                    if doubted.insert(format!("{path}: {what}")) {
+                        tracing::warn!(filesystem = %path, remedy, "the site's file: {what}");
+                    }
+                }
                 if let Some(source) = &filesystem.load {
-                    let read = read(source, filesystem).await;
-                    context.loads.take(&filesystem.path, read);
+                    pause = pause.min(filesystem.load_interval);
+                    if context.loads.is_due(filesystem) {
+                        let read = read(source, filesystem).await;
+                        context.loads.take(filesystem, read);
+                    }
                 }
             }
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::clock::{self, now};
 use crate::context::Context;
+use crate::delays::may_start_soon;
 use crate::queue_snapshot::{QueueSnapshot, ScriptRequest};
 use crate::striping::StripingAsked;
 
@@ -57,8 +58,10 @@ async fn look_once(context: &Arc<Context>) {
     let (taken, began) = (now(), Instant::now());
     let mut queue = match context.workload_manager.queue().await {
         Ok(mut queue) => {
-            for start in queue.jobs.iter_mut().filter_map(|job| job.start.as_mut()) {
-                *start = clock::of_wall_clock(*start);
+            let waiting = queue.jobs.iter_mut().chain(&mut queue.whole_arrays);
+            let starts = waiting.filter_map(|job| job.start.as_mut());
+            for time in starts.chain(queue.begin_times.values_mut()) {
+                *time = clock::of_wall_clock(*time);
             }
             queue
         }
@@ -83,14 +86,19 @@ async fn look_once(context: &Arc<Context>) {
     let simulated = context.config().scheduler.simulate.is_some();
     queue.jobs = identified(context, queue.jobs);
     queue.dependent_rests = identified(context, queue.dependent_rests);
+    queue.whole_arrays = identified(context, queue.whole_arrays);
     if !simulated {
         bring_out(context, &queue).await;
     }
     let (jobs, dependent_rests) = (Arc::new(queue.jobs), Arc::new(queue.dependent_rests));
+    let whole_arrays = Arc::new(queue.whole_arrays);
     let snapshot = QueueSnapshot {
         taken,
         jobs: Arc::clone(&jobs),
         dependent_rests: Arc::clone(&dependent_rests),
+        whole_arrays: Arc::clone(&whole_arrays),
+        arrays: Arc::new(queue.elements.iter().map(|(job, element)| (*job, element.array)).collect()),
+        begin_times: Arc::new(queue.begin_times),
         fault: None,
         took,
     };
@@ -106,7 +114,11 @@ async fn look_once(context: &Arc<Context>) {
             let _ = context.event(Event::Starting(Box::new(found))).await;
         }
     }
-    let there: BTreeSet<Incarnation> = all.iter().map(|job| first_life(job.id)).collect();
+    if !simulated {
+        read_delayable(context, &jobs, &whole_arrays).await;
+    }
+    let there = all.iter().copied().chain(&*whole_arrays).map(|job| first_life(job.id));
+    let there: BTreeSet<Incarnation> = there.collect();
     context.queue.asked().retain(|id, _| there.contains(id));
     if context.event(Event::Queue { taken, jobs: seen }).await.is_err() {
         tracing::error!("a look at the queue was refused");
@@ -223,6 +235,30 @@ async fn see_all(context: &Arc<Context>, jobs: &[&QueuedJob]) -> Vec<ObservedJob
         }
     });
     found.collect()
+}
+
+/// Reads the scripts of jobs that could be delayed while a filesystem is busy, and that nobody else wants to know of yet.
+async fn read_delayable(context: &Arc<Context>, jobs: &[QueuedJob], whole_arrays: &[QueuedJob]) {
+    if !context.loads.is_any_busy() {
+        return;
+    }
+    let wanted: Vec<(usize, QueuedJob)> = {
+        let (asked, at) = (context.queue.asked(), now());
+        let all = jobs.iter().chain(whole_arrays);
+        let new = all.filter(|job| may_start_soon(job, at) && !asked.contains_key(&first_life(job.id)));
+        new.cloned().enumerate().collect()
+    };
+    let read = read_several(wanted, READING, |job| {
+        let context = Arc::clone(context);
+        async move { see(&context, &job).await }
+    });
+    for (_, job, read) in read.await {
+        match read {
+            Ok(_) => {}
+            Err(Unread::Later) => context.queue.hurry(),
+            Err(error) => tracing::debug!(job = %job.id, %error, "its script can't be read"),
+        }
+    }
 }
 
 /// Why a job was not read.
@@ -404,7 +440,7 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
         .await
         .map_err(|error| WlmError::Malformed { what: error.to_string() })?;
     let request = match parsed {
-        Ok(parsed) if asks_for_no_ram_disk(&parsed.request) && parsed.request.striping.is_empty() => {
+        Ok(parsed) if asks_for_no_ram_disk(&parsed.request) && !says_of_disk(&parsed.request) => {
             return Ok(Script::AsksForNothing);
         }
         Ok(parsed) => parsed.request,
@@ -424,8 +460,9 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
                 tasks: details.tasks,
                 array: details.array,
                 program: JobProgram::of(started.clone(), &details.name),
+                io: request.io,
             };
-            let striping = (!request.striping.is_empty()).then(|| Arc::new(asked()));
+            let striping = says_of_disk(&request).then(|| Arc::new(asked()));
             match striping {
                 Some(striping) if asks_for_no_ram_disk(&request) => Script::OnDisk(striping),
                 striping => Script::Asks(Box::new(request), work_dir, striping),
@@ -437,6 +474,11 @@ async fn read(context: &Arc<Context>, job: &QueuedJob) -> Result<Script, WlmErro
 
 fn asks_for_no_ram_disk(request: &Request) -> bool {
     request.data_in.is_empty() && request.data_out.is_empty()
+}
+
+/// Whether it says something of what the job does on disk.
+fn says_of_disk(request: &Request) -> bool {
+    !request.striping.is_empty() || request.io.is_some()
 }
 
 /// A request whose paths are absolute and plain.

@@ -24,7 +24,7 @@ const UNMAPPED_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct ScriptRequest {
     pub request: Option<Request>,
-    /// What it asks of layouts, also if of nothing else.
+    /// What it asks of layouts, or how much it uses the disk, also if of nothing else.
     pub striping: Option<Arc<StripingAsked>>,
     pub work_dir: PathBuf,
     /// Where the site shows the RAM disk, if it is not the job's own nodes.
@@ -36,6 +36,11 @@ pub(crate) struct ScriptRequest {
 impl ScriptRequest {
     pub fn new(request: Option<Request>, work_dir: PathBuf) -> ScriptRequest {
         ScriptRequest { request, striping: None, work_dir, io_nodes: BTreeMap::new(), unmapped: None }
+    }
+
+    /// What it asks of layouts, if that is more than to be delayed or not.
+    fn striping_of_directories(&self) -> Option<&Arc<StripingAsked>> {
+        self.striping.as_ref().filter(|asked| !asked.request.is_empty())
     }
 
     /// Whether the site's command, if there is one, is to be asked for the nodes that see the job's RAM disk.
@@ -55,6 +60,12 @@ pub(crate) struct QueueSnapshot {
     pub jobs: Arc<Vec<QueuedJob>>,
     /// What waits for other jobs and stands for several elements of an array.
     pub dependent_rests: Arc<Vec<QueuedJob>>,
+    /// Arrays that wait and of which no element has a record of its own.
+    pub whole_arrays: Arc<Vec<QueuedJob>>,
+    /// The array of each job that is an element of one.
+    pub arrays: Arc<BTreeMap<JobId, JobId>>,
+    /// Before which time a pending job or whole array does not start, whoever has said so, in seconds since 1970.
+    pub begin_times: Arc<BTreeMap<JobId, u64>>,
     /// What is wrong with the workload manager.
     pub fault: Option<String>,
     /// How long it took to answer.
@@ -93,7 +104,7 @@ impl ObservedQueue {
 
     /// Whether it is known that nothing is to be done when the job that has this number now starts.
     pub fn starts_by_itself(&self, job: JobId) -> bool {
-        self.is_known(job, |asked| asked.request.is_none() && asked.striping.is_none())
+        self.is_known(job, |asked| asked.request.is_none() && asked.striping_of_directories().is_none())
     }
 
     fn is_known(&self, job: JobId, is_so: impl Fn(&ScriptRequest) -> bool) -> bool {
@@ -105,7 +116,7 @@ impl ObservedQueue {
     /// What a job whose script was read asks of layouts.
     pub fn striping_of(&self, id: Incarnation) -> Option<Arc<StripingAsked>> {
         // The same in all of its lives.
-        self.asked().get(id.lives().start()).and_then(|asked| asked.striping.clone())
+        self.asked().get(id.lives().start()).and_then(|asked| asked.striping_of_directories().cloned())
     }
 
     /// The job that has this number now, as it was last seen.

@@ -12,6 +12,7 @@
 //! - `workload`: the jobs that there were, as a log that is simulated with other sizes
 //! - `identity`: which journal it is; `log`: its write-ahead log
 
+mod delays;
 mod entry;
 mod error;
 mod history;

@@ -12,7 +12,8 @@ use ondeck_api::wire::{
 use ondeck_core::schedule::Time;
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{
-    Incarnation, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory, StripingRequest,
+    Incarnation, IoIntensity, JobId, NodeName, Owner, QueuedJob, Rate, StripingChoice, StripingDirectory,
+    StripingRequest,
 };
 use ondeck_layout::job::{ChosenLayout, NotChosen, Source};
 use ondeck_layout::lfs::setstripe;
@@ -36,6 +37,8 @@ pub(crate) struct StripingAsked {
     pub array: Option<JobId>,
     /// What it runs.
     pub program: JobProgram,
+    /// How much it uses the disk, if its line says so.
+    pub io: Option<IoIntensity>,
 }
 
 /// What is kept of the layouts of a job's directories.
@@ -597,6 +600,7 @@ mod tests {
             work_dir: "/".into(),
             tasks: None,
             array: None,
+            io: None,
             program: JobProgram::default(),
         }
     }

@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use ondeck_core::{JobId, NodeName, QueuedJob};
@@ -65,6 +66,12 @@ pub struct Queue {
     pub held_arrays: Vec<HeldArray>,
     /// Jobs whose input the workload manager says to have asked for, and to wait for.
     pub staging_in: BTreeSet<JobId>,
+    /// Arrays that wait and of which no element has a record of its own: one job for all of them, with the array's number, by which
+    /// an order reaches exactly these.
+    pub whole_arrays: Vec<QueuedJob>,
+    /// Before which time each pending job and whole array does not start, whoever has said so, in seconds since 1970; nothing of
+    /// those of which nobody has said anything, or that the workload manager has not looked at.
+    pub begin_times: BTreeMap<JobId, u64>,
 }
 
 /// An element of an array of jobs.
@@ -159,6 +166,10 @@ pub trait WorkloadManager: Send + Sync {
 
     /// Gives a job another quality of service.
     async fn set_qos(&self, job: JobId, qos: &str) -> Result<(), WlmError>;
+
+    /// Keeps a pending job from starting for so long from now, or lets it start if that is nothing, and writes a line where its user sees
+    /// it, as [`WorkloadManager::set_comment`] does, both or none. Where no time is left, its place in the queue is as before.
+    async fn begin_after(&self, job: JobId, time: Duration, text: &str) -> Result<(), WlmError>;
 
     /// No longer keeps an ended job that waits for its results. Does nothing to one that does not.
     async fn end_stage_out(&self, job: JobId) -> Result<(), WlmError>;

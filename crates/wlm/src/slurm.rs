@@ -255,6 +255,16 @@ impl WorkloadManager for Slurm {
         self.release(job).await
     }
 
+    /// By the clock of the machine that asks, which scontrol adds the time to. `now` is what `sbatch --begin` takes for no delay.
+    async fn begin_after(&self, job: JobId, time: Duration, text: &str) -> Result<(), WlmError> {
+        let begin = match time.as_secs() {
+            0 => "StartTime=now".to_owned(),
+            seconds => format!("StartTime=now+{seconds}"),
+        };
+        let (id, line) = (self.name(job), details::one_line(text));
+        self.change(job, &["update", &format!("JobId={id}"), &begin, &format!("AdminComment={line}")]).await
+    }
+
     /// Without an accounting database Slurm says yes to everything and changes nothing.
     async fn set_qos(&self, job: JobId, qos: &str) -> Result<(), WlmError> {
         self.update(job, &format!("QOS={qos}")).await

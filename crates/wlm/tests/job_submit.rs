@@ -15,7 +15,7 @@ use proptest::test_runner::TestRunner;
 const LUA: &[&str] = &["lua5.3", "lua5.4", "lua5.2", "lua5.1", "luajit", "lua"];
 
 /// Reads scripts, each as the offset of the component, the script's length on a line and then its bytes, and answers a line for each: how the plugin decided,
-/// the priority and the AdminComment that it gave, and what its user was told.
+/// the priority and the AdminComment that it gave, in how many seconds the job may begin, and what its user was told.
 const DRIVER: &str = r#"
 slurm = { SUCCESS = 0, ERROR = -1 }
 local said
@@ -28,6 +28,7 @@ while true do
     local offset, length = line:match("(%d+) (%d+)")
     local desc = {
         script = io.read(tonumber(length)) or "", priority = 4294967294, het_job_offset = tonumber(offset),
+        begin_time = tonumber(arg[2] or "0"),
     }
     said = ""
     -- So many instructions, whatever else the machine does. The plugin reports the error as one of its own.
@@ -35,7 +36,7 @@ while true do
     local result = slurm_job_submit(desc, {}, 1000)
     debug.sethook()
     io.write(result == 0 and "accepted" or "refused", "\t", desc.priority == 0 and "held" or "free", "\t",
-        desc.admin_comment or "", "\t", (said:gsub("\n", "|")), "\n")
+        desc.admin_comment or "", "\t", desc.begin_time == 0 and "at once" or desc.begin_time - os.time(), "\t", (said:gsub("\n", "|")), "\n")
 end
 "#;
 
@@ -43,6 +44,8 @@ struct Answer {
     accepted: bool,
     held: bool,
     comment: String,
+    /// When it may begin: `at once`, or in so many seconds.
+    begins: String,
     said: String,
 }
 
@@ -55,13 +58,18 @@ fn submit(scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
 }
 
 fn submit_as(offset: u32, scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
+    submit_beginning(offset, 0, scripts)
+}
+
+/// The same of jobs whose user has said when they begin, in seconds since 1970; 0 is nothing.
+fn submit_beginning(offset: u32, begin: u64, scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
     let plugin = concat!(env!("CARGO_MANIFEST_DIR"), "/../../slurm/job_submit.lua");
     let folder = tempfile::tempdir().unwrap();
     let driver = folder.path().join("driver.lua");
     std::fs::write(&driver, DRIVER).unwrap();
     let spawn = |lua: &&str| {
         let mut command = Command::new(lua);
-        command.arg(&driver).arg(plugin).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(&driver).arg(plugin).arg(begin.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().ok()
     };
     let Some(mut child) = LUA.iter().find_map(spawn) else {
@@ -82,9 +90,10 @@ fn submit_as(offset: u32, scripts: &[Vec<u8>]) -> Option<Vec<Answer>> {
     let answers: Vec<Answer> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .map(|line| {
-            let mut parts = line.splitn(4, '\t').map(str::to_owned);
+            let mut parts = line.splitn(5, '\t').map(str::to_owned);
             let mut part = || parts.next().unwrap();
-            Answer { accepted: part() == "accepted", held: part() == "held", comment: part(), said: part() }
+            let (accepted, held) = (part() == "accepted", part() == "held");
+            Answer { accepted, held, comment: part(), begins: part(), said: part() }
         })
         .collect();
     assert_eq!(answers.len(), scripts.len());
@@ -313,6 +322,15 @@ fn the_plugin_and_the_parser_agree_on_every_kind_of_line() {
         b"#RSA_LAYOUT_DIR=/a\n#RSA_STAGE_OUT=x",
         b"#RSA_LAYOUT_DIR=/a:auto\x0b",
         b"#RSA_LAYOUT_DIR=/a :auto",
+        b"#RSA_IO=heavy",
+        b"#RSA_IO=normal # c",
+        b"#RSA_IO=Heavy",
+        b"#RSA_IO=\xff",
+        b"#RSA_IO",
+        b"#RSA_IO=",
+        b"#RSA_IO=heavy\n#RSA_IO=heavy",
+        b"#RSA_IO=heavy\n#RSA_WAIT=hold",
+        b"#RSA_IO=heavy\n#RSA_DATA_IN=a",
     ];
     let mut scripts: Vec<Vec<u8>> = lines.iter().map(|line| line.to_vec()).collect();
     scripts.extend(lines.iter().map(|line| [b"#!/bin/bash\n#SBATCH -n1\n", *line, b"\n./solver\n"].concat()));
@@ -415,6 +433,7 @@ fn the_plugin_and_the_parser_agree_on_texts_by_chance() {
         Just("COPY_OUT_INTERVAL"),
         Just("LAYOUT"),
         Just("LAYOUT_DIR"),
+        Just("IO"),
         Just("DELAy"),
         Just(" DELAY "),
     ];
@@ -422,7 +441,7 @@ fn the_plugin_and_the_parser_agree_on_texts_by_chance() {
         "[0-9]{1,21}(\\.[0-9]{0,3})? ?(k|KiB|MB|g|P|pb|s|min|h|d|x)?",
         "([0-9]{1,3} ?[smhd] ?){1,3}",
         "[ \t\"'#/a$~=0-9.+-]{0,12}",
-        "hold|disk|union|tmpfs|ceph|tar",
+        "hold|disk|union|tmpfs|ceph|tar|heavy|normal",
         "[/a:-]{0,4}(:|)(auto|shared|none|keep|-c 4|-[ c1;:]{0,4}|)(:keep|:|)",
         "\\PC{0,6}",
     ];
@@ -459,6 +478,27 @@ fn a_component_of_a_heterogeneous_job_is_not_held_and_its_user_is_told() {
     // It asks for nothing, or for what can't be obeyed.
     assert!(answers[3].accepted && answers[3].said.is_empty(), "{}", answers[3].said);
     assert!(!answers[4].accepted && answers[4].said.contains("line 1: "), "{}", answers[4].said);
+}
+
+#[test]
+fn a_heavy_job_on_disk_begins_a_moment_later_unless_its_user_has_said_when() {
+    let heavy = b"#RSA_IO=heavy\n".to_vec();
+    let others = [
+        &b"#RSA_IO=normal\n"[..],
+        b"#RSA_LAYOUT=auto\n",
+        b"#RSA_IO=heavy\n#RSA_DATA_OUT=a\n",
+        b"echo\n#RSA_IO=heavy\n",
+    ];
+    let scripts: Vec<Vec<u8>> = std::iter::once(heavy.clone()).chain(others.map(<[u8]>::to_vec)).collect();
+    let Some(answers) = submit(&scripts) else { return };
+    // The clock may go on in between.
+    assert!(["5", "4"].contains(&answers[0].begins.as_str()), "{}", answers[0].begins);
+    assert!(answers.iter().all(|answer| answer.accepted && !answer.held && answer.comment.is_empty()));
+    assert!(answers[1..].iter().all(|answer| answer.begins == "at once"));
+    let component = submit_as(0, std::slice::from_ref(&heavy)).unwrap();
+    assert_eq!(component[0].begins, "at once");
+    let later = submit_beginning(NO_COMPONENT, 4_000_000_000, &[heavy]).unwrap();
+    assert!(later[0].begins.parse::<u64>().unwrap() > 1_000_000_000, "{}", later[0].begins);
 }
 
 #[test]

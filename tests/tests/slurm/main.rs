@@ -28,6 +28,7 @@ mod layout_history;
 mod layouts;
 mod life;
 mod lives;
+mod loads;
 mod merge;
 mod neighbours;
 mod numbers;

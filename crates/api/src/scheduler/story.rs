@@ -32,6 +32,10 @@ pub struct JobStory {
     #[serde(default)]
     #[schema(required = true)]
     pub layouts: Vec<LayoutView>,
+    /// How it was delayed because a filesystem was busy, if it was.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub delay: Option<DelayView>,
     /// What the RSA nodes had of its results that are lost.
     #[serde(default)]
     #[schema(required = true)]
@@ -265,6 +269,33 @@ pub enum LayoutState {
     Changed,
     /// It was set, and what was there before could not be set again.
     NotRestored,
+}
+
+/// How a job was delayed: it uses the disk much, and its filesystem was busy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "filesystem": "/scratch",
+    "reason": "its load is 87 %, and its line #RSA_IO says that it is I/O-heavy",
+    "since_ms": 1795381290000u64,
+    "until_ms": 1795383090000u64,
+    "ended_ms": null,
+    "text": "it starts up to 30 min 0 s later, and sooner if /scratch is less busy: its load is 87 %, and its line #RSA_IO says that it is I/O-heavy"
+})))]
+pub struct DelayView {
+    /// Where the filesystem is mounted.
+    #[schema(value_type = String)]
+    pub filesystem: PathBuf,
+    /// Why it waits, or did.
+    pub reason: String,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// It does not wait longer, in milliseconds since 1970.
+    pub until_ms: u64,
+    /// When it was over, in milliseconds since 1970; nothing while it waits.
+    #[schema(required = true)]
+    pub ended_ms: Option<u64>,
+    /// What came of it, in words.
+    pub text: String,
 }
 
 /// What a run of a job has left in a directory: a row of its user's history of layouts.

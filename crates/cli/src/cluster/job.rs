@@ -213,6 +213,12 @@ fn show(story: &JobStory) {
     if !job.message.is_empty() {
         println!("  note    {}", shown(&job.message));
     }
+    if let Some(delay) = &story.delay {
+        println!("  delay   {}", shown(&delay.text));
+        if delay.ended_ms.is_some() {
+            println!("          {}: {}", shown(&delay.filesystem.to_string_lossy()), shown(&delay.reason));
+        }
+    }
     for layout in &story.layouts {
         let chosen = match (&layout.options, layout.bandwidth) {
             (Some(options), Some(bandwidth)) => format!("{options}, for at most {bandwidth}; "),

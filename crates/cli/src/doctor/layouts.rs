@@ -38,6 +38,10 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
         Ok(Some(site)) => {
             for filesystem in site.filesystems.into_iter().take(MOST) {
                 looked_at.insert(filesystem.path.clone());
+                let path = filesystem.path.display();
+                findings.extend(filesystem.doubts().into_iter().map(|(what, remedy)| {
+                    finding(WHAT, State::Limited, format!("the site's file: {path}: {what}"), Some(remedy))
+                }));
                 looks.push(Look::begin(filesystem.path, Some(filesystem.kind)));
             }
         }

@@ -1,11 +1,12 @@
 //! Copying for a job, by the agents of its RSA nodes.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ondeck_api::scheduler::Transfer;
-use ondeck_api::wire::{RefusalCode, Share, TaskReport, TaskRequest, TaskState, TaskWork};
+use ondeck_api::wire::{JobDirectory, RefusalCode, Share, TaskReport, TaskRequest, TaskState, TaskWork};
 use ondeck_core::schedule::{Event, Fault, Job, Outcome};
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Bytes, NodeName, RamDiskId, Rate};
@@ -108,6 +109,12 @@ impl Staging {
             let tasks = if share.as_ref().is_some_and(|share| !share.all_but) { self.tasks } else { 1 };
             Rate(Bytes((all / u64::from(jobs.max(1)) / tasks).max(1)))
         });
+        let slowed = context.loads.slowed(disk_of(&work), bandwidth);
+        let bandwidth = slowed.as_ref().map(|(_, rate)| *rate).or(bandwidth);
+        if let Some((filesystem, rate)) = slowed {
+            let (job, filesystem) = (self.job.id, filesystem.display());
+            tracing::info!(%job, task = name, %filesystem, %rate, "it goes slower, as the filesystem is busy");
+        }
         let request = TaskRequest {
             work,
             uid: self.job.owner.uid,
@@ -280,6 +287,15 @@ pub(super) async fn stage(
         }
         Err(outcome) => outcome,
     }
+}
+
+/// The directories on disk that a task copies from or to.
+fn disk_of(work: &TaskWork) -> impl Iterator<Item = &Path> {
+    let directories: &[JobDirectory] = match work {
+        TaskWork::Fill { directories, .. } | TaskWork::BringHome { directories, .. } => directories,
+        _ => &[],
+    };
+    directories.iter().map(|directory| directory.path.as_path())
 }
 
 /// How far tasks are that have run for so long.

@@ -1,6 +1,7 @@
 //! Which job is meant, what became of it, and waiting for its end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,11 @@ use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::allocation::Purpose;
 use ondeck_core::schedule::notice::Life;
 use ondeck_core::schedule::{Job, JobState, RsaState, Time};
-use ondeck_core::{Incarnation, JobId, JobSelector, Owner, QueuedJob, Request, Standing};
+use ondeck_core::{Incarnation, JobId, JobSelector, NodeName, Owner, QueuedJob, Request, Standing};
 
 use super::{Api, may_see};
 use crate::clock::{self, now};
+use crate::delays::JobDelay;
 use crate::inventory;
 use crate::store::StoreError;
 use crate::striping::JobLayouts;
@@ -64,36 +66,90 @@ fn view(job: &Job) -> JobView {
     }
 }
 
-/// The same of a job that has asked for layouts alone, and works on disk.
-fn view_on_disk(layouts: &JobLayouts, done: bool, queued: Option<&QueuedJob>) -> JobView {
-    // The queue may not have been looked at since its Epilog.
-    let has_ended = done || queued.is_none_or(|job| job.standing == Standing::Ended);
-    JobView {
-        id: layouts.id,
-        owner: layouts.owner,
-        account: layouts.account.clone(),
-        request: Request { striping: layouts.request.clone(), ..Request::default() },
-        work_dir: layouts.work_dir.clone(),
-        component_of: None,
-        compute_nodes: u32::try_from(layouts.nodes.len()).unwrap_or(u32::MAX),
-        nodes: layouts.nodes.clone(),
-        priority: queued.map_or(0, |job| job.priority),
-        submitted: layouts.submitted,
-        started_ms: Some(clock::shown(layouts.since)),
-        job_state: if has_ended { JobState::Finished } else { JobState::Running },
-        rsa_state: RsaState::Initial,
-        since_ms: clock::shown(layouts.since),
-        purpose: Purpose::Output,
-        allocation: None,
-        io_nodes: Vec::new(),
-        results: false,
-        abandoned: false,
-        held: false,
-        failures: 0,
-        parts: BTreeMap::new(),
-        lost_on: BTreeSet::new(),
-        message: layouts.told().unwrap_or_default(),
-        waits_for: String::new(),
+/// A job that works on disk, and of which nothing is known but its layouts or its delay.
+struct OnDisk {
+    id: Incarnation,
+    owner: Owner,
+    account: String,
+    request: Request,
+    work_dir: PathBuf,
+    nodes: Vec<NodeName>,
+    compute_nodes: u32,
+    submitted: u64,
+    started: Option<Time>,
+    since: Time,
+    message: String,
+}
+
+impl OnDisk {
+    fn of_layouts(layouts: &JobLayouts) -> OnDisk {
+        OnDisk {
+            id: layouts.id,
+            owner: layouts.owner,
+            account: layouts.account.clone(),
+            request: Request { striping: layouts.request.clone(), ..Request::default() },
+            work_dir: layouts.work_dir.clone(),
+            nodes: layouts.nodes.clone(),
+            compute_nodes: u32::try_from(layouts.nodes.len()).unwrap_or(u32::MAX),
+            submitted: layouts.submitted,
+            started: Some(layouts.since),
+            since: layouts.since,
+            message: layouts.told().unwrap_or_default(),
+        }
+    }
+
+    fn of_delay(delay: &JobDelay) -> OnDisk {
+        OnDisk {
+            id: delay.id,
+            owner: delay.owner,
+            account: delay.account.clone(),
+            request: delay.request.clone(),
+            work_dir: delay.work_dir.clone(),
+            nodes: Vec::new(),
+            compute_nodes: delay.compute_nodes,
+            submitted: delay.submitted,
+            started: None,
+            since: delay.since,
+            message: String::new(),
+        }
+    }
+
+    /// What of it is told. What of it is still in the queue is `queued`.
+    fn view(self, done: bool, queued: Option<&QueuedJob>) -> JobView {
+        let waits = |job: &QueuedJob| job.standing.waits() || job.standing == Standing::Held;
+        // The queue may not have been looked at since its Epilog.
+        let job_state = match queued {
+            Some(job) if !done && waits(job) => JobState::Ondeck,
+            Some(job) if !done && job.standing != Standing::Ended => JobState::Running,
+            _ => JobState::Finished,
+        };
+        JobView {
+            id: self.id,
+            owner: self.owner,
+            account: self.account,
+            request: self.request,
+            work_dir: self.work_dir,
+            component_of: None,
+            compute_nodes: self.compute_nodes,
+            nodes: self.nodes,
+            priority: queued.map_or(0, |job| job.priority),
+            submitted: self.submitted,
+            started_ms: self.started.map(clock::shown),
+            job_state,
+            rsa_state: RsaState::Initial,
+            since_ms: clock::shown(self.since),
+            purpose: Purpose::Output,
+            allocation: None,
+            io_nodes: Vec::new(),
+            results: false,
+            abandoned: false,
+            held: false,
+            failures: 0,
+            parts: BTreeMap::new(),
+            lost_on: BTreeSet::new(),
+            message: self.message,
+            waits_for: String::new(),
+        }
     }
 }
 
@@ -168,11 +224,20 @@ impl Api {
             .read(|reader| reader.layouts_of(selector.job))
             .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
         layouts.retain(|(layouts, _)| may_see(caller, layouts.owner));
+        let mut delays = self
+            .context
+            .journal
+            .read(|reader| reader.delays_of(selector.job))
+            .map_err(|error| Refusal::new(RefusalCode::Failed, error.to_string()))?;
+        delays.retain(|(delay, _)| may_see(caller, delay.owner));
         let of_layouts = layouts.iter().map(|(layouts, _)| layouts.id);
-        let newest = of_number.keys().copied().chain(of_layouts).filter(|id| selector.takes(*id)).max();
+        let of_delays = delays.iter().map(|(delay, _)| delay.id);
+        let known = of_number.keys().copied().chain(of_layouts).chain(of_delays);
+        let newest = known.filter(|id| selector.takes(*id)).max();
         let id =
             newest.ok_or_else(|| self.held_back(selector, caller).unwrap_or_else(|| unknown(selector)))?;
         let layouts = layouts.into_iter().find(|(layouts, _)| layouts.id == id);
+        let delay = delays.into_iter().find(|(delay, _)| delay.id == id);
         let others = of_number.iter().filter(|(other, _)| **other != id);
         let others: Vec<OtherLife> = others
             .map(|(other, (job, done))| OtherLife {
@@ -183,22 +248,30 @@ impl Api {
             })
             .collect();
         let log = self.log(Some(id)).await?;
-        let (job, done) = match (of_number.get(&id).cloned(), &layouts) {
+        let on_disk = match (&layouts, &delay) {
+            (Some((layouts, done)), _) => Some((OnDisk::of_layouts(layouts), *done)),
+            (None, Some((delay, done))) => Some((OnDisk::of_delay(delay), *done)),
+            (None, None) => None,
+        };
+        let delay = delay.map(|(delay, _)| delay.view());
+        let (job, done) = match (of_number.get(&id).cloned(), on_disk) {
             (Some(known), _) => known,
-            (None, Some((layouts, done))) => {
-                let queued = self.context.queue.of_number(id.job).filter(|job| job.id == id);
+            (None, Some((on_disk, done))) => {
+                let snapshot = self.context.queue.snapshot();
+                let mut all = snapshot.jobs.iter().chain(&*snapshot.whole_arrays);
                 return Ok(JobStory {
-                    job: view_on_disk(layouts, *done, queued.as_ref()),
-                    done: *done,
+                    job: on_disk.view(done, all.find(|job| job.id == id)),
+                    done,
                     transfer: None,
                     log,
                     phases: Vec::new(),
-                    layouts: layouts.view(),
+                    layouts: layouts.map(|(layouts, _)| layouts.view()).unwrap_or_default(),
+                    delay,
                     lost: Vec::new(),
                     others,
                 });
             }
-            // It is one of the two.
+            // It is one of them.
             (None, None) => return Err(unknown(selector)),
         };
         let phases = phases(&log, if done { None } else { Some(clock::shown(now())) });
@@ -208,7 +281,7 @@ impl Api {
         let lost = tokio::task::spawn_blocking(move || inventory::lost(&context, &of));
         let lost = lost.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         let layouts = layouts.map(|(layouts, _)| layouts.view()).unwrap_or_default();
-        Ok(JobStory { job: view(&job), done, transfer, log, phases, layouts, lost, others })
+        Ok(JobStory { job: view(&job), done, transfer, log, phases, layouts, delay, lost, others })
     }
 
     /// What to say of a job of which nothing is known yet, because it is held until another one has ended, or its time has

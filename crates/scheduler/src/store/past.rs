@@ -161,7 +161,10 @@ impl Store {
                 &format!("DELETE FROM journal WHERE at_ms < ?1 AND (job IS NULL OR job NOT IN ({known}))"),
                 [ended.0 as i64],
             )?;
-            transaction.execute("DELETE FROM layouts WHERE done AND at_ms < ?1", [ended.0 as i64])?;
+            for table in ["layouts", "delays"] {
+                let delete = format!("DELETE FROM {table} WHERE done AND at_ms < ?1");
+                transaction.execute(&delete, [ended.0 as i64])?;
+            }
             Ok(forgotten)
         };
         let path = self.reader.path.clone();

@@ -45,6 +45,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), rusqlite_migrat
     connection.execute_batch(MOVED)?;
     connection.execute_batch(LAYOUTS)?;
     connection.execute_batch(LAYOUT_RUNS)?;
+    connection.execute_batch(DELAYS)?;
     for (column, statement) in [("thesis", THESIS), ("rsa_nodes", RSA_NODES)] {
         let has: bool = connection.query_row(HAS_COLUMN, [column], |row| row.get(0))?;
         if !has {
@@ -91,6 +92,11 @@ const LAYOUT_RUNS: &str = "CREATE TABLE IF NOT EXISTS layout_runs
     (number INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, program TEXT NOT NULL, directory TEXT NOT NULL,
     job TEXT NOT NULL, at_ms INTEGER NOT NULL, run TEXT NOT NULL, UNIQUE (uid, program, directory, job));
     CREATE INDEX IF NOT EXISTS layout_runs_by_age ON layout_runs (at_ms)";
+
+/// Jobs that were delayed because their filesystem was busy, as JSON, and whether they have left the queue. Daemons that don't know
+/// this table leave it alone, and the jobs start within a minute.
+const DELAYS: &str = "CREATE TABLE IF NOT EXISTS delays
+    (id TEXT PRIMARY KEY, record TEXT NOT NULL, done INTEGER NOT NULL, at_ms INTEGER NOT NULL)";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -348,6 +348,7 @@ mod tests {
         let request = ondeck_directive::parse(lines.as_bytes()).unwrap().request;
         let id: Incarnation = id.parse().unwrap();
         let asked = StripingAsked {
+            io: None,
             request: request.striping,
             outputs: request.data_out,
             work_dir: "/".into(),

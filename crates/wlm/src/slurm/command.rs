@@ -255,7 +255,7 @@ mod tests {
             long=$(head -c 60000 /dev/zero | tr '\0' 5)
             line() {
                 for field in "$1" N/A 0 5 60 PENDING None 1 '' '(null)' N/A N/A 0:00 1795320395 0 "$2" '(null)' "$1" \
-                    "$3" N/A "$4" '(null)' "$4" "$5"; do
+                    "$3" N/A "$4" '(null)' N/A "$4" "$5"; do
                     printf '%s%s' "$field" "$sep"
                 done
                 echo

@@ -1,6 +1,6 @@
 //! The queue: from squeue's fields to [`QueuedJob`]s.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::str::FromStr;
 
 use ondeck_core::{Incarnation, JobId, NodeName, Owner, QueuedJob, Standing};
@@ -23,7 +23,7 @@ pub fn mark(restarts: u32) -> String {
 const MOST_NODES: usize = 100_000;
 
 /// What is asked of squeue, in the order of [`Fields`].
-pub const FIELDS: &[&str; 24] = &[
+pub const FIELDS: &[&str; 25] = &[
     "JobID",
     "ArrayTaskID",
     "RestartCnt",
@@ -46,10 +46,14 @@ pub const FIELDS: &[&str; 24] = &[
     "HetJobID",
     "BurstBuffer",
     "BurstBufferState",
+    "EligibleTime",
     // What users write as they like comes last: the account where there is no accounting, and the name.
     "Account",
     "Name",
 ];
+
+/// The place of `ArrayJobID`.
+const ARRAY: usize = 17;
 
 /// One record, as squeue prints it.
 struct Fields<'a> {
@@ -74,6 +78,7 @@ struct Fields<'a> {
     het_job: &'a [u8],
     burst_buffer: &'a [u8],
     burst_buffer_state: &'a [u8],
+    begin: &'a [u8],
     account: &'a [u8],
     dependency: &'a [u8],
     name: &'a [u8],
@@ -88,10 +93,13 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
     let records = records::<{ FIELDS.len() }>(output, separator)?;
     // Elements of an array that share one record have one number, that of the record.
     let mut lines: HashMap<&[u8], usize> = HashMap::new();
+    let mut lines_of_array: HashMap<&[u8], usize> = HashMap::new();
     let mut dependencies: Vec<(usize, Dependency)> = Vec::new();
     let mut neighbours = Neighbours::default();
+    let mut whole: BTreeSet<JobId> = BTreeSet::new();
     for record in &records {
         *lines.entry(record[0]).or_default() += 1;
+        *lines_of_array.entry(record[ARRAY]).or_default() += 1;
     }
     for record in records {
         let [
@@ -117,6 +125,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             het_job,
             burst_buffer,
             burst_buffer_state,
+            begin,
             account,
             name,
         ] = record;
@@ -142,6 +151,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             het_job,
             burst_buffer,
             burst_buffer_state,
+            begin,
             account,
             dependency,
             name,
@@ -159,6 +169,10 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
             if lines[fields.job] == 1 && rest.standing.waits() && !rest.held_for_input {
                 dependencies
                     .extend(dependencies_in(&fields).map(|dependency| (queue.jobs.len(), dependency)));
+                if lines_of_array[fields.array] == 1 {
+                    whole.insert(rest.id.job);
+                    queue.begin_times.extend(fields.begin_time(rest.id.job));
+                }
                 queue.jobs.push(QueuedJob { several: true, ..rest });
             }
             continue;
@@ -168,6 +182,9 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
         dependencies.extend(dependencies_in(&fields).map(|dependency| (queue.jobs.len(), dependency)));
         if let Some(element) = fields.element()? {
             queue.elements.insert(job.id.job, element);
+        }
+        if job.standing.waits() {
+            queue.begin_times.extend(fields.begin_time(job.id.job));
         }
         if fields.waits_for_its_input() {
             queue.staging_in.insert(job.id.job);
@@ -193,6 +210,7 @@ pub fn parse(output: &[u8], separator: &str) -> Result<Queue, WlmError> {
     }
     let (rests, jobs): (Vec<_>, Vec<_>) = queue.jobs.into_iter().partition(|job| job.several);
     queue.jobs = jobs;
+    queue.whole_arrays = rests.iter().filter(|rest| whole.contains(&rest.id.job)).cloned().collect();
     queue.dependent_rests = rests.into_iter().filter(|rest| !rest.depends_on.is_empty()).collect();
     Ok(queue)
 }
@@ -371,6 +389,11 @@ impl Fields<'_> {
     /// behind others it is that.
     fn waits_for_its_input(&self) -> bool {
         self.has_burst_buffer() && self.state == b"PENDING" && self.burst_buffer_state == b"staging-in"
+    }
+
+    /// Before which time it does not start, if anybody has said so. Slurm shows the submission where nobody has.
+    fn begin_time(&self, job: JobId) -> Option<(JobId, u64)> {
+        seconds(self.begin).map(|begin| (job, begin))
     }
 
     fn priority(&self) -> Result<u64, WlmError> {

@@ -4,8 +4,8 @@ use std::time::Instant;
 use super::*;
 
 /// What squeue of Slurm 22.05.8 printed for [`FIELDS`], with `|` in place of the separator. The lines of jobs 18, 19, 22,
-/// 27, 32, 47, 51, 52, 61 and 62 were put together from outputs with fewer fields, and HetJobID and the names were added to
-/// all; 53, a requeued job that ran for no second and is
+/// 27, 32, 47, 51, 52, 61 and 62 were put together from outputs with fewer fields, and HetJobID, EligibleTime and the names were added
+/// to all; 53, a requeued job that ran for no second and is
 /// ending for good, was made up.
 const SAMPLE: &str = include_str!("../../samples/squeue-22.05.8.txt");
 
@@ -59,7 +59,7 @@ fn a_job_has_a_burst_buffer_of_ours_if_slurm_has_found_our_lines() {
     // Whether it has one, whether Slurm waits for its results, and whether for its input.
     let has_now = |state: &str, asked: &str, directives: &str| {
         let line = format!(
-            "7|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|{asked}|a|j|\n"
+            "7|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|9|1|q|c|7|(null)|N/A|{directives}|{asked}|N/A|a|j|\n"
         );
         let mut queue = parse(line.as_bytes(), "|").unwrap();
         let job = queue.jobs.remove(0);
@@ -96,7 +96,7 @@ fn only_our_own_hold_is_marked_as_ours() {
 fn a_job_depends_on_what_is_still_in_the_queue() {
     let line = |number: u32, state: &str, priority: u32, dependency: &str| {
         format!(
-            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|(null)|(null)|j|\n"
+            "{number}|N/A|0|5|60|{state}|None|1||(null)|N/A|N/A|0:00|1795320395|{priority}|(null)|(null)|{number}|{dependency}|N/A|(null)|(null)|N/A|(null)|j|\n"
         )
     };
     let on = |dependency: &str, state: &str| {
@@ -129,7 +129,7 @@ fn a_job_depends_on_what_is_still_in_the_queue() {
 fn a_singleton_waits_for_its_namesakes() {
     let line = |job: u32, tasks: &str, uid: u32, state: &str, reason: &str, dependency: &str, name: &str| {
         format!(
-            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|(null)|(null)|a|{name}|\n"
+            "{job}|{tasks}|0|{uid}|60|{state}|{reason}|1||(null)|N/A|N/A|0:00|9|1|q|c|{job}|{dependency}|N/A|(null)|(null)|N/A|a|{name}|\n"
         )
     };
     let singleton = |reason: &str| line(7, "N/A", 5, "PENDING", reason, "singleton(unfulfilled)", "one");
@@ -153,8 +153,8 @@ fn a_singleton_waits_for_its_namesakes() {
 fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_waits() {
     let depends = |dependency: &str| {
         let text = format!(
-            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|(null)|(null)|a|j|\n\
-             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|(null)|(null)|a|j|\n"
+            "7|N/A|0|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|9|0|q|c|7|{dependency}|N/A|(null)|(null)|N/A|a|j|\n\
+             6|2-9|0|5|60|PENDING|Priority|1||(null)|N/A|N/A|0:00|9|1|q|c|6|(null)|N/A|(null)|(null)|N/A|a|j|\n"
         );
         let jobs = parse(text.as_bytes(), "|").unwrap().jobs;
         (jobs[0].dependent, jobs[0].depends_on.iter().map(|job| job.0).collect::<Vec<_>>())
@@ -173,7 +173,7 @@ fn the_rest_of_an_array_is_waited_for_as_a_whole_and_a_list_that_is_cut_off_wait
 fn a_mark_is_that_of_one_life() {
     let marked = |restarts: u32, comment: &str| {
         let text = format!(
-            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|(null)|(null)|j|\n"
+            "7|N/A|{restarts}|5|60|PENDING|JobHeldAdmin|1||(null)|N/A|N/A|0:00|1795320395|0|(null)|{comment}|7|(null)|N/A|(null)|(null)|N/A|(null)|j|\n"
         );
         parse(text.as_bytes(), "|").unwrap().jobs[0].held_for_input
     };
@@ -207,7 +207,7 @@ fn the_rest_of_an_array_is_left_out_and_a_single_element_is_not() {
 fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     let rest = |tasks: &str, reason: &str, mark: &str| {
         let line = format!(
-            "46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|(null)|(null)|a|j|\n"
+            "46|{tasks}|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|9|q|{mark}|46|(null)|N/A|(null)|(null)|N/A|a|j|\n"
         );
         parse(line.as_bytes(), "|").unwrap().held_arrays
     };
@@ -221,7 +221,7 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
     // As `squeue --array` prints it: a line for each element, with the number of their record.
     let line = |job: u32, task: u32| {
         format!(
-            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|(null)|(null)|a|j|\n"
+            "{job}|{task}|0|7|7|PENDING|JobHeldAdmin|2||N/A|9|9|0:00|9|0|q|ondeck:hold|46|(null)|N/A|(null)|(null)|N/A|a|j|\n"
         )
     };
     let queue = parse((line(46, 4) + &line(46, 3) + &line(48, 2)).as_bytes(), "|").unwrap();
@@ -237,8 +237,8 @@ fn a_held_rest_of_an_array_is_told_with_its_next_element() {
 fn a_rest_of_an_array_that_waits_for_another_job_is_told_apart_from_jobs() {
     let rests = |reason: &str, priority: u32, mark: &str, dependency: &str| {
         let text = format!(
-            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|(null)|(null)|a|j|\n\
-             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|(null)|(null)|a|j|\n"
+            "46|3-9|0|7|7|PENDING|{reason}|2||N/A|9|9|0:00|9|{priority}|q|{mark}|46|{dependency}|N/A|(null)|(null)|N/A|a|j|\n\
+             6|N/A|0|5|60|RUNNING|None|1|n1|(null)|9|9|0:01|9|1|q|c|6|(null)|N/A|(null)|(null)|N/A|a|j|\n"
         );
         let queue = parse(text.as_bytes(), "|").unwrap();
         assert_eq!(queue.jobs.iter().map(|job| job.id.job.0).collect::<Vec<_>>(), [6]);
@@ -260,6 +260,25 @@ fn a_rest_of_an_array_that_waits_for_another_job_is_told_apart_from_jobs() {
 }
 
 #[test]
+fn an_array_of_which_no_element_has_a_record_of_its_own_is_one_job_and_pending_jobs_have_begin_times() {
+    let line = |job: u32, tasks: &str, state: &str, begin: &str| {
+        format!(
+            "{job}|{tasks}|0|7|7|{state}|BeginTime|1||(null)|N/A|N/A|0:00|9|9|q|(null)|46|(null)|N/A|(null)|(null)|{begin}|a|j|\n"
+        )
+    };
+    let queue = |text: String| parse(text.as_bytes(), "|").unwrap();
+    let whole = queue(line(46, "0-9", "PENDING", "1795320999"));
+    assert!(whole.jobs.is_empty() && whole.dependent_rests.is_empty());
+    assert!(whole.whole_arrays.len() == 1 && whole.whole_arrays[0].several);
+    assert_eq!(whole.begin_times.into_iter().collect::<Vec<_>>(), [(JobId(46), 1_795_320_999)]);
+    let begun = queue(line(46, "1-9", "PENDING", "1795320999") + &line(47, "0", "RUNNING", "1795320000"));
+    assert!(begun.whole_arrays.is_empty() && begun.begin_times.is_empty());
+    let alone = line(5, "N/A", "PENDING", "1795320998").replace("|46|", "|5|");
+    let later = queue(alone + &line(6, "N/A", "PENDING", "N/A").replace("|46|", "|6|"));
+    assert_eq!(later.begin_times.into_iter().collect::<Vec<_>>(), [(JobId(5), 1_795_320_998)]);
+}
+
+#[test]
 fn an_element_is_told_with_its_array() {
     let elements = parse(SAMPLE.as_bytes(), "|").unwrap().elements;
     let known: Vec<_> =
@@ -276,14 +295,15 @@ fn a_component_of_a_heterogeneous_job_is_told_with_its_job() {
 
 #[test]
 fn a_job_that_is_not_understood_is_never_left_out() {
-    let line = "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|(null)|(null)|a|j|\n";
+    let line =
+        "43|N/A|0|7|7|PENDING|Priority|2||n[1-2]|9|9|0:00|9|9|q|c|43|(null)|N/A|(null)|(null)|N/A|a|j|\n";
     assert_eq!(parse(line.as_bytes(), "|").unwrap().jobs.len(), 1);
     for (part, wrong) in [
         ("43|N/A", "x|N/A"),
         ("|0|7", "|-1|7"),
         ("n[1-2]", "n[1-"),
         ("n[1-2]", "a/b"),
-        ("|N/A|(null)|(null)|a|j|", "|x|(null)|(null)|a|j|"),
+        ("|N/A|(null)|(null)|N/A|a|j|", "|x|(null)|(null)|N/A|a|j|"),
         ("|q|", "|"),
     ] {
         let result = parse(line.replace(part, wrong).as_bytes(), "|");

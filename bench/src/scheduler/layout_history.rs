@@ -1,4 +1,4 @@
-//! `ondeck-bench layouts`: what the history of layouts costs: an answer from 10,000 rows, and counting what a job has left.
+//! `ondeck-bench layout-history`: what the history of layouts costs: an answer from 10,000 rows, and counting what a job has left.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -32,7 +32,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("the cluster is a testbed of namespaces and mounts: run it as root");
     }
     interrupt::install()?;
-    let mut part = Part::new("layouts", "The history of layouts");
+    let mut part = Part::new("layout-history", "The history of layouts");
     part.introduction = "A real Slurm of four compute nodes and four RSA nodes, all of them namespaces of one machine; one job at a \
                          time. What is compared alternates, and the first round is dropped."
         .into();
