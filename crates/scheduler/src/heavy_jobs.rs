@@ -34,11 +34,15 @@ const MOST_NEW: usize = 50;
 
 /// Delays jobs and lets them go, for as long as the daemon lives.
 pub(crate) async fn look_after(context: Arc<Context>) {
-    match context.journal.write(|store| store.open_delays()) {
-        Ok(kept) => context.delays.resume(kept),
-        Err(error) => {
-            tracing::error!(%error, "can't read which jobs are delayed; they start within a minute")
+    // Whoever is not known to have waited would wait for a second time.
+    loop {
+        match context.journal.write(|store| store.open_delays()) {
+            Ok(kept) => break context.delays.resume(kept),
+            Err(error) => {
+                tracing::error!(%error, "can't read which jobs are delayed; they start within a minute, and none is delayed until that can be read");
+            }
         }
+        tokio::time::sleep(STEP).await;
     }
     let mut looks = context.queue.watch();
     loop {
