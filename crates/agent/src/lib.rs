@@ -17,6 +17,7 @@
 //! - [`record`]: what is kept of a RAM disk on disk
 //! - [`task`]: staging and users' scripts, in processes of their own
 //! - `striping`: what is kept of the layouts of jobs' directories
+//! - [`observer`]: who writes the files of jobs, where that is watched
 //! - [`hooks`]: what Slurm's hooks on this node have noted of themselves; `slurm_conf`: what they have read of Slurm's
 //! - [`freeze`]: stopping a job's processes for the moment in which its output is covered
 //! - [`started`]: the jobs that have begun on this node without their RAM disk
@@ -30,6 +31,7 @@ pub mod freeze;
 mod hang;
 pub mod hooks;
 pub mod node;
+pub mod observer;
 pub mod ramdisk;
 pub mod record;
 mod routes;

@@ -30,6 +30,7 @@ use ondeck_ramdisk::EngineError;
 
 use crate::authority::{Commander, OrderKind};
 use crate::capacity::Capacity;
+use crate::observer::Observer;
 use crate::ramdisk::{OvermountPolicy, RamDisk};
 
 /// The longest that a request may ask for.
@@ -47,6 +48,7 @@ pub struct Node {
     rules: RwLock<Arc<Rules>>,
     /// Who works on the layouts of a job's directories.
     layouts: Mutex<BTreeMap<Incarnation, Arc<Mutex<()>>>>,
+    observer: Arc<Observer>,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<RamDiskTable>,
 }
@@ -133,6 +135,7 @@ impl Node {
             ports: agent.server_ports.first..=agent.server_ports.last,
             commander,
             layouts: Mutex::default(),
+            observer: Arc::default(),
             rules: RwLock::new(Arc::new(Rules::new(config).map_err(StartError::Device)?)),
             known: Mutex::new(RamDiskTable {
                 next_port: agent.server_ports.first,

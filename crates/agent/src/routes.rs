@@ -13,9 +13,9 @@ use ondeck_api::server::{
     Administrator, Brought, Json, Path, PathInQuery, Query, RootHere, blocking, from_text,
 };
 use ondeck_api::wire::{
-    Authority, Claim, CountOrder, Destroyed, Inventory, LocalReport, NodeReport, Obeyed, PathView, Presence,
-    Refusal, RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest, StripingOrder, StripingReport,
-    TaskReport, TaskRequest, Witness,
+    Authority, Claim, CountOrder, Destroyed, Inventory, KindsSeen, KindsToTell, LocalReport, NodeReport,
+    Obeyed, PathView, Presence, Refusal, RefusalCode, Release, RestoreOrder, Step, StepDone, StepRequest,
+    StripingOrder, StripingReport, TaskReport, TaskRequest, WatchOrder, Witness,
 };
 use ondeck_core::{Incarnation, RamDiskId};
 use serde::Deserialize;
@@ -36,6 +36,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/layouts/{job}", post(stripe))
         .route("/v1/layouts/{job}/restore", post(restore))
         .route("/v1/layouts/{job}/count", post(count))
+        .route("/v1/layouts/{job}/watch", post(watch_writers))
+        .route("/v1/layouts/{job}/seen", post(writers_seen))
         .route("/v1/ramdisks", get(ramdisks))
         .route("/v1/ramdisks/{id}", get(ramdisk).delete(destroy))
         .route("/v1/ramdisks/{id}/has", get(has))
@@ -317,6 +319,40 @@ async fn count(
     .map(Json)
 }
 
+async fn watch_writers(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(order): Json<WatchOrder>,
+) -> Answer<()> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.watch_writers(job, &order)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
+async fn writers_seen(
+    State(node): OfNode,
+    _: Administrator,
+    Brought { authority, .. }: Brought,
+    Path(JobPath { job }): Path<JobPath>,
+    Json(question): Json<KindsToTell>,
+) -> Answer<KindsSeen> {
+    blocking(move || {
+        story::of_job(job).in_scope(|| {
+            node.permit_on_disk(authority.as_ref())?;
+            node.writers_seen(job, &question)
+        })
+    })
+    .await?
+    .map(Json)
+}
+
 #[derive(Deserialize)]
 struct Patience {
     /// How long the caller is willing to wait, in milliseconds.
@@ -401,7 +437,7 @@ mod tests {
         let (asked, listed) = (TestAgent::new().await, include_str!("../../api/src/wire.rs"));
         let routes = listed.lines().filter_map(|line| line.strip_prefix("//! | `")?.split_once("` |"));
         let routes: Vec<_> = routes.filter_map(|(route, _)| route.split_once(' ')).collect();
-        assert_eq!(routes.len(), 21, "{routes:?}");
+        assert_eq!(routes.len(), 23, "{routes:?}");
         for (method, path) in routes {
             let path = path
                 .replace("NAME@EPOCH", "a@1")

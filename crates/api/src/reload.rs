@@ -115,6 +115,7 @@ impl Config {
             to.shared_nodes = from.shared_nodes;
             to.keep = from.keep;
             to.site_file.clone_from(&from.site_file);
+            to.watch_nodes = from.watch_nodes;
         }
         config.slurm.interval = new.slurm.interval;
         config.scheduler.site(&config.nodes)?;

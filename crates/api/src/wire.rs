@@ -22,6 +22,8 @@
 //! | `POST /v1/layouts/JOB` | gives directories of a job their layouts, as its user: [`StripingOrder`] to [`StripingReport`] | administrators |
 //! | `POST /v1/layouts/JOB/restore` | gives them back what they had before: [`RestoreOrder`] to [`StripingReport`] | administrators |
 //! | `POST /v1/layouts/JOB/count` | counts what the job has left there, as its user: [`CountOrder`] to [`StripingReport`] | administrators |
+//! | `POST /v1/layouts/JOB/watch` | watches who writes there: [`WatchOrder`] | administrators |
+//! | `POST /v1/layouts/JOB/seen` | ends that, and tells what was seen: [`KindsToTell`] to [`KindsSeen`] | administrators |
 //! | `GET /v1/views?path=P` | the RAM disk that is shown at a path, and whether it is whole: [`PathView`] | owners |
 //!
 //! An agent obeys one scheduler. Once a scheduler's claim was accepted, orders about the RAM disks of jobs are obeyed only
@@ -44,8 +46,9 @@ pub use refusal::{Refusal, RefusalCode};
 pub use report::{LocalReport, NOT_MOUNTED, PathView, Presence, ProcessReport, Witness};
 pub use step::{Allocated, Destroyed, Overmount, Step, StepDone, StepRequest};
 pub use striping::{
-    CountOrder, DirectoryToRestore, DirectoryToStripe, FormerLayout, FormerValue, RestoreOrder,
-    StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork,
+    CountOrder, DirectoryToRestore, DirectoryToStripe, FormerLayout, FormerValue, KindToTell, KindsSeen,
+    KindsToTell, RestoreOrder, StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork,
+    WatchOrder,
 };
 pub use task::{
     Inventory, JobDirectory, Share, TaskReport, TaskRequest, TaskState, TaskWork, Unit, is_plain,

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use ondeck_api::CallError;
-use ondeck_api::wire::{CountOrder, RestoreOrder, StripingOrder, StripingReport, VERSION};
+use ondeck_api::wire::{
+    CountOrder, KindsSeen, KindsToTell, RestoreOrder, StripingOrder, StripingReport, VERSION, WatchOrder,
+};
 use ondeck_core::{Incarnation, NodeName};
 
 use crate::{ANSWER, Fleet};
@@ -52,5 +54,34 @@ impl Fleet {
         let path = format!("/{VERSION}/layouts/{}/count", job.key());
         let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
         self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
+    }
+
+    /// Has a node watch who writes to a job's directories.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn watch_writers(
+        &self,
+        node: &NodeName,
+        job: Incarnation,
+        order: &WatchOrder,
+    ) -> Result<(), CallError> {
+        let path = format!("/{VERSION}/layouts/{}/watch", job.key());
+        let limit = Duration::from_millis(order.deadline_ms) + ANSWER;
+        self.client.call(&self.endpoint(node), "POST", &path, Some(order), None, limit).await
+    }
+
+    /// Has a node end that, and tell what it has seen.
+    ///
+    /// # Errors
+    /// [`CallError`]; also if it has not watched, or not all of the time.
+    pub async fn writers_seen(
+        &self,
+        node: &NodeName,
+        job: Incarnation,
+        question: &KindsToTell,
+    ) -> Result<KindsSeen, CallError> {
+        let path = format!("/{VERSION}/layouts/{}/seen", job.key());
+        self.client.call(&self.endpoint(node), "POST", &path, Some(question), None, ANSWER).await
     }
 }

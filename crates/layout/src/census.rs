@@ -15,6 +15,7 @@ use ondeck_core::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::Pattern;
+use crate::watched::WatchedKind;
 
 /// More kinds of paths are counted as one.
 pub const MOST_KINDS: usize = 4096;
@@ -31,6 +32,12 @@ pub const MOST_TOLD: usize = 16;
 /// The longest text of a kind in a [`Tally`], in characters.
 const LONGEST_KIND: usize = 200;
 
+/// Of so many large files of a kind it is asked who has written them: a sample of them.
+const MOST_SAMPLED: usize = 64;
+
+/// Of all kinds together, while they are counted.
+const MOST_SAMPLED_OF_ALL: usize = 1 << 16;
+
 /// The files of a tree, by kinds of their paths.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
@@ -38,6 +45,17 @@ pub struct Census {
     all: Kind,
     /// How many values of numbers the kinds have noted.
     noted: usize,
+    /// How many files the samples of the kinds have.
+    sampled: usize,
+}
+
+/// A file's identity, by which those that watch files know it, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Those of a kind that have the smallest are its sample: the same wherever it is drawn.
+    pub rank: u64,
+    /// In words.
+    pub text: String,
 }
 
 /// The files of one kind.
@@ -50,6 +68,8 @@ struct Kind {
     /// The values that each number of their paths has, and when the files were written that have it.
     numbers: Vec<BTreeMap<u64, Written>>,
     written: Written,
+    /// Those of its large files that have the smallest ranks.
+    sample: BTreeMap<u64, String>,
 }
 
 /// When the first and the last of some files were written last, in milliseconds since 1970; nothing if no times are known.
@@ -96,6 +116,9 @@ pub struct KindTally {
     pub within_ms: Vec<u64>,
     /// Milliseconds between the first and the last time that one of them was written last; nothing if no times are known.
     pub spread_ms: Option<u64>,
+    /// What was seen of those that wrote them, if somebody watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watched: Option<WatchedKind>,
 }
 
 /// How the processes of a run used its files, as far as it can be seen afterwards.
@@ -147,7 +170,15 @@ pub enum Evidence {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { sizes: [0; 64], largest: 0, total: 0, files: 0, numbers: Vec::new(), written: Written(None) }
+        Self {
+            sizes: [0; 64],
+            largest: 0,
+            total: 0,
+            files: 0,
+            numbers: Vec::new(),
+            written: Written(None),
+            sample: BTreeMap::new(),
+        }
     }
 }
 
@@ -181,6 +212,19 @@ impl Kind {
                 *noted += usize::from(!is_known);
             }
         }
+    }
+
+    /// Takes a file into the sample, where it belongs there.
+    fn note(&mut self, identity: Identity, sampled: &mut usize) {
+        if self.sample.len() >= MOST_SAMPLED || *sampled >= MOST_SAMPLED_OF_ALL {
+            match self.sample.last_entry() {
+                Some(last) if *last.key() > identity.rank => last.remove(),
+                _ => return,
+            };
+            *sampled -= 1;
+        }
+        // Two names of one file are in it once.
+        *sampled += usize::from(self.sample.insert(identity.rank, identity.text).is_none());
     }
 
     fn of_numbers(&self, told: impl Fn(&BTreeMap<u64, Written>) -> u64) -> Vec<u64> {
@@ -224,19 +268,46 @@ impl Census {
 
     /// Counts a file, with the time when it was written last, in milliseconds since 1970.
     pub fn add_written(&mut self, path: &[u8], size: Bytes, written_ms: Option<u64>) {
+        self.add_identified(path, size, written_ms, || None);
+    }
+
+    /// Counts a file, with the time when it was written last; its identity is asked for where who wrote it matters.
+    pub fn add_identified(
+        &mut self,
+        path: &[u8],
+        size: Bytes,
+        written_ms: Option<u64>,
+        identity: impl FnOnce() -> Option<Identity>,
+    ) {
         let (kind, numbers) = kind_of(path);
         self.all.add(size.0, written_ms, &[], &mut self.noted);
         let is_known = self.kinds.contains_key(&kind);
         let kind = if is_known || self.kinds.len() < MOST_KINDS { kind } else { Vec::new() };
-        self.kinds.entry(kind).or_default().add(size.0, written_ms, &numbers, &mut self.noted);
+        let kind = self.kinds.entry(kind).or_default();
+        kind.add(size.0, written_ms, &numbers, &mut self.noted);
+        if size >= SMALL
+            && let Some(identity) = identity()
+        {
+            kind.note(identity, &mut self.sampled);
+        }
+    }
+
+    /// Of each kind that [`Census::tally`] tells, in that order, a sample of its large files.
+    pub fn samples(&self) -> Vec<Vec<String>> {
+        self.told().map(|(_, kind)| kind.sample.values().cloned().collect()).collect()
+    }
+
+    /// The kinds that are told: those with the most bytes.
+    fn told(&self) -> impl Iterator<Item = (&Vec<u8>, &Kind)> {
+        let mut kinds: Vec<(&Vec<u8>, &Kind)> = self.kinds.iter().collect();
+        // Of equals the first by name, so that the same tree has the same tally.
+        kinds.sort_by_key(|(name, kind)| (std::cmp::Reverse(kind.total), *name));
+        kinds.into_iter().take(MOST_TOLD)
     }
 
     /// What it comes to.
     pub fn tally(&self) -> Tally {
-        let mut kinds: Vec<(&Vec<u8>, &Kind)> = self.kinds.iter().collect();
-        // Of equals the first by name, so that the same tree has the same tally.
-        kinds.sort_by_key(|(name, kind)| (std::cmp::Reverse(kind.total), *name));
-        let told = kinds.into_iter().take(MOST_TOLD).map(|(name, kind)| KindTally {
+        let told = self.told().map(|(name, kind)| KindTally {
             kind: String::from_utf8_lossy(name).chars().take(LONGEST_KIND).collect(),
             files: kind.files,
             bytes: Bytes(kind.total),
@@ -246,6 +317,7 @@ impl Census {
             divisor: kind.of_numbers(|values| values.keys().copied().fold(0, greatest_divisor)),
             within_ms: kind.within_ms(),
             spread_ms: kind.written.spread_ms(),
+            watched: None,
         });
         let has_large = self.all.largest >= SMALL.0;
         let least = SMALL.0.ilog2() as usize;

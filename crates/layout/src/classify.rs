@@ -1,7 +1,7 @@
 //! How a run has used its files, judged by what is left of it: names, sizes, and when each was written last.
 //!
 //! Who wrote a file can't be seen in it, so much stays open; what has two explanations is *not known*, and says which
-//! ([`Unclear`]). What tells:
+//! ([`Unclear`]). Where nodes have watched who writes ([`crate::watched`]), that is taken first. What tells without it:
 //!
 //! - **Counts.** Files of one kind ([`crate::census`]) that are as many as the processes, in each of some steps, have a process each;
 //!   as many as the nodes, a node each.
@@ -21,6 +21,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::census::{KindTally, SMALL, Tally};
+use crate::watched::WatchedKind;
 
 /// The run that has left the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +56,7 @@ pub enum FileUse {
     },
     /// There is one process.
     OneProcess,
-    /// There are several, and one of them writes a log, a database or an archive.
+    /// There are several, and one of them writes: a log, a database or an archive, or so it was seen.
     OneWriter,
     /// It can't be told.
     NotKnown(Unclear),
@@ -86,6 +87,9 @@ const MANY: u64 = 16;
 
 /// A use must have this part of the bytes of large files.
 const MOST: (u64, u64) = (6, 10);
+
+/// So many of the processes are taken for all of them: one or two of many may have nothing to write.
+const NEARLY: (u64, u64) = (3, 4);
 
 /// Files that are written within this part of a run (one in so many) are written together.
 const TOGETHER: u64 = 4;
@@ -152,6 +156,7 @@ pub fn classify(tally: &Tally, shape: RunShape) -> FileUse {
     let mut uses: Vec<(FileUse, u64)> = Vec::new();
     for kind in large {
         let found = use_of(kind, shape);
+        let found = kind.watched.map_or(found, |watched| as_seen(&watched, found, shape));
         match uses.iter_mut().find(|(known, _)| *known == found) {
             Some((_, bytes)) => *bytes = bytes.saturating_add(kind.bytes.0),
             None => uses.push((found, kind.bytes.0)),
@@ -163,6 +168,48 @@ pub fn classify(tally: &Tally, shape: RunShape) -> FileUse {
     match uses.iter().max_by_key(|(_, bytes)| *bytes) {
         Some((found, bytes)) if u128::from(*bytes) >= enough => *found,
         _ => FileUse::NotKnown(Unclear::Mixed),
+    }
+}
+
+/// How the files of a kind were used, by what was seen of those who wrote them; `found` is what their names, number and times
+/// say, and counts where nothing else was seen.
+fn as_seen(watched: &WatchedKind, found: FileUse, shape: RunShape) -> FileUse {
+    let nodes = u64::from(shape.nodes.max(1));
+    let watching = u64::from(watched.nodes).min(nodes);
+    // Those that run on the nodes that watched.
+    let processes = (u64::from(shape.tasks) * watching / nodes).max(1);
+    let (one, several) = (u64::from(watched.one), u64::from(watched.several));
+    let seen = one + several;
+    let is_most = |part: u64, of: u64| part * MOST.1 >= of * MOST.0;
+    // Where all nodes watch, what none of them has seen was written in a way that can't be seen.
+    let is_enough = if watching == nodes { is_most(seen, u64::from(watched.files)) } else { seen > 0 };
+    if watching == 0 || !is_enough {
+        return found;
+    }
+    let nearly_all = |count: u64| count * NEARLY.1 >= processes * NEARLY.0;
+    let (writers, at_once) = (u64::from(watched.writers), u64::from(watched.at_once));
+    if is_most(several, seen) {
+        return match found {
+            // One node does not see whether others write the same file.
+            FileUse::FilePerNode if watching == 1 || !nearly_all(writers) => found,
+            _ if nearly_all(writers) => FileUse::OneFile,
+            FileUse::OneFile | FileUse::Groups { .. } => found,
+            _ if processes.is_multiple_of(writers) => FileUse::Groups { files: processes / writers },
+            _ => FileUse::NotKnown(Unclear::Count),
+        };
+    }
+    if !is_most(one, seen) {
+        return FileUse::NotKnown(Unclear::Mixed);
+    }
+    match found {
+        _ if at_once <= 1 && processes > 1 && is_most(seen, u64::from(watched.files)) => FileUse::OneWriter,
+        // Others may have others, on nodes that did not watch.
+        _ if at_once <= 1 => found,
+        // Some have a file each, as those that write for a group of them.
+        FileUse::FilePerProcess | FileUse::FilePerNode | FileUse::Groups { .. } => found,
+        _ if nearly_all(at_once) => FileUse::FilePerProcess,
+        _ if at_once == watching && nodes > 1 => FileUse::FilePerNode,
+        _ => FileUse::NotKnown(Unclear::Count),
     }
 }
 
@@ -313,9 +360,7 @@ impl fmt::Display for FileUse {
             Self::Groups { files } => write!(f, "{files} files at a time, each of several processes"),
             Self::SmallFiles { files } => write!(f, "{files} files, none of 1 MiB or more"),
             Self::OneProcess => f.write_str("there is one process"),
-            Self::OneWriter => {
-                f.write_str("one process writes: by its name it is a log, a database or an archive")
-            }
+            Self::OneWriter => f.write_str("one process writes at a time"),
             Self::NotKnown(why) => write!(f, "not known: {why}"),
         }
     }

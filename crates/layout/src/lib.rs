@@ -17,6 +17,7 @@
 //! - [`site`]: what a site's filesystems and nodes can do
 //! - [`rules`]: how a layout follows from a job, as data
 //! - [`census`]: what the files of an earlier run say
+//! - [`watched`]: who wrote these files, where nodes have watched
 //! - [`load`]: how busy the targets are
 //! - [`pattern`]: how a job's processes use files, in the words of the rules
 //! - [`classify`]: how a run has used its files, or that it can't be told
@@ -41,6 +42,7 @@ pub mod pattern;
 pub mod programs;
 pub mod rules;
 pub mod site;
+pub mod watched;
 
 pub use advice::{Advice, Pattern, Place, Workload};
 pub use load::Load;

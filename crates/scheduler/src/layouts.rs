@@ -80,6 +80,9 @@ pub(crate) async fn begin(context: Arc<Context>, job: QueuedJob, asked: Arc<Stri
         return;
     }
     wait_for_first(&context, &active).await;
+    if is_new {
+        layout_history::watch(&context, &active).await;
+    }
     set(&context, &active, is_new).await;
 }
 
@@ -331,6 +334,8 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
         if !keep_and_log(context, Some(&ended), &counted, true) {
             return;
         }
+    } else if !ended.watched_on.is_empty() {
+        layout_history::look_away(context, &ended).await;
     }
     context.layouts.remove(ended.id);
 }

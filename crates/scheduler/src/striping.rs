@@ -74,6 +74,9 @@ pub(crate) struct JobLayouts {
     pub request: StripingRequest,
     /// Its directories.
     pub directories: Vec<DirectoryLayout>,
+    /// The nodes that watch who writes there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub watched_on: Vec<NodeName>,
     /// What its user should know of the lines as a whole.
     pub notes: Vec<String>,
 }
@@ -192,6 +195,7 @@ impl JobLayouts {
             ended: None,
             request: asked.request.clone(),
             directories: directories.collect(),
+            watched_on: Vec::new(),
             notes,
         }
     }

@@ -21,7 +21,7 @@
 //! - [`manifest`], [`checksum`], [`verify`], `compare`: what was promised, and how it is checked
 //! - [`merge`]: how a caller steers a copy into a directory that others may change meanwhile
 //! - `attributes`, `acl`: owner, mode, times, xattrs, ACLs; [`credentials`]: dropping to a user
-//! - [`survey`]: walking a tree without copying it; [`whereabouts()`]: whether a path still leads to what was opened
+//! - [`survey`]: walking a tree without copying it; [`identity`]: what a file is, whatever it is called; [`whereabouts()`]: whether a path still leads to what was opened
 //! - [`pack`]: many small files as one archive, and back
 //! - [`progress`], `throttle`, `exclude`: watching it, slowing it, leaving things out
 
@@ -34,6 +34,7 @@ mod dir;
 mod engine;
 mod error;
 mod exclude;
+pub mod identity;
 mod links;
 pub mod manifest;
 pub mod merge;

@@ -1,26 +1,31 @@
-//! Layouts of jobs' directories on disk: set when a job starts, and taken back when it has ended. What it has left there is counted.
+//! Layouts of jobs' directories on disk: set when a job starts, and taken back when it has ended. What it has left there is counted,
+//! and, where the site wants that, it is watched who writes it.
 //!
 //! It is done by tasks, as the user, in three steps: the directories are looked at, what they have is noted in the agent's
 //! directory, and only then something is set. So whatever ends in between, what was there before is known.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    CountOrder, DirectoryToRestore, DirectoryToStripe, Refusal, RefusalCode, RestoreOrder, StripingOrder,
-    StripingOutcome, StripingReport, StripingResult, StripingWork, TaskReport, TaskRequest, TaskState,
-    TaskWork,
+    CountOrder, DirectoryToRestore, DirectoryToStripe, KindsSeen, KindsToTell, Refusal, RefusalCode,
+    RestoreOrder, StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork, TaskReport,
+    TaskRequest, TaskState, TaskWork, WatchOrder,
 };
 use ondeck_core::{Bytes, Epoch, Incarnation, RamDiskId};
 
 use super::{Node, failed, refusal};
+use crate::hang;
 use crate::striping::{self, StripingRecord};
 use crate::task::{Task, TaskOrder};
 
 /// The longest that an order may take: a job's start waits for it.
 const LONGEST: Duration = Duration::from_secs(30);
+
+/// The longest that a job is watched.
+const LONGEST_WATCH: Duration = Duration::from_secs(60 * 24 * 3600);
 
 /// How long a task may take to end after its deadline; what does not end then hangs in the kernel, and nobody waits for it.
 const ENDING: Duration = Duration::from_millis(300);
@@ -139,10 +144,52 @@ impl Node {
     pub fn count(&self, job: Incarnation, order: &CountOrder) -> Result<StripingReport, Refusal> {
         order.check()?;
         let errand = self.errand(job, (order.uid, order.gid), order.deadline_ms);
-        let CountOrder { directories, from_ms, until_ms, .. } = order.clone();
-        let counted = errand.run("count", StripingWork::Count { directories, from_ms, until_ms });
+        let CountOrder { directories, from_ms, until_ms, samples, .. } = order.clone();
+        let counted = errand.run("count", StripingWork::Count { directories, from_ms, until_ms, samples });
         let directories = order.directories.iter().map(|path| of(&counted, path)).collect();
         Ok(StripingReport { directories })
+    }
+
+    /// Watches from now on who writes to the filesystems of a job's directories.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the order is malformed, a directory is not below a prefix, or the kernel can't tell it of a filesystem. Then
+    /// nothing is watched.
+    pub fn watch_writers(&self, job: Incarnation, order: &WatchOrder) -> Result<(), Refusal> {
+        order.check()?;
+        let rules = self.rules();
+        let prefixes = rules.overmounts.prefixes();
+        // What is no such path the job's user has no layout for either, and root is not sent there.
+        let is_allowed = |path: &PathBuf| {
+            let is_plain = path.components().all(|part| !matches!(part, Component::ParentDir));
+            is_plain && prefixes.iter().any(|prefix| path.starts_with(prefix))
+        };
+        if let Some(other) = order.directories.iter().find(|path| !is_allowed(path)) {
+            let message = format!("{}: it is not below the mount_prefixes of {}", other.display(), self.name);
+            return Err(refusal(RefusalCode::Forbidden, message));
+        }
+        let (observer, directories) = (Arc::clone(&self.observer), order.directories.clone());
+        let node = self.name.clone();
+        let longest = Duration::from_millis(order.longest_ms).min(LONGEST_WATCH);
+        let until = Instant::now() + Duration::from_millis(order.deadline_ms).min(LONGEST);
+        let begun = hang::within(until, "watching who writes files", move || {
+            Ok(observer.begin(job, &node, &directories, longest))
+        });
+        let begun = begun.map_err(|error| failed(&error))?;
+        begun.map_err(|error| refusal(RefusalCode::Failed, format!("{}: {error}", self.name)))
+    }
+
+    /// Watches a job no longer, and tells what was seen.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it was not watched, or not all of the time.
+    pub fn writers_seen(&self, job: Incarnation, question: &KindsToTell) -> Result<KindsSeen, Refusal> {
+        let seen = self.observer.end(job, &question.kinds);
+        let kinds = seen.map_err(|error| {
+            let message = format!("{}: who has written files is not known: {error}", self.name);
+            refusal(RefusalCode::NotFound, message)
+        })?;
+        Ok(KindsSeen { kinds })
     }
 
     fn errand(&self, job: Incarnation, (uid, gid): (u32, u32), deadline_ms: u64) -> Errand<'_> {

@@ -93,6 +93,8 @@ pub struct SchedulerConfig {
     pub shared_nodes: bool,
     /// The file that says what the site's filesystems and nodes can do, for jobs that ask for layouts (#RSA_LAYOUT).
     pub site_file: PathBuf,
+    /// On how many of a job's nodes it is watched who writes its files, of jobs that ask for layouts. 0: on none.
+    pub watch_nodes: u32,
     /// How long the log of a job is kept after it has ended.
     #[serde(deserialize_with = "time")]
     pub keep: Duration,
@@ -222,6 +224,7 @@ impl Default for SchedulerConfig {
             io_nodes: Vec::new(),
             shared_nodes: false,
             site_file: "/etc/ondeck/site.toml".into(),
+            watch_nodes: 0,
             keep: Duration::from_secs(30 * 86_400),
             simulate: None,
         }

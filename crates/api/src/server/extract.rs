@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::auth::Caller;
 use crate::scheduler::{BurstBufferQuestion, Drain, Hook};
 use crate::wire::{
-    Authority, Claim, CountOrder, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder, StepRequest,
-    StripingOrder, TaskRequest,
+    Authority, Claim, CountOrder, KindsToTell, MOST_BYTES, Refusal, RefusalCode, Release, RestoreOrder,
+    StepRequest, StripingOrder, TaskRequest, WatchOrder,
 };
 
 pub(super) const JSON: &str = "application/json";
@@ -183,11 +183,13 @@ content! {
     Drain: "the reason",
     Hook: "the hook",
     BurstBufferQuestion: "the question",
+    KindsToTell: "the question",
     Release: "the release",
     RestoreOrder: "the order",
     StepRequest: "the step",
     StripingOrder: "the order",
     TaskRequest: "the task",
+    WatchOrder: "the order",
 }
 
 impl<T: Content, S: Sync> FromRequest<S> for Json<T> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ondeck_core::Incarnation;
 use ondeck_layout::Tool;
 use ondeck_layout::census::Tally;
+use ondeck_layout::watched::KindSeen;
 use serde::{Deserialize, Serialize};
 
 use super::refusal::{Refusal, RefusalCode};
@@ -76,6 +77,43 @@ pub struct CountOrder {
     pub until_ms: u64,
     /// The directories.
     pub directories: Vec<PathBuf>,
+    /// Whether it is told by which handles some of the large files are known.
+    #[serde(default)]
+    pub samples: bool,
+}
+
+/// Watches who writes files on the filesystems of a job's directories, until [`KindsToTell`] ends it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchOrder {
+    /// How long beginning may take; a job's start waits for it.
+    pub deadline_ms: u64,
+    /// How long it is watched at most.
+    pub longest_ms: u64,
+    /// The directories.
+    pub directories: Vec<PathBuf>,
+}
+
+/// Ends watching a job, and asks what was seen of files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindsToTell {
+    /// The kinds of files, in some order.
+    pub kinds: Vec<KindToTell>,
+}
+
+/// A sample of the files of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindToTell {
+    /// The directory of the job in which they are, as it was ordered.
+    pub directory: PathBuf,
+    /// Their file handles, as [`StripingOutcome::Counted`] has them.
+    pub files: Vec<String>,
+}
+
+/// What was seen, kind by kind, in the order in which it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindsSeen {
+    /// As many as were asked for.
+    pub kinds: Vec<KindSeen>,
 }
 
 /// A directory that was given a layout, or nearly so, and what it had before.
@@ -176,6 +214,9 @@ pub enum StripingOutcome {
     Counted {
         /// What is there.
         tally: Box<Tally>,
+        /// Of each kind of the tally, the handles of a sample of its large files, if that was ordered.
+        #[serde(default)]
+        samples: Vec<Vec<String>>,
     },
     /// It could not be looked at, or not be set.
     Failed {
@@ -196,7 +237,7 @@ pub enum StripingWork {
     /// Takes them back.
     Restore { directories: Vec<DirectoryToRestore> },
     /// Counts files that were written last within a time.
-    Count { directories: Vec<PathBuf>, from_ms: u64, until_ms: u64 },
+    Count { directories: Vec<PathBuf>, from_ms: u64, until_ms: u64, samples: bool },
 }
 
 impl StripingWork {
@@ -235,6 +276,16 @@ impl RestoreOrder {
 }
 
 impl CountOrder {
+    /// Refuses what makes no sense.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Malformed`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        check(self.directories.iter().map(PathBuf::as_path))
+    }
+}
+
+impl WatchOrder {
     /// Refuses what makes no sense.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use ondeck_agent::observer::{NotWatched, can_watch};
 use ondeck_api::Config;
 use ondeck_layout::Site;
 use ondeck_layout::site::Tool;
@@ -29,6 +30,8 @@ const KINDS: &[&str] = &["lustre", "beegfs", "ceph", "fuse.ceph", "fuse.ceph-fus
 pub fn examine(config: Option<&Path>) -> Vec<Finding> {
     // What is wrong with the configuration is said elsewhere.
     let config = Config::load(config).unwrap_or_default();
+    // Only root can be told who opens files.
+    let is_watched = config.scheduler.watch_nodes > 0 && rustix::process::geteuid().is_root();
     let mut findings = Vec::new();
     let mut looked_at: BTreeSet<PathBuf> = BTreeSet::new();
     // All at once: several of them may hang.
@@ -42,7 +45,7 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
                 findings.extend(filesystem.doubts().into_iter().map(|(what, remedy)| {
                     finding(WHAT, State::Limited, format!("the site's file: {path}: {what}"), Some(remedy))
                 }));
-                looks.push(Look::begin(filesystem.path, Some(filesystem.kind)));
+                looks.push(Look::begin(filesystem.path, Some(filesystem.kind), is_watched));
             }
         }
         Err(wrong) => {
@@ -55,7 +58,7 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
             let striped = mounted.into_iter().filter(|mount| KINDS.contains(&mount.kind.as_str()));
             for mount in striped.filter(|mount| !mount.is_a_users()).take(MOST) {
                 if looked_at.insert(mount.at.clone()) {
-                    looks.push(Look::begin(mount.at, None));
+                    looks.push(Look::begin(mount.at, None, is_watched));
                 }
             }
         }
@@ -65,7 +68,9 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
         }
     }
     let until = Instant::now() + PATIENCE;
-    findings.extend(looks.into_iter().map(|look| look.end(until)));
+    for look in looks {
+        findings.extend(look.end(until));
+    }
     if findings.is_empty() {
         let detail = "no filesystem that stripes files is mounted here (Lustre, CephFS, BeeGFS)";
         findings.push(finding(WHAT, State::Ok, detail, None));
@@ -84,29 +89,36 @@ fn read_site(path: &Path) -> Result<Option<Site>, String> {
 /// A filesystem that is being looked at.
 struct Look {
     path: PathBuf,
-    told: Receiver<Result<(Tool, String), StripingError>>,
+    told: Receiver<(Shown, Option<NotWatched>)>,
 }
 
+/// How it is striped there.
+type Shown = Result<(Tool, String), StripingError>;
+
 impl Look {
-    fn begin(path: PathBuf, tool: Option<Tool>) -> Look {
+    fn begin(path: PathBuf, tool: Option<Tool>, is_watched: bool) -> Look {
         let (tell, told) = channel();
         let at = path.clone();
         std::thread::spawn(move || {
             // Nobody listens any more to what comes too late.
-            let _ = tell.send(show(&at, tool));
+            let _ = tell.send((show(&at, tool), is_watched.then(|| can_watch(&at).err()).flatten()));
         });
         Look { path, told }
     }
 
     /// What was found by then.
-    fn end(self, until: Instant) -> Finding {
+    fn end(self, until: Instant) -> Vec<Finding> {
         let path = self.path.display();
-        match self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Ok((tool, native))) => {
-                let detail = format!("{}: {tool}, new files get {native}", path);
-                finding(WHAT, State::Ok, detail, None)
+        let Ok((shown, unwatched)) = self.told.recv_timeout(until.saturating_duration_since(Instant::now()))
+        else {
+            let detail = format!("{path} has not answered within {} s", PATIENCE.as_secs());
+            return vec![finding(WHAT, State::Limited, detail, Some("look after the filesystem"))];
+        };
+        let shown = match shown {
+            Ok((tool, native)) => {
+                finding(WHAT, State::Ok, format!("{path}: {tool}, new files get {native}"), None)
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 let remedy = match &error {
                     StripingError::NoTool { tool, .. } => {
                         format!(
@@ -119,11 +131,10 @@ impl Look {
                 };
                 finding(WHAT, State::Limited, error.to_string(), Some(&remedy))
             }
-            Err(_) => {
-                let detail = format!("{} has not answered within {} s", path, PATIENCE.as_secs());
-                finding(WHAT, State::Limited, detail, Some("look after the filesystem"))
-            }
-        }
+        };
+        let remedy = "nothing: the history of jobs there is as without `watch_nodes`";
+        let unwatched = unwatched.map(|why| finding(WHAT, State::Limited, why.to_string(), Some(remedy)));
+        std::iter::once(shown).chain(unwatched).collect()
     }
 }
 

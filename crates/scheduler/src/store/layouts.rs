@@ -108,6 +108,7 @@ mod tests {
             ended: None,
             request: StripingRequest::default(),
             directories: Vec::new(),
+            watched_on: Vec::new(),
             notes: vec!["so".into()],
         };
         for id in ["4@7", "42@7", "42@7.1"] {

@@ -11,7 +11,8 @@ use std::sync::Mutex;
 
 use ondeck_api::wire::StripingOutcome;
 use ondeck_core::Bytes;
-use ondeck_layout::census::{Census, Tally};
+use ondeck_layout::census::{Census, Identity};
+use ondeck_transfer::identity::FileHandle;
 use ondeck_transfer::survey::{Descend, survey};
 use rustix::fs::{FileType, Stat};
 
@@ -22,18 +23,27 @@ pub fn count_all(
     prefixes: &[PathBuf],
     directories: &[PathBuf],
     (from_ms, until_ms): (u64, u64),
+    samples: bool,
     lines: &Mutex<OwnedFd>,
 ) {
     for path in directories {
-        let counted = count(prefixes, path, from_ms, until_ms);
-        let outcome = |tally| StripingOutcome::Counted { tally: Box::new(tally) };
-        tell(lines, path, counted.map(|tally| (outcome(tally), None)));
+        let counted = count(prefixes, path, (from_ms, until_ms), samples);
+        let outcome = |census: Census| StripingOutcome::Counted {
+            tally: Box::new(census.tally()),
+            samples: if samples { census.samples() } else { Vec::new() },
+        };
+        tell(lines, path, counted.map(|census| (outcome(census), None)));
     }
 }
 
 /// Counts the files below a directory that this user owns, and that were written last between two moments, in milliseconds
 /// since 1970.
-fn count(prefixes: &[PathBuf], path: &Path, from_ms: u64, until_ms: u64) -> Result<Tally, StripeError> {
+fn count(
+    prefixes: &[PathBuf],
+    path: &Path,
+    (from_ms, until_ms): (u64, u64),
+    samples: bool,
+) -> Result<Census, StripeError> {
     let directory = open(path, prefixes)?;
     let user = rustix::process::geteuid().as_raw();
     let mut census = Census::default();
@@ -43,12 +53,22 @@ fn count(prefixes: &[PathBuf], path: &Path, from_ms: u64, until_ms: u64) -> Resu
             && stat.st_uid == user
             && (from_ms..=until_ms).contains(&written)
         {
-            census.add_written(visit.path, Bytes(u64::try_from(stat.st_size).unwrap_or(0)), Some(written));
+            let size = Bytes(u64::try_from(stat.st_size).unwrap_or(0));
+            // Of a filesystem without handles nobody can have watched anything.
+            let identity = || match samples {
+                true => FileHandle::of(visit.dir, visit.name).ok().map(identity_of),
+                false => None,
+            };
+            census.add_identified(visit.path, size, Some(written), identity);
         }
         Ok(Descend::Yes)
     })
     .map_err(|(within, error)| StripeError::Open { path: path.join(OsStr::from_bytes(&within)), error })?;
-    Ok(census.tally())
+    Ok(census)
+}
+
+fn identity_of(handle: FileHandle) -> Identity {
+    Identity { rank: handle.rank(), text: handle.to_string() }
 }
 
 /// When a file was written last.
@@ -64,6 +84,8 @@ mod tests {
     use std::fs::{self, File};
     use std::os::unix::fs::symlink;
     use std::time::{Duration, UNIX_EPOCH};
+
+    use ondeck_layout::census::Tally;
 
     use super::*;
 
@@ -85,7 +107,9 @@ mod tests {
         // What a link leads to is elsewhere.
         make(&root.join("elsewhere"), 7 << 20, 1500);
         symlink(root.join("elsewhere"), out.join("link")).unwrap();
-        let tally = count(std::slice::from_ref(&root), &out, 1000, 2000).unwrap();
+        let census = count(std::slice::from_ref(&root), &out, (1000, 2000), true).unwrap();
+        let tally = census.tally();
+        assert_eq!(census.samples().iter().map(Vec::len).collect::<Vec<_>>(), [2]);
         assert_eq!((tally.files, tally.bytes), (2, Bytes(4 << 20)));
         let kind = &tally.kinds[0];
         assert_eq!(
@@ -93,8 +117,9 @@ mod tests {
             ("step-#/rank-#", &[1, 2][..], Some(900))
         );
         // What can't be looked at is not empty.
-        assert!(count(&[], &out, 0, u64::MAX).is_err());
-        assert!(count(std::slice::from_ref(&root), &root.join("case/none"), 0, u64::MAX).is_err());
-        assert_eq!(count(&[root], &out, 5000, 6000).unwrap(), Tally::default());
+        assert!(count(&[], &out, (0, u64::MAX), false).is_err());
+        assert!(count(std::slice::from_ref(&root), &root.join("case/none"), (0, u64::MAX), false).is_err());
+        let nothing = count(&[root], &out, (5000, 6000), true).unwrap();
+        assert_eq!((nothing.tally(), nothing.samples().len()), (Tally::default(), 0));
     }
 }

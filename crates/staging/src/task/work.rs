@@ -22,8 +22,8 @@ pub fn work(order: &TaskOrder, user: &User, host: &dyn Host, shared: &'static Sh
         let log = become_user(order, user, log)?;
         if let TaskWork::Stripe { prefixes, work } = &order.request.work {
             match work {
-                StripingWork::Count { directories, from_ms, until_ms } => {
-                    count::count_all(prefixes, directories, (*from_ms, *until_ms), &lines);
+                StripingWork::Count { directories, from_ms, until_ms, samples } => {
+                    count::count_all(prefixes, directories, (*from_ms, *until_ms), *samples, &lines);
                 }
                 work => stripe::stripe(prefixes, work, &lines),
             }
