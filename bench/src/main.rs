@@ -128,7 +128,7 @@ enum Command {
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes seven minutes, and 6 GB of the temporary directory.
     Replay(scheduler::Options),
-    /// Scheduler benchmark: what the history of layouts costs a stage-out, and an answer from 10,000 rows of it; needs root
+    /// Scheduler benchmark: what the history of layouts costs a stage-out, a program that is watched, and an answer from 10,000 rows; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes five minutes.
@@ -136,6 +136,9 @@ enum Command {
     /// The program that the thesis's jobs run
     #[command(hide = true)]
     Writer(scheduler::writer::Writer),
+    /// The program that is watched
+    #[command(hide = true)]
+    Opener(scheduler::observer::Opener),
     /// Print the phases of a report of `ondeck run`, one a line: name, seconds, bytes, files
     Phases {
         /// What `ondeck run --report` wrote
@@ -219,6 +222,7 @@ fn main() -> ExitCode {
         Command::Replay(options) => scheduler::replay::run(&options),
         Command::LayoutHistory(options) => scheduler::layout_history::run(&options),
         Command::Writer(writer) => writer.run(),
+        Command::Opener(opener) => opener.run(),
         Command::Phases { report } => phases::print(&report),
         Command::Evict { directory } => evict::evict(&directory),
         Command::BareCopy { source, target } => tools::bare_copy(&source, &target),

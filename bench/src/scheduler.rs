@@ -12,6 +12,7 @@
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`replay`] | one part: jobs on a real Slurm, and what `ondeck simulate` makes of their journal |
 //! | [`layout_history`] | one part: what the history of layouts costs a stage-out, and an answer from it |
+//! | [`observer`] | in the same part: what watching who writes costs a program |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -20,6 +21,7 @@ mod cluster;
 mod daemon;
 pub mod hooks;
 pub mod layout_history;
+pub mod observer;
 mod pass;
 pub mod replay;
 pub mod schedule;

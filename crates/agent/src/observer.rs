@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use ondeck_api::wire::KindToTell;
 use ondeck_core::{Incarnation, JobId, NodeName};
-use ondeck_layout::watched::KindSeen;
+use ondeck_layout::watched::{FileSeen, KindSeen};
 use ondeck_ramdisk::mounts::{Mount, mounted, seen_at};
 use ondeck_transfer::identity::FileHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -148,11 +148,11 @@ impl Observer {
             // What is no handle keeps its place, as a file of which nothing is known.
             let keys: Vec<Option<FileKey>> = kind.files.iter().map(key).collect();
             let known: Vec<FileKey> = keys.iter().flatten().cloned().collect();
-            let KindSeen { writers, at_once } = writers.seen(&known);
-            let mut writers = writers.into_iter();
-            let writers =
-                keys.iter().map(|key| key.as_ref().and_then(|_| writers.next().flatten())).collect();
-            KindSeen { writers, at_once }
+            let KindSeen { files, at_once } = writers.seen(&known);
+            let mut files = files.into_iter();
+            let nothing = FileSeen { writers: 0, is_exact: false };
+            let of_key = |key: &Option<FileKey>| key.as_ref().and_then(|_| files.next()).unwrap_or(nothing);
+            KindSeen { files: keys.iter().map(of_key).collect(), at_once }
         };
         Ok(kinds.iter().map(seen).collect())
     }
@@ -179,6 +179,9 @@ impl Watched {
 /// More reads than this than the kernel keeps events for: what came before somebody asked is in them.
 const READS_AT_THE_END: usize = 64;
 
+/// Its thread's nice value: it does little, and that soon.
+const PRIORITY: i32 = -10;
+
 /// Listens until it is told to stop, or its time is over. What the kernel has told until then is taken.
 fn listen(
     mut listener: Listener,
@@ -187,6 +190,8 @@ fn listen(
     until: Instant,
 ) -> io::Result<Writers> {
     let mut writers = Writers::default();
+    // Who is gone before it is asked who that was is not known. What can't be had is done without.
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let is_over = wait(&listener, stop, left)? || left.is_zero();
@@ -378,11 +383,13 @@ mod tests {
         let none = ["no handle".to_owned(), "1:00".to_owned()];
         let question = [kind(&files[..3]), kind(&files[3..]), kind(&none)];
         let seen = observer.end(job, &question).unwrap();
-        assert_eq!(seen[0], KindSeen { writers: vec![Some(4), Some(1), Some(1)], at_once: 4 });
+        let exactly = |writers| FileSeen { writers, is_exact: true };
+        assert_eq!(seen[0], KindSeen { files: [4, 1, 1].map(exactly).to_vec(), at_once: 4 });
         // On a machine that is out of breath the three may have come and gone before anybody looked.
-        assert!(seen[1].writers.iter().all(|writers| matches!(writers, Some(1) | None)), "{seen:?}");
-        assert_eq!(seen[1].at_once, 1);
-        assert_eq!(seen[2], KindSeen { writers: vec![None, Some(0)], at_once: 0 });
+        assert!(seen[1].files.iter().all(|file| file.writers <= 1), "{seen:?}");
+        assert!(seen[1].at_once <= 1);
+        let none = FileSeen { writers: 0, is_exact: false };
+        assert_eq!(seen[2], KindSeen { files: vec![none, exactly(0)], at_once: 0 });
         assert!(matches!(observer.end(job, &[]), Err(NotWatched::Never)));
     }
 

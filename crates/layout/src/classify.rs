@@ -182,8 +182,9 @@ fn as_seen(watched: &WatchedKind, found: FileUse, shape: RunShape) -> FileUse {
     let seen = one + several;
     let is_most = |part: u64, of: u64| part * MOST.1 >= of * MOST.0;
     // Where all nodes watch, what none of them has seen was written in a way that can't be seen.
-    let is_enough = if watching == nodes { is_most(seen, u64::from(watched.files)) } else { seen > 0 };
-    if watching == 0 || !is_enough {
+    let (files, unclear) = (u64::from(watched.files), u64::from(watched.unclear));
+    let is_enough = watching < nodes || is_most(seen, files.saturating_sub(unclear));
+    if watching == 0 || seen == 0 || !is_enough {
         return found;
     }
     let nearly_all = |count: u64| count * NEARLY.1 >= processes * NEARLY.0;
@@ -194,15 +195,21 @@ fn as_seen(watched: &WatchedKind, found: FileUse, shape: RunShape) -> FileUse {
             FileUse::FilePerNode if watching == 1 || !nearly_all(writers) => found,
             _ if nearly_all(writers) => FileUse::OneFile,
             FileUse::OneFile | FileUse::Groups { .. } => found,
-            _ if processes.is_multiple_of(writers) => FileUse::Groups { files: processes / writers },
+            _ if watched.is_exact && processes.is_multiple_of(writers) => {
+                FileUse::Groups { files: processes / writers }
+            }
             _ => FileUse::NotKnown(Unclear::Count),
         };
     }
     if !is_most(one, seen) {
         return FileUse::NotKnown(Unclear::Mixed);
     }
+    // Those of which it can't be told may be of several.
+    if unclear > seen {
+        return found;
+    }
     match found {
-        _ if at_once <= 1 && processes > 1 && is_most(seen, u64::from(watched.files)) => FileUse::OneWriter,
+        _ if at_once <= 1 && processes > 1 && is_most(seen, files) => FileUse::OneWriter,
         // Others may have others, on nodes that did not watch.
         _ if at_once <= 1 => found,
         // Some have a file each, as those that write for a group of them.

@@ -312,6 +312,12 @@ fn classify(watch_nodes: u32, goals: [(usize, usize); 2]) {
                 job.what,
                 job.truth
             );
+            if verdict != Verdict::Right {
+                let runs = cluster.ondeck(&["layout", "history", "--json"]).stdout;
+                let runs: Vec<Value> = serde_json::from_str(&runs).unwrap();
+                let of_job = |run: &&Value| run["job"].to_string().contains(&format!("\"{id}"));
+                println!("{:?}", runs.iter().find(of_job).map(|run| run["run"].to_string()));
+            }
             score.0.push(Answer { kind: case.kind, runs: run + 1, verdict, tells: job.tells });
             if verdict == Verdict::Wrong && job.tells {
                 told_wrongly.push(format!("seed {}, {} ({}): {told}", case.seed, case.kind, job.what));

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ondeck_layout::watched::KindSeen;
+use ondeck_layout::watched::{FileSeen, KindSeen};
 use ondeck_transfer::identity::FileHandle;
 
 /// More written files are a sample of them.
@@ -255,26 +255,25 @@ impl Writers {
     /// What is known of the files of a kind.
     pub fn seen(&self, files: &[FileKey]) -> KindSeen {
         let mut all = BTreeSet::new();
-        let of_file = |file: &FileKey| -> Option<u32> {
+        let of_file = |file: &FileKey| {
             let Some(of_file) = self.files.get(file) else {
                 let is_left_out = self.sampled_up_to.is_some_and(|most| file.handle.rank() > most);
-                return (!is_left_out).then_some(0);
+                return FileSeen { writers: 0, is_exact: !is_left_out };
             };
             all.extend(of_file.writers.iter().copied());
             self.at_once(of_file)
         };
-        let writers = files.iter().map(of_file).collect();
+        let files = files.iter().map(of_file).collect();
         // If it can't be told, that is so of files, too.
         let at_once = self.most(&all, |writer| writer.last).max(self.ranks(&all));
-        KindSeen { writers, at_once }
+        KindSeen { files, at_once }
     }
 
-    /// How many of them were there at the same time at most; nothing if that can't be told.
-    fn at_once(&self, OfFile { writers, by_unknown }: &OfFile) -> Option<u32> {
+    /// How many of them were there at the same time at most.
+    fn at_once(&self, OfFile { writers, by_unknown }: &OfFile) -> FileSeen {
         let certain = self.most(writers, |writer| writer.last).max(self.ranks(writers));
         let possible = self.most(writers, |writer| writer.latest);
-        // Of several it does not matter how many exactly.
-        (certain > 1 || (certain >= possible && !by_unknown)).then_some(certain)
+        FileSeen { writers: certain, is_exact: certain >= possible && !by_unknown }
     }
 
     /// How many ranks of one step are among them.
@@ -334,6 +333,16 @@ mod tests {
         }
     }
 
+    /// How many writers each file has; with fewer than 0 so many at least, and one more is said.
+    fn told(seen: &KindSeen) -> Vec<i32> {
+        let number = |seen: &FileSeen| (seen.writers.cast_signed(), seen.is_exact);
+        let number = |seen| match number(seen) {
+            (writers, true) => writers,
+            (writers, false) => -(writers + 1),
+        };
+        seen.files.iter().map(number).collect()
+    }
+
     fn key(file: u8) -> FileKey {
         FileKey { filesystem: 1, handle: FileHandle::new(1, &[file]) }
     }
@@ -364,7 +373,7 @@ mod tests {
         let ranks: Vec<Event> =
             (1..=3).flat_map(|rank| [written(rank, 9), written(rank, rank as u8)]).collect();
         let found = seen(&[(&ranks, &[1, 2, 3])], &[9, 1, 2, 3, 4]);
-        assert_eq!(found.writers, [Some(3), Some(1), Some(1), Some(1), Some(0)]);
+        assert_eq!(told(&found), [3, 1, 1, 1, 0]);
         assert_eq!(found.at_once, 3);
         let steps = [
             (&[opened(1, 9), written(1, 9)][..], &[1][..]),
@@ -372,7 +381,8 @@ mod tests {
             (&[written(2, 9)], &[2]),
             (&[written(3, 9)], &[3]),
         ];
-        assert_eq!(seen(&steps, &[9]), KindSeen { writers: vec![Some(1)], at_once: 1 });
+        let found = seen(&steps, &[9]);
+        assert_eq!((told(&found), found.at_once), (vec![1], 1));
     }
 
     #[test]
@@ -383,16 +393,16 @@ mod tests {
             (&[written(1, 9)], &[2]),
             (&[written(2, 9)], &[]),
         ];
-        assert_eq!(seen(&batches, &[9]).writers, [Some(2)]);
+        assert_eq!(told(&seen(&batches, &[9])), [2]);
     }
 
     #[test]
     fn of_two_that_came_and_went_before_anybody_looked_it_can_not_be_told() {
         let batch = [written(1, 9), written(2, 9), written(3, 8)];
-        assert_eq!(seen(&[(&batch, &[])], &[9, 8]).writers, [None, Some(1)]);
+        assert_eq!(told(&seen(&[(&batch, &[])], &[9, 8])), [-2, 1]);
         // If one of them goes on, it is known when the other one comes.
         let batches = [(&[written(1, 9)][..], &[1][..]), (&[written(2, 9)], &[1]), (&[written(3, 9)], &[])];
-        assert_eq!(seen(&batches, &[9]).writers, [Some(2)]);
+        assert_eq!(told(&seen(&batches, &[9])), [2]);
     }
 
     #[test]
@@ -407,7 +417,7 @@ mod tests {
             writers.take([written(process + 1000, 8)], &Pretended::default());
         }
         let found = writers.seen(&[key(9), key(8)]);
-        assert_eq!((found.writers, found.at_once), (vec![Some(3), Some(1)], 3));
+        assert_eq!((told(&found), found.at_once), (vec![3, 1], 3));
     }
 
     #[test]
@@ -416,23 +426,24 @@ mod tests {
             (Writers::default(), Pretended { strangers: vec![1, 2], ..Pretended::default() });
         let batch = [opened(1, 9), written(1, 9), opened(2, 8), written(3, 9)];
         writers.take(batch, &stranger);
-        assert_eq!(writers.seen(&[key(9), key(8)]), KindSeen { writers: vec![Some(1), Some(0)], at_once: 1 });
+        let found = writers.seen(&[key(9), key(8)]);
+        assert_eq!((told(&found), found.at_once), (vec![1, 0], 1));
         // What has started it was one of Slurm's daemons.
         writers.take([opened(2, 8), written(2, 8)], &Pretended { there: vec![2], ..Pretended::default() });
-        assert_eq!(writers.seen(&[key(8)]).writers, [Some(1)]);
+        assert_eq!(told(&writers.seen(&[key(8)])), [1]);
         writers.take([opened(4, 8), written(4, 8)], &Pretended { gone: vec![4], ..Pretended::default() });
-        assert_eq!(writers.seen(&[key(9), key(8)]).writers, [Some(1), None]);
+        assert_eq!(told(&writers.seen(&[key(9), key(8)])), [1, -2]);
         // It was known when it opened the file.
         writers.take([opened(5, 7)], &Pretended::default());
         writers.take([written(5, 7)], &Pretended { gone: vec![5], ..Pretended::default() });
-        assert_eq!(writers.seen(&[key(7)]).writers, [Some(1)]);
+        assert_eq!(told(&writers.seen(&[key(7)])), [1]);
     }
 
     #[test]
     fn a_number_that_is_used_again_is_another_process_and_those_of_other_namespaces_are_none() {
         let batches = [(&[written(1, 9)][..], &[][..]), (&[written(2, 9)], &[2]), (&[written(1, 8)], &[1])];
-        assert_eq!(seen(&batches, &[9, 8]).writers, [Some(1), Some(1)]);
-        assert_eq!(seen(&[(&[written(0, 9)], &[0])], &[9]).writers, [Some(0)]);
+        assert_eq!(told(&seen(&batches, &[9, 8])), [1, 1]);
+        assert_eq!(told(&seen(&[(&[written(0, 9)], &[0])], &[9])), [0]);
     }
 
     #[test]
@@ -446,12 +457,12 @@ mod tests {
         }
         assert!(writers.files.len() <= MOST_FILES && writers.lack().is_none());
         let keys: Vec<FileKey> = (0..many + 1000).map(key).collect();
-        let found = writers.seen(&keys).writers;
-        let known = found.iter().filter(|writers| **writers == Some(1)).count();
+        let found = told(&writers.seen(&keys));
+        let known = found.iter().filter(|writers| **writers == 1).count();
         assert_eq!(known, writers.files.len());
         // Of one that is not there it is only said where all such are known.
         let most = writers.sampled_up_to.unwrap_or(0);
-        let is_said = |place: usize| found[place] == Some(0);
+        let is_said = |place: usize| found[place] == 0;
         let new = many as usize..keys.len();
         assert!(new.clone().all(|place| is_said(place) == (keys[place].handle.rank() <= most)));
         assert!((0..many as usize).all(|place| !is_said(place)));
