@@ -6,6 +6,7 @@ use ondeck_core::Bytes;
 use ondeck_layout::census::{Census, MOST_TOLD, Tally};
 use ondeck_layout::classify::{FileUse, RunShape, Unclear, classify};
 use ondeck_layout::history::{Run, recall};
+use ondeck_layout::watched::WatchedKind;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -212,4 +213,47 @@ fn steps_are_told_from_files_by_when_those_of_one_number_were_written() {
         (0..4).map(move |rank| (format!("{step}/out.{step}.{rank}"), 64 * MIB, step * 20_000))
     });
     assert_eq!(classify(&tally(twice), shape), FileUse::FilePerProcess);
+}
+
+/// What four nodes of eight ranks have seen of a kind's files.
+fn seen(one: u32, several: u32, writers: u32, at_once: u32) -> WatchedKind {
+    let files = one + several;
+    WatchedKind { nodes: 4, files, one, several, unclear: 0, writers, is_exact: true, at_once }
+}
+
+#[test]
+fn what_was_seen_comes_before_names_numbers_and_times() {
+    let shape = RunShape { nodes: 4, tasks: 8, lasted_ms: 60_000 };
+    // Two files of one kind, a few seconds apart: of two ranks, or one in two places by turns.
+    let places = tally([("ckpt.0".into(), 64 * MIB, 50_000), ("ckpt.1".into(), 64 * MIB, 53_000)]);
+    let log = tally([("monitor.dat".into(), 64 * MIB, 60_000)]);
+    let each = tally((0..8).map(|rank| (format!("rank-{rank}.dat"), 64 * MIB, 59_000 + rank)));
+    let watched = |left: &Tally, watched: WatchedKind| {
+        let mut left = left.clone();
+        left.kinds[0].watched = Some(watched);
+        classify(&left, shape)
+    };
+    assert!(!classify(&places, shape).is_known());
+    assert_eq!(watched(&places, seen(0, 2, 8, 8)), FileUse::OneFile);
+    assert_eq!(watched(&places, seen(2, 0, 0, 1)), FileUse::OneWriter);
+    assert_eq!(watched(&places, seen(0, 2, 4, 8)), FileUse::Groups { files: 2 });
+    // A number that is too small for all may be so because some were not seen.
+    let lower = WatchedKind { is_exact: false, ..seen(0, 2, 4, 8) };
+    assert_eq!(watched(&places, lower), FileUse::NotKnown(Unclear::Count));
+    assert_eq!(classify(&log, shape), FileUse::OneFile);
+    assert_eq!(watched(&log, seen(1, 0, 0, 1)), FileUse::OneWriter);
+    // Names say that it is a log, and it was seen that all write it.
+    let shared = tally([("all.log".into(), 64 * MIB, 60_000)]);
+    assert_eq!(watched(&shared, seen(0, 1, 7, 7)), FileUse::OneFile);
+    assert_eq!(watched(&each, seen(8, 0, 0, 8)), FileUse::FilePerProcess);
+    assert_eq!(watched(&each, seen(8, 0, 0, 1)), FileUse::OneWriter);
+    assert_eq!(watched(&each, seen(4, 4, 2, 8)), FileUse::NotKnown(Unclear::Mixed));
+    // Who saw nothing says nothing; nor does the one node of several on which there is a rank.
+    for nothing in [seen(0, 0, 0, 0), WatchedKind { nodes: 0, ..seen(8, 0, 0, 1) }] {
+        assert_eq!(watched(&each, nothing), FileUse::FilePerProcess);
+    }
+    let few = RunShape { nodes: 8, ..shape };
+    let mut one_node = each.clone();
+    one_node.kinds[0].watched = Some(WatchedKind { nodes: 1, files: 8, ..seen(1, 0, 0, 1) });
+    assert_eq!(classify(&one_node, few), FileUse::FilePerProcess);
 }
