@@ -10,6 +10,28 @@ use ondeck_testbed::{User, available, wait_until};
 use crate::aids::{LONG, await_file, files, folder, give, make, noise, own_file, script};
 use crate::cluster::{Cluster, DEADLINE, Setup, tree};
 
+/// An ext4 of so many MiB that all hosts have mounted at the same path, a directory of the user's.
+pub fn own_disk(cluster: &Cluster, user: &User, mib: u32) -> PathBuf {
+    let image = cluster.bed.dir().join("small-disk");
+    fs::File::create(&image).unwrap().set_len(u64::from(mib) << 20).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    run("mkfs.ext4", &["-q", "-m", "0", "-O", "^has_journal", image.to_str().unwrap()]);
+    let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
+    let at = folder(user, "small", &BTreeMap::new());
+    for host in cluster.bed.hosts() {
+        host.ok(&["mount", "-t", "ext4", &device, at.to_str().unwrap()]);
+    }
+    // It goes when the last host has unmounted it.
+    run("losetup", &["--detach", &device]);
+    let owner = format!("{0}:{0}", user.uid);
+    cluster.host("ctl").ok(&["chown", &owner, at.to_str().unwrap()]);
+    at
+}
+
 /// A small disk of its own that all hosts have mounted at the same path.
 pub struct SmallDisk {
     pub at: PathBuf,
@@ -19,24 +41,9 @@ pub struct SmallDisk {
 impl SmallDisk {
     /// Of so many MiB, of which so many KiB are left.
     pub fn new(cluster: &Cluster, user: &User, mib: u32, left_kib: u64) -> SmallDisk {
-        let image = cluster.bed.dir().join("small-disk");
-        fs::File::create(&image).unwrap().set_len(u64::from(mib) << 20).unwrap();
-        let run = |program: &str, arguments: &[&str]| {
-            let output = std::process::Command::new(program).args(arguments).output().unwrap();
-            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8(output.stdout).unwrap().trim().to_owned()
-        };
-        run("mkfs.ext4", &["-q", "-m", "0", "-O", "^has_journal", image.to_str().unwrap()]);
-        let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
-        let at = folder(user, "small", &BTreeMap::new());
-        for host in cluster.bed.hosts() {
-            host.ok(&["mount", "-t", "ext4", &device, at.to_str().unwrap()]);
-        }
-        // It goes when the last host has unmounted it.
-        run("losetup", &["--detach", &device]);
+        let at = own_disk(cluster, user, mib);
         let host = cluster.host("ctl");
         let small = SmallDisk { ballast: at.join("ballast"), at };
-        host.ok(&["chown", &format!("{0}:{0}", user.uid), small.at.to_str().unwrap()]);
         let found = host.ok(&["df", "--output=avail", small.at.to_str().unwrap()]);
         let free: u64 = found.lines().last().unwrap().trim().parse().unwrap();
         let ballast = format!("{}KiB", free - left_kib);

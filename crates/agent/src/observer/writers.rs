@@ -287,11 +287,17 @@ impl Writers {
     }
 
     fn most(&self, writers: &BTreeSet<usize>, until: impl Fn(&Writer) -> u64) -> u32 {
-        let mut times: Vec<(u64, bool)> = Vec::with_capacity(writers.len() * 2);
-        for writer in writers.iter().map(|writer| &self.writers[*writer]) {
-            // Who comes at the time at which another one was there for the last time meets that one.
-            times.extend([(writer.first, false), (until(writer), true)]);
+        // Processes of a rank are one: a program may open a file and have another process write it.
+        let mut ranks: BTreeMap<(Option<Rank>, usize), (u64, u64)> = BTreeMap::new();
+        for number in writers {
+            let writer = &self.writers[*number];
+            let alone = if writer.rank.is_some() { 0 } else { *number };
+            let there = ranks.entry((writer.rank, alone)).or_insert((u64::MAX, 0));
+            *there = (there.0.min(writer.first), there.1.max(until(writer)));
         }
+        // Who comes at the time at which another one was there for the last time meets that one.
+        let mut times: Vec<(u64, bool)> =
+            ranks.into_values().flat_map(|(first, last)| [(first, false), (last, true)]).collect();
         times.sort_unstable();
         let (mut there, mut most) = (0u32, 0u32);
         for (_, goes) in times {
@@ -418,6 +424,13 @@ mod tests {
         }
         let found = writers.seen(&[key(9), key(8)]);
         assert_eq!((told(&found), found.at_once), (vec![3, 1], 3));
+        // Two processes of one rank that live at a time are one writer.
+        let ranks = BTreeMap::from([(1, rank(10)), (2, rank(10))]);
+        writers.take(
+            [opened(1, 7), written(2, 7), written(1, 7)],
+            &Pretended { there: vec![1, 2], ranks, ..Pretended::default() },
+        );
+        assert_eq!(told(&writers.seen(&[key(7)])), [1]);
     }
 
     #[test]
