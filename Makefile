@@ -61,7 +61,7 @@ bench: build ## Compare with other copy tools and write docs/benchmarks.md (an h
 
 bench-scheduler: build ## Measure the scheduler beside a real Slurm and write docs/scheduler-benchmarks.md (45 minutes, as root)
 	$(CARGO) build --release --locked -p ondeck-bench -p ondeck-testbed
-	set -e; for part in schedule hooks burst-buffers thesis simulator replay layout-history; do \
+	set -e; for part in schedule hooks burst-buffers thesis simulator replay layout-history observer; do \
 		ONDECK=$(abspath $(ONDECK)) $(dir $(ONDECK))ondeck-bench $$part --markdown docs/scheduler-benchmarks.md; \
 	done
 

@@ -128,11 +128,15 @@ enum Command {
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes seven minutes, and 6 GB of the temporary directory.
     Replay(scheduler::Options),
-    /// Scheduler benchmark: what the history of layouts costs a stage-out, a program that is watched, and an answer from 10,000 rows; needs root
+    /// Scheduler benchmark: what the history of layouts costs a stage-out, and an answer from 10,000 rows of it; needs root
     ///
     /// The binaries under test, `ondeck` and `ondeck-testbed`, are those beside this one, or what the
     /// environment variables ONDECK and ONDECK_TESTBED name. Takes five minutes.
     LayoutHistory(scheduler::Options),
+    /// Scheduler benchmark: what watching who writes (`watch_nodes`) costs a program; needs root
+    ///
+    /// Takes a minute.
+    Observer(scheduler::Options),
     /// The program that the thesis's jobs run
     #[command(hide = true)]
     Writer(scheduler::writer::Writer),
@@ -221,6 +225,7 @@ fn main() -> ExitCode {
         Command::Simulator(options) => scheduler::simulator::run(&options),
         Command::Replay(options) => scheduler::replay::run(&options),
         Command::LayoutHistory(options) => scheduler::layout_history::run(&options),
+        Command::Observer(options) => scheduler::observer::run(&options),
         Command::Writer(writer) => writer.run(),
         Command::Opener(opener) => opener.run(),
         Command::Phases { report } => phases::print(&report),

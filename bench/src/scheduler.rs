@@ -1,4 +1,4 @@
-//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in seven parts
+//! What the scheduler costs, and what it saves: the page docs/scheduler-benchmarks.md, in eight parts
 //! that are made by a command each.
 //!
 //! # Layout
@@ -12,7 +12,7 @@
 //! | [`simulator`] | one part: how fast `ondeck simulate` is, beside AccaSim |
 //! | [`replay`] | one part: jobs on a real Slurm, and what `ondeck simulate` makes of their journal |
 //! | [`layout_history`] | one part: what the history of layouts costs a stage-out, and an answer from it |
-//! | [`observer`] | in the same part: what watching who writes costs a program |
+//! | [`observer`] | one part: what watching who writes costs a program |
 //! | [`writer`] | nothing: the program that the thesis's jobs run |
 //! | [`cluster`] | nothing: a real Slurm with agents and scheduler, in a testbed of namespaces |
 
@@ -39,7 +39,7 @@ use crate::goals::Judged;
 use crate::page::{Table, heading, paragraph};
 use crate::{command_line, machine};
 
-/// What all seven commands take.
+/// What all eight commands take.
 #[derive(clap::Args)]
 pub struct Options {
     /// Rounds that count, after one that does not [default: each measurement's own]
@@ -64,8 +64,8 @@ impl Options {
 const TITLE: &str = "# Benchmarks of the scheduler\n\n";
 
 /// The commands, in the order of their parts on the page.
-const PARTS: [&str; 7] =
-    ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay", "layout-history"];
+const PARTS: [&str; 8] =
+    ["schedule", "hooks", "burst-buffers", "thesis", "simulator", "replay", "layout-history", "observer"];
 
 /// What one command found out.
 struct Part {

@@ -10,7 +10,6 @@ use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
 use crate::scheduler::cluster::{Cluster, Integration, Setup, wait};
 use crate::scheduler::hooks::directory;
-use crate::scheduler::observer;
 use crate::scheduler::{Options, Part, word};
 use crate::{interrupt, machine};
 
@@ -48,7 +47,6 @@ pub fn run(options: &Options) -> Result<()> {
     trees(options, &cluster, &mut part)?;
     answers(options, &cluster, &mut part)?;
     drop(cluster);
-    observer::costs(options, &mut part)?;
     part.publish(options)
 }
 
@@ -66,7 +64,7 @@ fn wait_known(cluster: &Cluster, program: &str, count: usize) -> Result<Vec<Valu
 }
 
 fn stage_outs(options: &Options, cluster: &Cluster, part: &mut Part) -> Result<()> {
-    let rounds = options.rounds(3, 60);
+    let rounds = options.rounds(3, 20);
     let mut seconds: [Samples; 2] = Default::default();
     for round in 0..=rounds {
         eprintln!("stage-out: round {round} of {rounds}");

@@ -1,4 +1,4 @@
-//! What watching who writes costs a program, whose files lie in memory: nothing is faster than that, so it costs most there.
+//! `ondeck-bench observer`: what watching who writes costs a program, whose files lie in memory: nothing is faster than that, so it costs most there.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ondeck_agent::observer::Observer;
 use ondeck_core::{Incarnation, JobId, NodeName};
 
-use crate::interrupt;
 use crate::page::{Table, paragraph};
 use crate::ramdisk::samples::{Samples, number};
 use crate::scheduler::{Options, Part, word};
+use crate::{interrupt, machine};
 
 /// Of a program that writes.
 const WRITES_COST: f64 = 10.0;
@@ -77,7 +77,18 @@ fn run_once(directory: &Path, files: u32, writes: u32, node: &NodeName) -> Resul
     Ok(took)
 }
 
-pub(super) fn costs(options: &Options, part: &mut Part) -> Result<()> {
+pub fn run(options: &Options) -> Result<()> {
+    if !machine::is_root() {
+        bail!("only root can watch a filesystem: run it as root");
+    }
+    interrupt::install()?;
+    let mut part = Part::new("observer", "Watching who writes");
+    part.introduction = "The observer of `ondeck agent`, on a tmpfs; no Slurm. What is compared alternates, and the first round is dropped.".into();
+    costs(options, &mut part)?;
+    part.publish(options)
+}
+
+fn costs(options: &Options, part: &mut Part) -> Result<()> {
     let rounds = options.rounds(3, 30);
     let folder = InMemory::new()?;
     let node: NodeName = "n1".parse()?;

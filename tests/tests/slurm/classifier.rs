@@ -21,8 +21,8 @@ use crate::aids::{LONG, change, make, noise, program, reload};
 use crate::cluster::{Cluster, Setup};
 use crate::room::own_disk;
 
-/// How many jobs of each kind, each of which runs three times; `ONDECK_CLASSIFIER=20` asks for more.
-const JOBS: u64 = 2;
+/// How many jobs of each kind, each of which runs three times, without watching and with it; `ONDECK_CLASSIFIER=20` asks for more.
+const JOBS: [u64; 2] = [2, 1];
 
 /// The first seed of each kind; `ONDECK_CLASSIFIER_SEED=1` asks for another.
 const FIRST_SEED: u64 = 2001;
@@ -289,7 +289,8 @@ fn classify(watch_nodes: u32, goals: [(usize, usize); 2]) {
     if !available() {
         return;
     }
-    let (count, first) = (asked("ONDECK_CLASSIFIER", JOBS), asked("ONDECK_CLASSIFIER_SEED", FIRST_SEED));
+    let usual = JOBS[usize::from(watch_nodes > 0)];
+    let (count, first) = (asked("ONDECK_CLASSIFIER", usual), asked("ONDECK_CLASSIFIER_SEED", FIRST_SEED));
     let cluster = cluster(watch_nodes);
     let alice = cluster.user("alice");
     let (aids, disk) = (Aids::new(&cluster, alice), own_disk(&cluster, alice, DISK_MIB));
