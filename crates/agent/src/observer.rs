@@ -75,6 +75,9 @@ pub enum NotWatched {
     /// It was not watched, or not from its start.
     #[error("it was not watched there from its start")]
     Never,
+    /// The filesystem has answered too late.
+    #[error("its filesystem has answered too late")]
+    Late,
     /// The time that was given is over.
     #[error("it was watched no longer than it was asked for")]
     Over,
@@ -91,7 +94,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Observer {
     /// Watches who writes to the filesystems of a job's directories, for so long at most. One that is watched already goes on.
     ///
-    /// It may hang with a filesystem.
+    /// It may hang with a filesystem. What has not begun by then is not begun any more: nobody would end it.
     ///
     /// # Errors
     /// [`NotWatched`]; then nothing is watched.
@@ -100,7 +103,7 @@ impl Observer {
         job: Incarnation,
         node: &NodeName,
         directories: &[PathBuf],
-        longest: Duration,
+        (by, longest): (Instant, Duration),
     ) -> Result<(), NotWatched> {
         self.forget_old();
         if lock(&self.0).contains_key(&job) {
@@ -115,6 +118,9 @@ impl Observer {
         let mut known = lock(&self.0);
         if known.len() >= MOST_JOBS {
             return Err(NotWatched::Many);
+        }
+        if by <= Instant::now() {
+            return Err(NotWatched::Late);
         }
         let (until, processes) = (Instant::now() + longest, OfThisNode::new(job.job, node));
         let kernel = |error: io::Error| NotWatched::Kernel(error);
@@ -331,6 +337,10 @@ mod tests {
         is_root
     }
 
+    fn soon() -> Instant {
+        Instant::now() + LONG
+    }
+
     fn node() -> NodeName {
         "n1".parse().unwrap()
     }
@@ -361,9 +371,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let (observer, job) = (Observer::default(), "42@7".parse().unwrap());
-        observer.begin(job, &node(), std::slice::from_ref(&root), LONG).unwrap();
+        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         // A second order changes nothing.
-        observer.begin(job, &node(), std::slice::from_ref(&root), LONG).unwrap();
+        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         let mut ranks: Vec<Child> = (0..4)
             .map(|rank| shell(&root, &format!("echo {rank} >> shared; echo {rank} > own.{rank}; : < shared")))
             .collect();
@@ -401,14 +411,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let (observer, job) = (Observer::default(), "42@7".parse().unwrap());
-        observer.begin(job, &node(), std::slice::from_ref(&root), Duration::ZERO).unwrap();
+        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), Duration::ZERO)).unwrap();
         assert!(matches!(observer.end(job, &[]), Err(NotWatched::Over)));
         for number in 0..MOST_JOBS {
             let job = format!("{number}@7").parse().unwrap();
-            observer.begin(job, &node(), std::slice::from_ref(&root), LONG).unwrap();
+            observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         }
         assert!(matches!(
-            observer.begin(job, &node(), std::slice::from_ref(&root), LONG),
+            observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)),
             Err(NotWatched::Many)
         ));
         let refused = can_watch(Path::new("/proc/self")).unwrap_err().to_string();

@@ -148,6 +148,19 @@ impl Task {
         Task::ended(TaskReport { state, retryable: true, ..TaskReport::new(name) })
     }
 
+    /// A task that does not end before it is said to have.
+    #[cfg(test)]
+    pub(crate) fn pretended_to_hang(name: &str) -> Arc<Task> {
+        let hangs = Arc::into_inner(Task::ended(TaskReport::new(name)));
+        let ended = watch::Sender::new(None);
+        hangs.map_or_else(|| Task::pretended(name), |task| Arc::new(Task { ended, ..task }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pretend_end(&self) {
+        self.ended.send_replace(Some(Instant::now()));
+    }
+
     fn ended(report: TaskReport) -> Arc<Task> {
         Arc::new(Task {
             report: Mutex::new(report),

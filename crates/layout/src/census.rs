@@ -20,6 +20,12 @@ use crate::watched::WatchedKind;
 /// More kinds of paths are counted as one.
 pub const MOST_KINDS: usize = 4096;
 
+/// The most bytes of the texts of all kinds; files of further ones are counted as one more kind.
+const MOST_TEXT: usize = 4 << 20;
+
+/// Of a path with more numbers nobody can say which are those of ranks or steps.
+const MOST_NUMBERS_OF_A_KIND: usize = 8;
+
 /// More values of numbers, those of all kinds together, are not told apart.
 const MOST_NUMBERS: usize = 1 << 20;
 
@@ -43,6 +49,8 @@ const MOST_SAMPLED_OF_ALL: usize = 1 << 16;
 pub struct Census {
     kinds: BTreeMap<Vec<u8>, Kind>,
     all: Kind,
+    /// The bytes of the texts of the kinds.
+    text: usize,
     /// How many values of numbers the kinds have noted.
     noted: usize,
     /// How many files the samples of the kinds have.
@@ -279,10 +287,19 @@ impl Census {
         written_ms: Option<u64>,
         identity: impl FnOnce() -> Option<Identity>,
     ) {
-        let (kind, numbers) = kind_of(path);
+        let (kind, mut numbers) = kind_of(path);
         self.all.add(size.0, written_ms, &[], &mut self.noted);
         let is_known = self.kinds.contains_key(&kind);
-        let kind = if is_known || self.kinds.len() < MOST_KINDS { kind } else { Vec::new() };
+        let has_room = self.kinds.len() < MOST_KINDS && self.text + kind.len() <= MOST_TEXT;
+        let kind = match is_known || has_room && numbers.len() <= MOST_NUMBERS_OF_A_KIND {
+            true => kind,
+            false => Vec::new(),
+        };
+        if kind.is_empty() {
+            numbers.clear();
+        } else if !is_known {
+            self.text += kind.len();
+        }
         let kind = self.kinds.entry(kind).or_default();
         kind.add(size.0, written_ms, &numbers, &mut self.noted);
         if size >= SMALL
@@ -526,6 +543,16 @@ mod tests {
             census.add(letters.as_bytes(), Bytes(u64::MAX));
         }
         assert!(census.kinds.len() <= MOST_KINDS + 1);
+        assert!(census.text <= MOST_TEXT);
+        // Deep trees whose directories are full of numbers: neither their texts nor their numbers.
+        let deep = "a1".repeat(100_000);
+        for number in 0..100 {
+            let name: String = format!("{number}").bytes().map(|digit| char::from(digit + 50)).collect();
+            census.add(format!("{deep}{name}").as_bytes(), Bytes(1));
+            census.add(format!("{}{name}", "b".repeat(100_000)).as_bytes(), Bytes(1));
+        }
+        assert!(census.text <= MOST_TEXT);
+        assert!(census.kinds.values().all(|kind| kind.numbers.len() <= MOST_NUMBERS_OF_A_KIND));
         census.add(b"empty", Bytes(0));
         census.add(b"99999999999999999999999999999999999999", Bytes(1));
         assert_eq!(census.guess(4).size, Some(Bytes(u64::MAX)));

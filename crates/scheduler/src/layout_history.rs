@@ -25,8 +25,8 @@ use crate::striping::{ActiveLayouts, JobLayouts};
 /// How long counting may take: some million files, where the filesystem answers.
 const COUNTING: Duration = Duration::from_secs(25);
 
-/// How long it may take until a node watches: a job's start waits for it.
-const BEGINNING_TO_WATCH: Duration = Duration::from_millis(1500);
+/// How long it may take until nodes watch: a job's start waits for it.
+const BEGINNING_TO_WATCH: Duration = Duration::from_secs(2);
 
 /// Longer runs are not watched to their end; whatever a scheduler that is gone has begun ends then.
 const LONGEST_WATCH: Duration = Duration::from_secs(8 * 24 * 3600);
@@ -65,26 +65,37 @@ pub(crate) async fn watch(context: &Arc<Context>, active: &ActiveLayouts) {
         directories,
     };
     let nodes: Vec<NodeName> = record.nodes.iter().take(most).cloned().collect();
-    context.take_charge(&nodes).await;
+    // Who does not answer may watch all the same, and is told to end it.
+    active.record().watched_on.clone_from(&nodes);
+    let asked = ask_to_watch(context, active, order, nodes);
+    if tokio::time::timeout(BEGINNING_TO_WATCH, asked).await.is_err() {
+        tracing::info!(job = %record.id, "not all nodes have said that they watch who writes its files");
+    }
+}
+
+async fn ask_to_watch(
+    context: &Arc<Context>,
+    active: &ActiveLayouts,
+    order: WatchOrder,
+    nodes: Vec<NodeName>,
+) {
+    let (order, job) = (Arc::new(order), active.record().id);
     let mut asked = JoinSet::new();
     for node in nodes {
-        let (context, order, job) = (Arc::clone(context), order.clone(), record.id);
+        let (context, order) = (Arc::clone(context), Arc::clone(&order));
         asked.spawn(async move {
+            context.take_charge([&node]).await;
             let begun = context.fleet.watch_writers(&node, job, &order).await;
             (node, begun)
         });
     }
-    let mut watching = Vec::new();
     while let Some(answered) = asked.join_next().await {
-        match answered {
-            Ok((node, Ok(()))) => watching.push(node),
-            Ok((node, Err(error))) => {
-                tracing::info!(job = %record.id, %node, %error, "who writes its files is not watched there");
-            }
-            Err(error) => tracing::error!(job = %record.id, %error, "it is not known whether it is watched"),
+        let Ok((node, Err(error))) = answered else { continue };
+        tracing::info!(%job, %node, %error, "who writes its files is not watched there");
+        if error.code().is_some() {
+            active.record().watched_on.retain(|watching| *watching != node);
         }
     }
-    active.record().watched_on = watching;
 }
 
 /// Ends that, and tells what was seen of kinds of files, node by node. What a node does not know is missing.

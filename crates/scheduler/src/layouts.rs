@@ -291,7 +291,7 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
         Err(_) => return,
     };
     // It is never closed.
-    let _turn = context.layouts.turns.acquire().await;
+    let turn = context.layouts.turns.acquire().await;
     let before = active.record().clone();
     if context.layouts.of(before.id).is_none_or(|known| !Arc::ptr_eq(&known, active)) {
         return;
@@ -328,6 +328,8 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
             // A job waits for this one's directories, which are free now; counting can be done later.
             return;
         }
+        // Counting may take long, and nobody waits for it.
+        drop(turn);
         layout_history::count(context, active).await;
         active.record().count_no_more(None);
         let counted = active.record().clone();

@@ -4,12 +4,12 @@
 //! it as their working directory and are told `.`: no path ever reaches them, and nothing reaches a shell.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use ondeck_api::wire::{FormerLayout, FormerValue};
 use ondeck_core::Incarnation;
@@ -514,15 +514,18 @@ impl StripedDirectory {
                 Ok(rustix::process::fchdir(BorrowedFd::borrow_raw(directory))?)
             });
         }
-        let output = command
+        let child = command
             .args(words)
             .arg(".")
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .env("LC_ALL", OsStr::new("C"))
             .stdin(Stdio::null())
-            .output()
-            .map_err(|error| StripingError::NoTool { path: self.path.clone(), tool, error })?;
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let no_tool = |error| StripingError::NoTool { path: self.path.clone(), tool, error };
+        let output = child.and_then(output_of).map_err(no_tool)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
@@ -576,4 +579,20 @@ fn find_tool(directory: &OwnedFd, path: &Path) -> Result<Tool, StripingError> {
 fn is_in_path(tool: &str) -> bool {
     std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()))
+}
+/// The most that a tool is listened to: it may be another process of the user's that speaks for it.
+const MOST_SAID: u64 = 1 << 20;
+
+/// What a tool says until it ends, or has said too much: then it finds nobody who listens any more.
+fn output_of(mut child: Child) -> io::Result<Output> {
+    let listen = |pipe: Option<Box<dyn Read + Send>>| {
+        let mut said = Vec::new();
+        pipe.map_or(Ok(0), |pipe| pipe.take(MOST_SAID).read_to_end(&mut said))?;
+        io::Result::Ok(said)
+    };
+    let (said, complained) = (child.stdout.take(), child.stderr.take());
+    let complaints = std::thread::spawn(move || listen(complained.map(|pipe| Box::new(pipe) as _)));
+    let stdout = listen(said.map(|pipe| Box::new(pipe) as _))?;
+    let stderr = complaints.join().unwrap_or_else(|_| Err(io::Error::other("its messages can't be read")))?;
+    Ok(Output { status: child.wait()?, stdout, stderr })
 }

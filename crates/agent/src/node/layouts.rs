@@ -35,6 +35,39 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Tasks that did not end in time: each is some processes that stay for as long as a filesystem hangs, and that may be a user's own.
+#[derive(Default)]
+pub(super) struct Hanging(Mutex<Vec<(u32, Arc<Task>)>>);
+
+/// So many may hang of a user, and of all together, before no more are begun.
+const MOST_HANGING: usize = 4;
+const MOST_HANGING_OF_ALL: usize = 64;
+
+impl Hanging {
+    /// Whether another one may be begun for a user; if not, why.
+    fn allows(&self, uid: u32) -> Result<(), String> {
+        let mut hanging = lock(&self.0);
+        hanging.retain(|(_, task)| !task.has_ended());
+        let of_user = hanging.iter().filter(|(of, _)| *of == uid).count();
+        match (of_user, hanging.len()) {
+            (MOST_HANGING.., _) => {
+                Err(format!("{of_user} tasks of user {uid} hang in a filesystem there that does not answer"))
+            }
+            (_, MOST_HANGING_OF_ALL..) => {
+                Err(format!("{} tasks hang in filesystems there that do not answer", hanging.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes a task if it has not ended.
+    fn note(&self, uid: u32, task: Arc<Task>) {
+        if !task.has_ended() {
+            lock(&self.0).push((uid, task));
+        }
+    }
+}
+
 /// Whose layouts, and until when.
 struct Errand<'a> {
     node: &'a Node,
@@ -173,7 +206,7 @@ impl Node {
         let longest = Duration::from_millis(order.longest_ms).min(LONGEST_WATCH);
         let until = Instant::now() + Duration::from_millis(order.deadline_ms).min(LONGEST);
         let begun = hang::within(until, "watching who writes files", move || {
-            Ok(observer.begin(job, &node, &directories, longest))
+            Ok(observer.begin(job, &node, &directories, (until, longest)))
         });
         let begun = begun.map_err(|error| failed(&error))?;
         begun.map_err(|error| refusal(RefusalCode::Failed, format!("{}: {error}", self.name)))
@@ -279,11 +312,40 @@ impl Errand<'_> {
             require_memory_group: false,
             out_of_date: Duration::ZERO,
         };
+        node.hanging
+            .allows(self.uid)
+            .map_err(|why| refusal(RefusalCode::Failed, format!("{}: {why}", node.name)))?;
         let task = Task::start_on_disk(name, &node.state.join("layouts.log"), &order)
             .map_err(|error| failed(&error))?;
         // An agent's requests that touch the system are on threads of their own.
         let report = tokio::runtime::Handle::current().block_on(task.wait(left + ENDING));
         task.let_go();
+        node.hanging.note(self.uid, task);
         Ok(report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_user_whose_filesystem_hangs_only_so_many_tasks_are_begun_and_others_have_theirs() {
+        let hanging = Hanging::default();
+        let mut tasks: Vec<Arc<Task>> = (0..MOST_HANGING).map(|_| Task::pretended_to_hang("look")).collect();
+        for task in &tasks {
+            assert_eq!(hanging.allows(1001), Ok(()));
+            hanging.note(1001, Arc::clone(task));
+        }
+        assert!(hanging.allows(1001).unwrap_err().starts_with("4 tasks of user 1001 hang"));
+        assert_eq!(hanging.allows(1002), Ok(()));
+        // One that has ended is forgotten.
+        tasks[0].pretend_end();
+        assert_eq!(hanging.allows(1001), Ok(()));
+        for uid in 2000..2000 + MOST_HANGING_OF_ALL as u32 {
+            tasks.push(Task::pretended_to_hang("count"));
+            hanging.note(uid, Arc::clone(&tasks[tasks.len() - 1]));
+        }
+        assert!(hanging.allows(1002).is_err());
     }
 }

@@ -13,6 +13,12 @@ use ondeck_layout::programs::key_of;
 use super::Api;
 use crate::store::{RunFilter, StoreError};
 
+/// The most bytes of runs in an answer: nobody reads more, and whoever asks often costs no more memory than that.
+const MOST_TOLD: usize = 3 << 20;
+
+/// What a run takes in an answer beside its figures, at most: names of a program and a directory.
+const OTHERWISE: usize = 1024;
+
 fn failed(error: &StoreError) -> Refusal {
     Refusal::new(RefusalCode::Failed, error.to_string())
 }
@@ -47,7 +53,13 @@ impl Api {
         let filter = filter(whose, program, directory);
         let kept =
             self.context.journal.read(|reader| reader.runs(&filter)).map_err(|error| failed(&error))?;
-        let view = kept.into_iter().map(|kept| LayoutRun {
+        // Newest first: what there is no room for is older.
+        let mut bytes = 0;
+        let fitting = kept.into_iter().take_while(|kept| {
+            bytes += serde_json::to_vec(&kept.run).map_or(0, |run| run.len() + OTHERWISE);
+            bytes <= MOST_TOLD
+        });
+        let view = fitting.map(|kept| LayoutRun {
             uid: kept.uid,
             job: kept.job,
             program: kept.program,

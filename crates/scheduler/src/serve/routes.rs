@@ -353,7 +353,7 @@ struct HistoryQuery {
     uid: Option<u32>,
 }
 
-/// What runs of jobs have left in the directories whose layouts they asked for: the newest first, at most 500.
+/// What runs of jobs have left in the directories whose layouts they asked for: the newest first, at most 500, and no more than 3 MiB of them.
 ///
 /// Who: everybody; users see their own, administrators all.
 #[utoipa::path(

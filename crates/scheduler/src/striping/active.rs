@@ -3,6 +3,9 @@
 //! Of jobs with one directory the first stays, and the others are told. Elements of an array have one script, and want the same:
 //! they leave it to the first of them, which is not over before the last of them is. So one of them sets it, and it is
 //! taken back once.
+//!
+//! That holds among the jobs of a user. Whoever names another one's directory may have no right to it, and must neither keep its
+//! owner's job from it nor hear who has it: between users the note in the directory decides, which the agent reads and writes as the user.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -121,6 +124,9 @@ impl Others {
         let mut others = Others::default();
         for (_, other) in known.iter().filter(|(id, _)| **id != job.id) {
             let record = other.record();
+            if record.owner != job.owner {
+                continue;
+            }
             let Some(directory) = record.directory(path) else { continue };
             let is_of_array = job.is_of_the_array_of(&record);
             if is_of_array && directory.left_to.is_some() {
@@ -423,6 +429,27 @@ mod tests {
         // Nobody leaves anything to what is being taken back.
         let (late, _) = layouts.add(planned("4@7", A));
         assert!(late.record().told().unwrap().contains("job 1 has set its layout"));
+    }
+
+    #[test]
+    fn who_names_another_users_directory_keeps_nobody_from_it_and_is_not_told_who_has_it() {
+        let layouts = Layouts::default();
+        let stranger = |id: &str| {
+            let mut record = planned(id, A);
+            record.owner.uid += 1;
+            record
+        };
+        let a = Path::new("/a");
+        let (guess, _) = layouts.add(stranger("201@7"));
+        let (own, _) = layouts.add(planned("202@7", A));
+        assert_eq!(own.record().to_stripe().len(), 1);
+        guess.record().take(&answered(a, StripingOutcome::Failed { why: "/a: Permission denied".into() }));
+        own.record().take(&answered(a, set()));
+        let (other_guess, _) = layouts.add(stranger("203@7"));
+        assert_eq!(other_guess.record().told(), None);
+        assert_eq!(own.record().to_count(), [PathBuf::from("/a")]);
+        // The agent, as its user, is told whom the note in the directory may name.
+        assert!(layouts.rivals(other_guess.record().id).contains(&own.record().id));
     }
 
     #[test]
