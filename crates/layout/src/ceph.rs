@@ -17,6 +17,10 @@ pub const ATTRIBUTE: &str = "ceph.dir.layout";
 /// What an object holds if nobody says otherwise.
 pub const DEFAULT_OBJECT_SIZE: Bytes = Bytes(4 << 20);
 
+/// OSDs take no larger ones unless their administrator wants that (`osd_max_object_size`): what a program writes beyond it fails,
+/// though the layout could be set.
+pub const LARGEST_OBJECT: Bytes = Bytes(128 << 20);
+
 /// The layout of a directory in CephFS.
 ///
 /// ```
@@ -61,6 +65,14 @@ pub enum CephError {
         /// The bytes of a unit.
         stripe_unit: Bytes,
     },
+    /// Sizes that can be set, and with which writing fails.
+    #[error(
+        "stripes of {stripe_size}: Ceph writes no objects of more than {LARGEST_OBJECT} (osd_max_object_size)"
+    )]
+    TooLarge {
+        /// The bytes of a stripe.
+        stripe_size: Bytes,
+    },
     /// CephFS has no such placement.
     #[error("CephFS keeps no data with the metadata: leave -L mdt out")]
     OnMetadata,
@@ -77,6 +89,9 @@ impl DirLayout {
     pub fn of(layout: &Layout, osds: u32) -> Result<Self, CephError> {
         match &layout.last().placement {
             Placement::Metadata => Err(CephError::OnMetadata),
+            Placement::Striped { stripe_size, .. } if *stripe_size > LARGEST_OBJECT => {
+                Err(CephError::TooLarge { stripe_size: *stripe_size })
+            }
             Placement::Striped { count, stripe_size, pool } => Ok(Self {
                 stripe_unit: *stripe_size,
                 stripe_count: count.among(osds).max(1),

@@ -242,6 +242,9 @@ fn what_lfs_shows_of_files_and_directories_is_read() {
         l_fid:     0x100030000:0x2:0x0\n      - l_ost_idx: 1\n        l_fid:     0x100010000:0x2:0x0\n";
     let layout = getstripe::parse(file).unwrap();
     assert_eq!(setstripe::options(&layout).join(" "), "-c 2 -S 4M -p flash");
+    // Of a directory that has no layout of its own.
+    let none = "stripe_count:  1\nstripe_size:   1048576\npattern:       0\nstripe_offset: -1\n";
+    assert_eq!(setstripe::options(&getstripe::parse(none).unwrap()).join(" "), "-c 1 -S 1M");
 
     let refused = |text: &str| getstripe::parse(text).unwrap_err().to_string();
     assert_eq!(refused("  lcm_mirror_count:  2\n"), "the directory has mirrored files");

@@ -4,7 +4,7 @@
 
 use ondeck_core::Bytes;
 use ondeck_layout::beegfs::{StripePattern, Version};
-use ondeck_layout::ceph::DirLayout;
+use ondeck_layout::ceph::{DirLayout, LARGEST_OBJECT};
 use ondeck_layout::lfs::{Setstripe, setstripe};
 use ondeck_layout::{Layout, Placement};
 use proptest::prelude::*;
@@ -19,8 +19,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn every_layout_has_one_of_cephfs_that_is_read_back(layout in common::layouts(), osds in 1u32..=2000) {
-        let ceph = DirLayout::of(&layout, osds).unwrap();
+    fn every_layout_has_one_of_cephfs_that_is_read_back_unless_no_osd_takes_it(layout in common::layouts(), osds in 1u32..=2000) {
+        let Placement::Striped { stripe_size, .. } = &layout.last().placement else { panic!() };
+        let ceph = DirLayout::of(&layout, osds);
+        // What no OSD takes, writing would fail with.
+        prop_assert_eq!(ceph.is_err(), *stripe_size > LARGEST_OBJECT);
+        let Ok(ceph) = ceph else { return Ok(()) };
         prop_assert_eq!(&ceph.to_string().parse::<DirLayout>().unwrap(), &ceph);
         // The MDS refuses anything else.
         prop_assert!(ceph.stripe_count >= 1);
@@ -66,6 +70,11 @@ fn cephfs_gets_the_component_for_large_files() {
     // As Ceph itself names the pool of a filesystem.
     let named = "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs.scratch.data";
     assert!(named.parse::<DirLayout>().unwrap().layout().is_ok());
+    assert_eq!(DirLayout::of(&layout("-c 1 -S 128M"), 8).unwrap().object_size, LARGEST_OBJECT);
+    assert_eq!(
+        DirLayout::of(&layout("-c 1 -S 192M"), 8).unwrap_err().to_string(),
+        "stripes of 192 MiB: Ceph writes no objects of more than 128 MiB (osd_max_object_size)"
+    );
     let refused = |text: &str| text.parse::<DirLayout>().unwrap_err().to_string();
     assert_eq!(
         refused("stripe_unit=4194304 stripe_count=1"),

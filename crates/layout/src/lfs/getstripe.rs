@@ -89,7 +89,8 @@ pub fn parse(text: &str) -> Result<Layout, GetstripeError> {
                 return Err(GetstripeError::NotSupported { what: "components that extend themselves" });
             }
             "pattern" | "lmm_pattern" => match value {
-                "raid0" | "1" => {}
+                // Of a directory without a layout of its own it is not said how its files are striped: as ever.
+                "raid0" | "1" | "0" => {}
                 "raid0,overstriped" => current.overstriped = true,
                 "mdt" => current.on_metadata = true,
                 _ => return Err(wrong("raid0 or mdt")),
