@@ -49,7 +49,7 @@ pub struct Node {
     /// Who works on the layouts of a job's directories.
     layouts: Mutex<BTreeMap<Incarnation, Arc<Mutex<()>>>>,
     observer: Arc<Observer>,
-    hanging: layouts::Hanging,
+    unended: layouts::Unended,
     /// Held while something is promised, so that two requests can't be promised the same.
     known: Mutex<RamDiskTable>,
 }
@@ -137,7 +137,7 @@ impl Node {
             commander,
             layouts: Mutex::default(),
             observer: Arc::default(),
-            hanging: layouts::Hanging::default(),
+            unended: layouts::Unended::default(),
             rules: RwLock::new(Arc::new(Rules::new(config).map_err(StartError::Device)?)),
             known: Mutex::new(RamDiskTable {
                 next_port: agent.server_ports.first,

@@ -171,8 +171,9 @@ impl Observer {
 
 impl Watched {
     fn end(&self) -> Result<Writers, NotWatched> {
-        // The thread waits for nothing else.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        // The thread waits for nothing else: untold, it would be waited for until its time is over.
+        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        told.map_err(|error| NotWatched::Kernel(error.into()))?;
         let thread = lock(&self.thread).take().ok_or(NotWatched::Never)?;
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
         if self.until <= Instant::now() {

@@ -328,8 +328,8 @@ async fn take_back(context: &Arc<Context>, active: &Arc<ActiveLayouts>, waits: b
             // A job waits for this one's directories, which are free now; counting can be done later.
             return;
         }
-        // Counting may take long, and nobody waits for it.
         drop(turn);
+        let _turn = context.layouts.counts.acquire().await;
         layout_history::count(context, active).await;
         active.record().count_no_more(None);
         let counted = active.record().clone();

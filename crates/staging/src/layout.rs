@@ -580,19 +580,23 @@ fn is_in_path(tool: &str) -> bool {
     std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()))
 }
+
 /// The most that a tool is listened to: it may be another process of the user's that speaks for it.
 const MOST_SAID: u64 = 1 << 20;
 
 /// What a tool says until it ends, or has said too much: then it finds nobody who listens any more.
 fn output_of(mut child: Child) -> io::Result<Output> {
-    let listen = |pipe: Option<Box<dyn Read + Send>>| {
-        let mut said = Vec::new();
-        pipe.map_or(Ok(0), |pipe| pipe.take(MOST_SAID).read_to_end(&mut said))?;
-        io::Result::Ok(said)
-    };
     let (said, complained) = (child.stdout.take(), child.stderr.take());
-    let complaints = std::thread::spawn(move || listen(complained.map(|pipe| Box::new(pipe) as _)));
-    let stdout = listen(said.map(|pipe| Box::new(pipe) as _))?;
+    let complaints = std::thread::spawn(move || listen(complained));
+    let stdout = listen(said)?;
     let stderr = complaints.join().unwrap_or_else(|_| Err(io::Error::other("its messages can't be read")))?;
     Ok(Output { status: child.wait()?, stdout, stderr })
+}
+
+fn listen(pipe: Option<impl Read>) -> io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    if let Some(pipe) = pipe {
+        pipe.take(MOST_SAID).read_to_end(&mut said)?;
+    }
+    Ok(said)
 }

@@ -35,36 +35,51 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Tasks that did not end in time: each is some processes that stay for as long as a filesystem hangs, and that may be a user's own.
+/// The tasks that have not ended: each is some processes, and in a filesystem that hangs, which may be a user's own, they stay.
 #[derive(Default)]
-pub(super) struct Hanging(Mutex<Vec<(u32, Arc<Task>)>>);
+pub(super) struct Unended(Mutex<Vec<UnendedTask>>);
+
+struct UnendedTask {
+    uid: u32,
+    /// When it should have ended.
+    until: Instant,
+    task: Arc<Task>,
+}
 
 /// So many may hang of a user, and of all together, before no more are begun.
 const MOST_HANGING: usize = 4;
 const MOST_HANGING_OF_ALL: usize = 64;
 
-impl Hanging {
-    /// Whether another one may be begun for a user; if not, why.
-    fn allows(&self, uid: u32) -> Result<(), String> {
-        let mut hanging = lock(&self.0);
-        hanging.retain(|(_, task)| !task.has_ended());
-        let of_user = hanging.iter().filter(|(of, _)| *of == uid).count();
-        match (of_user, hanging.len()) {
-            (MOST_HANGING.., _) => {
-                Err(format!("{of_user} tasks of user {uid} hang in a filesystem there that does not answer"))
-            }
-            (_, MOST_HANGING_OF_ALL..) => {
-                Err(format!("{} tasks hang in filesystems there that do not answer", hanging.len()))
-            }
-            _ => Ok(()),
-        }
-    }
+/// So many may be under way of a user, those that hang among them.
+const MOST_OF_USER: usize = 32;
 
-    /// Notes a task if it has not ended.
-    fn note(&self, uid: u32, task: Arc<Task>) {
-        if !task.has_ended() {
-            lock(&self.0).push((uid, task));
+impl Unended {
+    /// Begins a task of a user that should end by then, unless too many have not ended.
+    fn begin(
+        &self,
+        uid: u32,
+        until: Instant,
+        begin: impl FnOnce() -> Result<Arc<Task>, String>,
+    ) -> Result<Arc<Task>, String> {
+        let mut unended = lock(&self.0);
+        unended.retain(|known| !known.task.has_ended());
+        let now = Instant::now();
+        let hanging = unended.iter().filter(|known| known.until <= now).count();
+        let of_user: Vec<&UnendedTask> = unended.iter().filter(|known| known.uid == uid).collect();
+        let hanging_of_user = of_user.iter().filter(|known| known.until <= now).count();
+        if hanging_of_user >= MOST_HANGING {
+            let hang = format!("{hanging_of_user} tasks of user {uid} hang in a filesystem there");
+            return Err(format!("{hang} that does not answer"));
         }
+        if of_user.len() >= MOST_OF_USER {
+            return Err(format!("{MOST_OF_USER} tasks of user {uid} are under way there already"));
+        }
+        if hanging >= MOST_HANGING_OF_ALL {
+            return Err(format!("{hanging} tasks hang in filesystems there that do not answer"));
+        }
+        let task = begin()?;
+        unended.push(UnendedTask { uid, until, task: Arc::clone(&task) });
+        Ok(task)
     }
 }
 
@@ -312,15 +327,13 @@ impl Errand<'_> {
             require_memory_group: false,
             out_of_date: Duration::ZERO,
         };
-        node.hanging
-            .allows(self.uid)
-            .map_err(|why| refusal(RefusalCode::Failed, format!("{}: {why}", node.name)))?;
-        let task = Task::start_on_disk(name, &node.state.join("layouts.log"), &order)
-            .map_err(|error| failed(&error))?;
+        let log = node.state.join("layouts.log");
+        let start = || Task::start_on_disk(name, &log, &order).map_err(|error| failed(&error).message);
+        let begun = node.unended.begin(self.uid, self.until + ENDING, start);
+        let task = begun.map_err(|why| refusal(RefusalCode::Failed, format!("{}: {why}", node.name)))?;
         // An agent's requests that touch the system are on threads of their own.
         let report = tokio::runtime::Handle::current().block_on(task.wait(left + ENDING));
         task.let_go();
-        node.hanging.note(self.uid, task);
         Ok(report)
     }
 }
@@ -331,21 +344,25 @@ mod tests {
 
     #[test]
     fn of_a_user_whose_filesystem_hangs_only_so_many_tasks_are_begun_and_others_have_theirs() {
-        let hanging = Hanging::default();
-        let mut tasks: Vec<Arc<Task>> = (0..MOST_HANGING).map(|_| Task::pretended_to_hang("look")).collect();
-        for task in &tasks {
-            assert_eq!(hanging.allows(1001), Ok(()));
-            hanging.note(1001, Arc::clone(task));
+        let (unended, now) = (Unended::default(), Instant::now());
+        let begin =
+            |uid: u32, until: Instant| unended.begin(uid, until, || Ok(Task::pretended_to_hang("look")));
+        let first = begin(1001, now).map(|task| task.pretend_end());
+        assert_eq!(first, Ok(()));
+        for _ in 0..MOST_HANGING {
+            assert!(begin(1001, now).is_ok());
         }
-        assert!(hanging.allows(1001).unwrap_err().starts_with("4 tasks of user 1001 hang"));
-        assert_eq!(hanging.allows(1002), Ok(()));
-        // One that has ended is forgotten.
-        tasks[0].pretend_end();
-        assert_eq!(hanging.allows(1001), Ok(()));
-        for uid in 2000..2000 + MOST_HANGING_OF_ALL as u32 {
-            tasks.push(Task::pretended_to_hang("count"));
-            hanging.note(uid, Arc::clone(&tasks[tasks.len() - 1]));
+        assert!(begin(1001, now).is_err_and(|why| why.starts_with("4 tasks of user 1001 hang")));
+        // Who has many that go on is no burden until there are very many.
+        let later = now + LONGEST;
+        let all: Vec<Arc<Task>> = (0..MOST_OF_USER).filter_map(|_| begin(1002, later).ok()).collect();
+        assert_eq!(all.len(), MOST_OF_USER);
+        assert!(begin(1002, later).is_err_and(|why| why.contains("32 tasks of user 1002 are under way")));
+        all[0].pretend_end();
+        assert!(begin(1002, later).is_ok());
+        for uid in 2000..2000 + (MOST_HANGING_OF_ALL - MOST_HANGING) as u32 {
+            assert!(begin(uid, now).is_ok());
         }
-        assert!(hanging.allows(1002).is_err());
+        assert!(begin(1003, now).is_err_and(|why| why.starts_with("64 tasks hang")));
     }
 }

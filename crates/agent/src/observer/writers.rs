@@ -184,21 +184,18 @@ impl Writers {
             }
         }
         let Opener { first, who, .. } = *opener;
-        let rank = match who {
-            Who::Stranger => return !is_known,
-            _ if !written => return !is_known,
-            Who::OfJob(rank) => rank,
-            Who::Gone => {
-                self.openers.remove(&process);
-                self.note(file, None);
-                return false;
-            }
+        if !written || who == Who::Stranger {
+            return !is_known;
+        }
+        self.openers.remove(&process);
+        let Who::OfJob(rank) = who else {
+            self.note(file, None);
+            return false;
         };
         if self.writers.len() >= MOST_WRITERS {
             self.lack = Some("more processes have written files than are told apart");
             return false;
         }
-        self.openers.remove(&process);
         let (last, batch) = (self.now, self.batch);
         let writer = Writer { rank, first, last, latest: last, batch };
         self.writers.push(writer);

@@ -94,6 +94,8 @@ pub(crate) struct Layouts {
     known: Mutex<Known>,
     /// Who takes some back has a turn.
     pub turns: tokio::sync::Semaphore,
+    /// Who counts what is left has a turn of its own: that may take long, and keeps no layout from being taken back.
+    pub counts: tokio::sync::Semaphore,
     /// The last that had left something to another one is over.
     pub freed: tokio::sync::Notify,
 }
@@ -102,8 +104,8 @@ type Known = BTreeMap<Incarnation, Arc<ActiveLayouts>>;
 
 impl Default for Layouts {
     fn default() -> Layouts {
-        let turns = tokio::sync::Semaphore::new(AT_A_TIME);
-        Layouts { known: Mutex::default(), turns, freed: tokio::sync::Notify::new() }
+        let [turns, counts] = [AT_A_TIME; 2].map(tokio::sync::Semaphore::new);
+        Layouts { known: Mutex::default(), turns, counts, freed: tokio::sync::Notify::new() }
     }
 }
 
