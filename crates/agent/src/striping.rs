@@ -100,7 +100,7 @@ mod tests {
             options: "-c 2 -S 1M".into(),
             targets: Some(2),
             tool: None,
-            former: FormerLayout { layout: FormerValue::Inherited, mark: None },
+            former: FormerLayout { layout: FormerValue::Inherited, mark: None, inode: None },
         });
         record.save(state, job).unwrap();
         assert_eq!(StripingRecord::load(state, job).unwrap(), Some(record));

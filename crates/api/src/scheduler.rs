@@ -14,7 +14,7 @@ use ondeck_core::{Incarnation, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use status::{JobStatus, NodeStatus, Status, Transfer, Warning, WarningKind};
+pub use status::{FilesystemStatus, JobStatus, NodeStatus, Status, Transfer, Warning, WarningKind};
 pub use story::{
     AllocationView, DelayView, Forgotten, JobStory, JobView, LayoutRun, LayoutState, LayoutView, LogLine,
     LostPart, OtherLife, PartView,

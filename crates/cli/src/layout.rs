@@ -264,16 +264,13 @@ fn failed(error: impl Into<anyhow::Error>) -> Failure {
 impl SiteArgs {
     /// The site's file; nothing if there is none, and none was named.
     fn read(&self) -> Result<Option<Site>> {
-        let path = self.file.as_deref().unwrap_or(Path::new(SITE));
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.file.is_none() => {
-                return Ok(None);
+        match &self.file {
+            None => Ok(Site::read(Path::new(SITE))?),
+            Some(file) => {
+                let site = Site::read(file)?;
+                Ok(Some(site.with_context(|| format!("there is no file {}", file.display()))?))
             }
-            Err(error) => return Err(error).with_context(|| format!("can't read {}", path.display())),
-        };
-        let site = Site::parse(&text).with_context(|| path.display().to_string())?;
-        Ok(Some(site))
+        }
     }
 }
 

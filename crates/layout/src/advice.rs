@@ -510,6 +510,7 @@ impl fmt::Display for Reason {
             Self::Node { rate, stripes: 1 } => write!(f, "a node reads or writes {rate}: 1 stripe"),
             Self::Node { rate, stripes } => write!(f, "a node reads or writes {rate}: {stripes} stripes"),
             Self::Shared { nodes: 1, each } => write!(f, "one node uses one file, {each} stripes"),
+            Self::Shared { nodes, each: 1 } => write!(f, "{nodes} nodes use one file, a stripe each"),
             Self::Shared { nodes, each } => write!(f, "{nodes} nodes use one file, {each} stripes each"),
             Self::Limited { most, of } => write!(f, "there are {most} {of}"),
             Self::Factor { from, to, writers } => {

@@ -209,6 +209,12 @@ fn as_seen(watched: &WatchedKind, found: FileUse, shape: RunShape) -> FileUse {
         return found;
     }
     match found {
+        // Written together, and by one at a time: short lives on a busy node look so, and so does a loop.
+        FileUse::FilePerProcess | FileUse::FilePerNode
+            if at_once <= 1 && processes > 1 && is_most(seen, files) =>
+        {
+            FileUse::NotKnown(Unclear::Order)
+        }
         _ if at_once <= 1 && processes > 1 && is_most(seen, files) => FileUse::OneWriter,
         // Others may have others, on nodes that did not watch.
         _ if at_once <= 1 => found,

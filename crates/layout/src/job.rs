@@ -85,6 +85,9 @@ pub enum NotChosen {
         "the rules need to know the site, and it has no site file; write the layout's options in the line instead"
     )]
     NoSite,
+    /// What is known of the site could not be read.
+    #[error("the rules need to know the site, and its file can't be read: {0}")]
+    UnreadSite(String),
     /// The directory is on none of the site's filesystems.
     #[error("{} is on none of the filesystems of the site file", .0.display())]
     Elsewhere(PathBuf),

@@ -41,6 +41,7 @@ pub mod model;
 pub mod pattern;
 pub mod programs;
 pub mod rules;
+mod shell;
 pub mod site;
 pub mod watched;
 

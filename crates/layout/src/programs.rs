@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::census::pattern_of;
 use crate::pattern::Pattern;
+use crate::shell::{Command, commands};
 
 /// What starts a program on all nodes.
 const LAUNCHERS: [&str; 9] =
@@ -22,7 +23,7 @@ const INTERPRETERS: [&str; 10] =
     ["python", "python3", "python2", "bash", "sh", "perl", "julia", "Rscript", "matlab", "lua"];
 
 /// Options of launchers that have a value, which is the next word. Others with two dashes have theirs behind `=`, or none.
-const WITH_VALUE: [&str; 44] = [
+const WITH_VALUE: [&str; 53] = [
     "-n",
     "-N",
     "-c",
@@ -67,13 +68,25 @@ const WITH_VALUE: [&str; 44] = [
     "--map-by",
     "--bind-to",
     "--chdir",
+    "--comment",
+    "--constraint",
+    "--reservation",
+    "--qos",
+    "--gres",
+    "--input",
+    "--distribution",
+    "--cpu-bind",
+    "--mem-per-cpu",
 ];
 
 /// The longest name of a program, in characters.
 const LONGEST: usize = 100;
 
-/// The most lines of a script that are looked at.
-const MOST_LINES: usize = 10_000;
+/// The most commands of a script that are looked at.
+const MOST_COMMANDS: usize = 10_000;
+
+/// What a shell does itself before it starts a program.
+const BUILTINS: [&str; 9] = ["cd", "export", "set", "ulimit", "umask", "module", "source", ".", "unset"];
 
 /// The program of a job: its name for the history, and for the table of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,9 +112,8 @@ pub fn program_of(job_name: &str, script: &[u8]) -> JobProgram {
 
 /// What a script starts first by a launcher; nothing if it starts nothing so.
 pub fn started_by(script: &[u8]) -> Option<String> {
-    // A line may go on in the next one.
-    let text = String::from_utf8_lossy(script).replace("\\\n", " ");
-    text.lines().take(MOST_LINES).find_map(launched)
+    let text = String::from_utf8_lossy(script);
+    commands(&text).take(MOST_COMMANDS).find_map(|words| launched(&words))
 }
 
 impl JobProgram {
@@ -123,35 +135,49 @@ pub fn key_of(name: &str) -> String {
     pattern_of(base(name).as_ref()).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
 }
 
-/// The program that a line starts by a launcher.
-fn launched(line: &str) -> Option<String> {
-    if line.trim_start().starts_with('#') {
+/// The program that a command starts by a launcher.
+fn launched(words: &Command) -> Option<String> {
+    let launcher = words.iter().position(|word| !stands_in_front(word))?;
+    if !LAUNCHERS.contains(&base(&words[launcher])) {
         return None;
     }
-    let mut words = line.split_whitespace();
-    words.find(|word| LAUNCHERS.contains(&base(word)))?;
+    program_in(&words[launcher + 1..])
+}
+
+/// Whether a word may stand in front of a program: a variable is set, or something is said of how it runs.
+fn stands_in_front(word: &str) -> bool {
+    word.contains('=') || PREFIXES.contains(&base(word))
+}
+
+/// The program of these words, behind options.
+fn program_in(words: &[String]) -> Option<String> {
     let mut is_value = false;
-    let mut interpreted = None;
-    for word in words {
-        let word = word.trim_matches(['"', '\'', ';']);
+    let mut interpreter = None;
+    for (place, word) in words.iter().enumerate() {
         if is_value {
             is_value = false;
+        } else if interpreter.is_some() && word == "-c" {
+            // A script of its own; of another language it has other commands.
+            let script = words.get(place + 1)?;
+            let of_script = commands(script).take(MOST_COMMANDS).find_map(|words| run_by(&words));
+            return of_script.or(interpreter);
         } else if word.starts_with('-') {
-            is_value = interpreted.is_none() && WITH_VALUE.contains(&word);
-        } else if word.starts_with(['|', '&', '>', '<']) {
-            break;
-        } else if (word.starts_with('$') && !word.contains('/'))
-            || word.contains('=')
-            || PREFIXES.contains(&base(word))
-        {
+            is_value = interpreter.is_none() && WITH_VALUE.contains(&word.as_str());
+        } else if (word.starts_with('$') && !word.contains('/')) || stands_in_front(word) {
             // A variable may be anything, or nothing; behind a directory stands a name.
-        } else if interpreted.is_none() && INTERPRETERS.contains(&base(word)) {
-            interpreted = Some(base(word).to_owned());
-        } else if !word.is_empty() {
+        } else if interpreter.is_none() && INTERPRETERS.contains(&base(word)) {
+            interpreter = Some(base(word).to_owned());
+        } else if !base(word).is_empty() {
             return Some(base(word).to_owned());
         }
     }
-    interpreted
+    interpreter
+}
+
+/// The program that a command runs; nothing if that is the shell's own.
+fn run_by(words: &[String]) -> Option<String> {
+    let first = words.iter().find(|word| !stands_in_front(word))?;
+    if BUILTINS.contains(&first.as_str()) { None } else { program_in(words) }
 }
 
 fn base(word: &str) -> &str {
@@ -224,6 +250,17 @@ mod tests {
             ("srun python\n", "python"),
             ("srun\nsrun \\\n  ./x\n", "x"),
             ("srun bash -c 'echo x'\n", "echo"),
+            ("srun sh -c 'cd $DIR && ulimit -c 0; A=1 ./solver x'\n", "solver"),
+            ("srun sh -c '$COMMAND'\n", "sh"),
+            ("run() { srun \"$@\"; }\nrun ./x\n", "run-#.sh"),
+            ("run() {\n  srun \"$@\"\n}\nsrun ./y\n", "y"),
+            ("srun ./b;./a\n", "b"),
+            ("srun ./b>o\n", "b"),
+            ("srun -n1 sqlite3|tar c x\n", "sqlite#"),
+            ("echo srun ./no; A=1 nohup srun ./yes &\n", "yes"),
+            ("echo \"srun ./no\"\ncat <<E\nsrun ./no\nE\n", "run-#.sh"),
+            ("srun --export=ALL,A='x y' --comment 'a b' \"./my solver\" in\n", "my solver"),
+            ("for i in 1 2; do srun ./step $i; done\n", "step"),
             ("", "run-#.sh"),
         ] {
             assert_eq!(of(script), key, "{script}");

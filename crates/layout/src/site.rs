@@ -18,9 +18,11 @@
 //! assert_eq!(site.filesystem_of("/scratch/project".as_ref()).unwrap().targets, 120);
 //! ```
 
-use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, fs};
 
 use ondeck_core::{Bytes, Rate, duration};
 use serde::de::{self, Deserializer};
@@ -194,8 +196,68 @@ pub enum SiteError {
     },
 }
 
+/// Why a file describes no site.
+#[derive(Debug, thiserror::Error)]
+pub enum SiteFileError {
+    /// It can't be read.
+    #[error("can't read {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// It is something else than a file, or more than anybody writes.
+    #[error("{}: {what}", path.display())]
+    NoSuchFile {
+        /// What was named.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// What it says is wrong.
+    #[error("{}: {error}", path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: SiteError,
+    },
+}
+
+/// A site's file is not larger than this.
+const MOST_BYTES: u64 = 1 << 20;
+
 impl Site {
-    /// Reads the file.
+    /// Reads a site's file; nothing if there is none.
+    ///
+    /// # Errors
+    /// [`SiteFileError`]. A pipe, which would be waited for without end, is none.
+    pub fn read(path: &Path) -> Result<Option<Self>, SiteFileError> {
+        let unreadable = |error| SiteFileError::Unreadable { path: path.to_owned(), error };
+        let no_such_file = |what| Err(SiteFileError::NoSuchFile { path: path.to_owned(), what });
+        match fs::metadata(path) {
+            Ok(seen) if !seen.is_file() => return no_such_file("it is not a regular file"),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error)),
+        }
+        let file = match File::open(path) {
+            Ok(file) => file,
+            // It was taken away between the two.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let mut text = String::new();
+        file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+        if text.len() as u64 > MOST_BYTES {
+            return no_such_file("it is larger than 1 MiB, which no site's file is");
+        }
+        let site = Self::parse(&text).map_err(|error| SiteFileError::Wrong { path: path.to_owned(), error });
+        site.map(Some)
+    }
+
+    /// Reads the text of a site's file.
     ///
     /// # Errors
     /// The line that is wrong, or the filesystem that can't be.

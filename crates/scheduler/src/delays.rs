@@ -97,6 +97,8 @@ pub(crate) struct DelayEnd {
 pub(crate) enum EndReason {
     /// Its filesystem is less busy, and it was its turn.
     Calm,
+    /// No jobs wait for its filesystem any more.
+    Unwatched,
     /// It has waited for as long as a job may.
     Bound,
     /// It has started.
@@ -116,8 +118,8 @@ pub(crate) enum Step {
     Renew(Duration),
     /// It is let go: it may start after so long, which is nothing unless its user wants it later.
     LetGo(EndReason, Duration),
-    /// It is over without that.
-    End(EndReason),
+    /// It is over without that, since then.
+    End(EndReason, Time),
 }
 
 /// A job as the queue shows it.
@@ -126,32 +128,67 @@ pub(crate) struct SeenJob {
     pub standing: Standing,
     /// Before which time it does not start, in seconds since 1970.
     pub begin: Option<u64>,
+    /// When it started or is expected to, in seconds since 1970.
+    pub start: Option<u64>,
+}
+
+/// Why a job is let go before its time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Its filesystem is less busy.
+    Calm,
+    /// No jobs wait for it any more.
+    Unwatched,
 }
 
 impl JobDelay {
-    /// What is to be done next. `its_turn` is whether the filesystem is less busy, and this job is let go now.
-    fn step(&self, seen: Option<SeenJob>, its_turn: bool, now: Time) -> Step {
-        let Some(seen) = seen else { return Step::End(EndReason::Gone) };
+    /// Whether a job is this one, in the same life or in a later one: a requeue raises the count of lives, and changes the time of
+    /// submission. Who has the number again starts with the first life.
+    pub fn is_of(&self, id: Incarnation, owner: Owner) -> bool {
+        let is_later_life =
+            self.id.job == id.job && self.owner.uid == owner.uid && id.restarts > self.id.restarts;
+        self.id.is_same_job(id) || is_later_life
+    }
+
+    /// Before which time from now it was not to start anyway.
+    fn own_begin(&self, now: Time) -> Duration {
+        Time(self.begin.unwrap_or(0).saturating_mul(1000)).since(now)
+    }
+
+    /// For how long it is kept from starting next.
+    pub fn next_step(&self, now: Time) -> Duration {
+        STEP.min(self.until.since(now)).max(self.own_begin(now))
+    }
+
+    /// What is to be done next. `turn` is why this job is let go now, if it is.
+    fn step(&self, seen: Option<SeenJob>, turn: Option<Turn>, now: Time) -> Step {
+        let Some(seen) = seen else { return Step::End(EndReason::Gone, now) };
         match seen.standing {
             // It goes on to count: somebody else keeps it from starting.
             Standing::Held => return Step::Wait,
             standing if standing.waits() => {}
-            _ => return Step::End(EndReason::Started),
+            _ => {
+                // It may have started while nobody looked.
+                let started =
+                    seen.start.map_or(now, |start| Time(start.saturating_mul(1000)).max(self.since));
+                return Step::End(EndReason::Started, started.min(now));
+            }
         }
-        if begins_later(seen.begin, now) {
-            return Step::End(EndReason::Later);
+        if begins_later(seen.begin, now.plus(self.own_begin(now).saturating_sub(STEP))) {
+            return Step::End(EndReason::Later, now);
         }
-        let left = self.until.since(now);
-        let own = Time(self.begin.unwrap_or(0).saturating_mul(1000)).since(now);
-        if its_turn {
-            return Step::LetGo(EndReason::Calm, own);
+        let (left, own) = (self.until.since(now), self.own_begin(now));
+        match turn {
+            Some(Turn::Calm) => return Step::LetGo(EndReason::Calm, own),
+            Some(Turn::Unwatched) => return Step::LetGo(EndReason::Unwatched, own),
+            None => {}
         }
         // Slurm counts whole seconds.
         if left < Duration::from_secs(1) {
             return Step::LetGo(EndReason::Bound, own);
         }
         let kept = Time(seen.begin.unwrap_or(0).saturating_mul(1000)).since(now);
-        if kept < RENEW.min(left) { Step::Renew(STEP.min(left)) } else { Step::Wait }
+        if kept < RENEW.min(left) { Step::Renew(self.next_step(now)) } else { Step::Wait }
     }
 
     /// What its user is told.
@@ -167,6 +204,9 @@ impl JobDelay {
         let waited = duration::display(at.since(self.since));
         match why {
             EndReason::Calm => format!("it has waited {waited}, until {filesystem} was less busy"),
+            EndReason::Unwatched => {
+                format!("it has waited {waited}, and no jobs wait for {filesystem} to be less busy any more")
+            }
             EndReason::Bound => {
                 format!("it has waited {waited} for {filesystem} to be less busy, and does not wait longer")
             }
@@ -240,8 +280,9 @@ impl Delays {
     }
 
     /// Whether a job is delayed, or was, in any of its lives.
-    pub fn knows(&self, id: Incarnation) -> bool {
-        self.lock().known.contains_key(&first_life(id))
+    pub fn knows(&self, id: Incarnation, owner: Owner) -> bool {
+        let kept = self.lock();
+        kept.known.range(Incarnation::of_number(id.job)).any(|(_, known)| known.delay.is_of(id, owner))
     }
 
     /// Whether a job was found a moment ago not to use the disk much.
@@ -273,6 +314,13 @@ impl Delays {
         self.lock().known.remove(&first_life(id));
     }
 
+    /// The jobs that wait.
+    pub fn waiting(&self) -> Vec<JobDelay> {
+        let kept = self.lock();
+        let waiting = kept.known.values().filter(|known| known.delay.ended.is_none());
+        waiting.map(|known| known.delay.clone()).collect()
+    }
+
     /// The jobs that wait no longer.
     pub fn over(&self) -> Vec<JobDelay> {
         let kept = self.lock();
@@ -300,7 +348,7 @@ impl Delays {
             waiting.map(|known| (known.delay.clone(), seen(&known.delay))).collect();
         let turns = kept.turns(&waiting, pressure);
         let step = |(delay, seen): (JobDelay, Option<SeenJob>)| {
-            let step = delay.step(seen, turns.contains(&delay.id), now);
+            let step = delay.step(seen, turns.get(&delay.id).copied(), now);
             (delay, step)
         };
         waiting.into_iter().map(step).filter(|(_, step)| *step != Step::Wait).collect()
@@ -313,28 +361,30 @@ impl Delays {
 
 impl Kept {
     /// The jobs that are let go because their filesystem is less busy: after each reading of its load a part of them, those that wait
-    /// longest. All at once would make it as busy again.
+    /// longest. All at once would make it as busy again. Where no jobs wait any more, it is the turn of all.
     fn turns(
         &mut self,
         waiting: &[(JobDelay, Option<SeenJob>)],
         pressure: impl Fn(&Path) -> Pressure,
-    ) -> Vec<Incarnation> {
+    ) -> BTreeMap<Incarnation, Turn> {
         let mut of: BTreeMap<&Path, Vec<&JobDelay>> = BTreeMap::new();
         for (delay, _) in waiting.iter().filter(|(_, seen)| seen.is_some_and(|seen| seen.standing.waits())) {
             of.entry(&delay.filesystem).or_default().push(delay);
         }
-        let mut turns = Vec::new();
+        let mut turns = BTreeMap::new();
         for (filesystem, mut delays) in of {
-            let Pressure::Calm { reading } = pressure(filesystem) else { continue };
-            let number = match reading {
-                // Nobody reads it: no job waits for it any more.
-                0 => delays.len(),
-                reading if self.let_go.get(filesystem) == Some(&reading) => continue,
-                _ => delays.len().div_ceil(LET_GO_PART),
+            let (number, turn) = match pressure(filesystem) {
+                Pressure::Busy { .. } | Pressure::Unknown => continue,
+                Pressure::Unwatched => (delays.len(), Turn::Unwatched),
+                Pressure::Calm { reading } => {
+                    if self.let_go.insert(filesystem.to_owned(), reading) == Some(reading) {
+                        continue;
+                    }
+                    (delays.len().div_ceil(LET_GO_PART), Turn::Calm)
+                }
             };
-            self.let_go.insert(filesystem.to_owned(), reading);
             delays.sort_by_key(|delay| (delay.since, delay.id));
-            turns.extend(delays.iter().take(number).map(|delay| delay.id));
+            turns.extend(delays.iter().take(number).map(|delay| (delay.id, turn)));
         }
         turns
     }
@@ -368,7 +418,7 @@ mod tests {
     }
 
     fn seen(standing: Standing, begin: u64) -> Option<SeenJob> {
-        Some(SeenJob { standing, begin: (begin > 0).then_some(begin) })
+        Some(SeenJob { standing, begin: (begin > 0).then_some(begin), start: None })
     }
 
     fn at(seconds: u64) -> Time {
@@ -378,7 +428,9 @@ mod tests {
     #[test]
     fn a_job_waits_in_steps_until_its_time_is_over_or_it_is_its_turn() {
         let delay = delay(1, 1000);
-        let step = |begin, its_turn, now| delay.step(seen(Standing::Waiting, begin), its_turn, at(now));
+        let step = |begin, its_turn: bool, now| {
+            delay.step(seen(Standing::Waiting, begin), its_turn.then_some(Turn::Calm), at(now))
+        };
         assert_eq!(step(1060, false, 1010), Step::Wait);
         assert_eq!(step(1060, false, 1031), Step::Renew(STEP));
         assert_eq!(step(0, false, 1031), Step::Renew(STEP));
@@ -392,18 +444,52 @@ mod tests {
     #[test]
     fn what_a_user_has_said_of_the_begin_stays_and_so_does_a_hold() {
         let mut delay = delay(1, 1000);
-        let later = |begin| delay.step(seen(Standing::Waiting, begin), true, at(1010));
-        assert_eq!(later(1300), Step::End(EndReason::Later));
+        let turn = Some(Turn::Calm);
+        let later = |begin| delay.step(seen(Standing::Waiting, begin), turn, at(1010));
+        assert_eq!(later(1300), Step::End(EndReason::Later, at(1010)));
         assert_eq!(later(1070), Step::LetGo(EndReason::Calm, Duration::ZERO));
-        assert_eq!(delay.step(seen(Standing::Held, 0), true, at(5000)), Step::Wait);
+        assert_eq!(delay.step(seen(Standing::Held, 0), turn, at(5000)), Step::Wait);
         for standing in [Standing::Configuring, Standing::Running, Standing::Ended] {
-            assert_eq!(delay.step(seen(standing, 0), false, at(1010)), Step::End(EndReason::Started));
+            let step = delay.step(seen(standing, 0), None, at(1010));
+            assert_eq!(step, Step::End(EndReason::Started, at(1010)));
         }
-        assert_eq!(delay.step(None, false, at(1010)), Step::End(EndReason::Gone));
+        assert_eq!(delay.step(None, None, at(1010)), Step::End(EndReason::Gone, at(1010)));
+        // It started while nobody looked.
+        let started = |start| SeenJob { standing: Standing::Running, begin: None, start: Some(start) };
+        for (start, told) in [(1005, 1005), (900, 1000), (2000, 1010)] {
+            let step = delay.step(Some(started(start)), None, at(1010));
+            assert_eq!(step, Step::End(EndReason::Started, at(told)));
+        }
         // What it was to wait for anyway.
         delay.begin = Some(1050);
-        let step = delay.step(seen(Standing::Waiting, 1060), true, at(1010));
+        let step = delay.step(seen(Standing::Waiting, 1060), turn, at(1010));
         assert_eq!(step, Step::LetGo(EndReason::Calm, Duration::from_secs(40)));
+    }
+
+    #[test]
+    fn a_begin_time_that_a_user_wants_is_not_brought_forward() {
+        let mut delay = delay(1, 1000);
+        delay.begin = Some(1064);
+        assert_eq!(delay.next_step(at(1000)), Duration::from_secs(64));
+        // It is not taken for somebody else's.
+        assert_eq!(delay.step(seen(Standing::Waiting, 1064), None, at(1001)), Step::Wait);
+        assert_eq!(delay.step(seen(Standing::Waiting, 1064), None, at(1040)), Step::Renew(STEP));
+        assert_eq!(delay.next_step(at(1580)), Duration::from_secs(20));
+        // It may lie beyond the bound.
+        delay.until = at(1010);
+        assert_eq!(delay.next_step(at(1000)), Duration::from_secs(64));
+    }
+
+    #[test]
+    fn a_requeued_job_is_the_same_and_who_has_its_number_again_is_another_one() {
+        let delays = Delays::default();
+        delays.resume(vec![delay(1, 1000)]);
+        let (owner, other) = (Owner { uid: 1000, gid: 5 }, Owner { uid: 1001, gid: 1000 });
+        let knows = |id: &str, owner| delays.knows(id.parse().unwrap(), owner);
+        assert!(knows("1@7", owner) && knows("1@7.1", owner));
+        // The time of submission is that of the requeue.
+        assert!(knows("1@900.1", owner) && knows("1@999.2", owner));
+        assert!(!knows("1@900", owner) && !knows("1@900.1", other) && !knows("2@7", owner));
     }
 
     #[test]
@@ -427,30 +513,27 @@ mod tests {
         let delays = Delays::default();
         // The later in the queue, the longer it has waited.
         delays.resume((0..25).map(|number| delay(number, 2000 - u64::from(number))).collect());
-        let go = |reading: u64| {
-            let steps = delays.steps(
-                at(2010),
-                at(2010),
-                |_| seen(Standing::Waiting, 2060),
-                |_| Pressure::Calm { reading },
-            );
+        let go_by = |pressure, why| {
+            let steps = delays.steps(at(2010), at(2010), |_| seen(Standing::Waiting, 2060), |_| pressure);
             let mut gone: Vec<u32> = Vec::new();
             for (mut delay, step) in steps {
-                assert_eq!(step, Step::LetGo(EndReason::Calm, Duration::ZERO));
+                assert_eq!(step, Step::LetGo(why, Duration::ZERO));
                 gone.push(delay.id.job.0);
-                delay.ended = Some(DelayEnd { at: at(2010), why: EndReason::Calm });
+                delay.ended = Some(DelayEnd { at: at(2010), why });
                 delays.put(delay, at(2010));
             }
             gone.sort_unstable();
             gone
         };
+        let go = |reading| go_by(Pressure::Calm { reading }, EndReason::Calm);
         assert_eq!(go(3), [22, 23, 24]);
         assert_eq!(go(3), Vec::<u32>::new());
         assert_eq!(go(4), [19, 20, 21]);
-        assert!(delays.knows("24@7.3".parse().unwrap()), "it is not delayed in its next life");
+        let owner = Owner { uid: 1000, gid: 1000 };
+        assert!(delays.knows("24@7.3".parse().unwrap(), owner), "it is not delayed in its next life");
         assert_eq!(delays.over().len(), 6);
         // The site delays no jobs any more.
-        assert_eq!(go(0).len(), 19);
+        assert_eq!(go_by(Pressure::Unwatched, EndReason::Unwatched).len(), 19);
     }
 
     #[test]
@@ -519,6 +602,7 @@ mod tests {
         );
         for (why, part) in [
             (EndReason::Calm, "until /scratch was less busy"),
+            (EndReason::Unwatched, "no jobs wait for /scratch to be less busy any more"),
             (EndReason::Bound, "does not wait longer"),
             (EndReason::Started, "was delayed for 2 min 0 s"),
             (EndReason::Later, "a later begin time"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ondeck_core::schedule::Time;
 use ondeck_core::text::{MESSAGE, plain};
-use ondeck_core::{Incarnation, QueuedJob, Request, Standing};
+use ondeck_core::{QueuedJob, Request, Standing};
 use ondeck_layout::heavy::{Heavy, heavy};
 use ondeck_layout::{Filesystem, Site};
 use ondeck_wlm::WlmError;
@@ -86,13 +86,14 @@ impl From<StoreError> for Interrupted {
 }
 
 /// The job of a delay, as the queue shows it.
-fn seen_in<'a>(
-    snapshot: &'a QueueSnapshot,
-    by_number: &BTreeMap<u32, &'a QueuedJob>,
-    id: Incarnation,
+fn seen_in(
+    snapshot: &QueueSnapshot,
+    by_number: &BTreeMap<u32, &QueuedJob>,
+    delay: &JobDelay,
 ) -> Option<SeenJob> {
-    let job = by_number.get(&id.job.0).filter(|job| job.id.is_same_job(id))?;
-    Some(SeenJob { standing: job.standing, begin: snapshot.begin_times.get(&id.job).copied() })
+    let job = by_number.get(&delay.id.job.0).filter(|job| delay.is_of(job.id, job.owner))?;
+    let begin = snapshot.begin_times.get(&job.id.job).copied();
+    Some(SeenJob { standing: job.standing, begin, start: job.start })
 }
 
 /// All jobs of the queue, and arrays that are one job as yet, by their numbers.
@@ -108,15 +109,15 @@ async fn go_on(context: &Arc<Context>, snapshot: &QueueSnapshot) -> Result<(), I
     let (jobs, site) = (by_number(snapshot), context.loads.site());
     let pressure = |path: &Path| match site.as_deref().and_then(|site| filesystem_at(site, path)) {
         Some(filesystem) => context.loads.pressure(filesystem),
-        None if context.loads.is_site_known() => Pressure::Calm { reading: 0 },
+        None if context.loads.is_site_known() => Pressure::Unwatched,
         None => Pressure::Unknown,
     };
     let arrays: BTreeSet<u32> = snapshot.arrays.values().map(|array| array.0).collect();
     // An array whose elements have records of their own has begun.
-    let begun = SeenJob { standing: Standing::Running, begin: None };
+    let begun = SeenJob { standing: Standing::Running, begin: None, start: None };
     let seen = |delay: &JobDelay| {
         let of_array = || arrays.contains(&delay.id.job.0).then_some(begun);
-        seen_in(snapshot, &jobs, delay.id).or_else(of_array)
+        seen_in(snapshot, &jobs, delay).or_else(of_array)
     };
     for (delay, step) in context.delays.steps(snapshot.taken, now(), seen, pressure) {
         do_step(context, delay, step).await?;
@@ -137,7 +138,7 @@ fn filesystem_at<'a>(site: &'a Site, path: &Path) -> Option<&'a Filesystem> {
 
 async fn do_step(context: &Arc<Context>, mut delay: JobDelay, step: Step) -> Result<(), Interrupted> {
     let ordered = now();
-    let end = |delay: &mut JobDelay, why| delay.ended = Some(DelayEnd { at: ordered, why });
+    let end = |delay: &mut JobDelay, at, why| delay.ended = Some(DelayEnd { at, why });
     match step {
         Step::Wait => {}
         Step::Renew(time) => {
@@ -147,13 +148,13 @@ async fn do_step(context: &Arc<Context>, mut delay: JobDelay, step: Step) -> Res
         }
         Step::LetGo(why, time) => {
             let mut ended = delay.clone();
-            end(&mut ended, why);
+            end(&mut ended, ordered, why);
             if order(context, &ended, time).await? {
                 keep_end(context, ended)?;
             }
         }
-        Step::End(why) => {
-            end(&mut delay, why);
+        Step::End(why, at) => {
+            end(&mut delay, at, why);
             if why != EndReason::Gone {
                 context.say(delay.id, plain(&delay.told(), MESSAGE));
             }
@@ -216,7 +217,7 @@ async fn delay_new(context: &Arc<Context>, snapshot: &QueueSnapshot) -> Result<(
         context.journal.write(|store| store.keep_delay(&delay, false, Some(&text)))?;
         tracing::info!(job = %delay.id, "{text}");
         context.delays.put(delay.clone(), now());
-        if order(context, &delay, STEP.min(filesystem.heavy_wait)).await? {
+        if order(context, &delay, delay.next_step(since)).await? {
             context.delays.put(delay, now());
         }
     }
@@ -245,7 +246,7 @@ fn candidates<'a>(
         })
         .collect();
     drop(asked);
-    found.retain(|(job, _)| !context.delays.knows(job.id) && !context.delays.is_light(job.id));
+    found.retain(|(job, _)| !context.delays.knows(job.id, job.owner) && !context.delays.is_light(job.id));
     found.sort_by_key(|(job, _)| (std::cmp::Reverse(job.priority), job.id));
     found
 }

@@ -6,7 +6,6 @@
 //! results come home in the layout, which is taken back after that.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +13,13 @@ use ondeck_api::wire::{RefusalCode, RestoreOrder, StripingOrder, StripingOutcome
 use ondeck_core::schedule::Event;
 use ondeck_core::text::{MESSAGE, plain};
 use ondeck_core::{Incarnation, NodeName, QueuedJob, Standing, StripingChoice};
-use ondeck_layout::job::{JobSize, Known, choose};
-use ondeck_layout::{Load, Rules, Site};
+use ondeck_layout::job::{JobSize, Known, NotChosen, choose};
+use ondeck_layout::{Load, Rules};
 
 use crate::clock::now;
 use crate::context::Context;
 use crate::layout_history;
+use crate::site_file::{self, KnownSite};
 use crate::store::StoreError;
 use crate::striping::{ActiveLayouts, JobLayouts, StripingAsked};
 
@@ -136,8 +136,8 @@ async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
             Ok(report) => {
                 active.record().take(&report);
                 for result in &report.directories {
-                    if let StripingOutcome::SetFor { job, path } = &result.outcome {
-                        context.layouts.found_set(record.owner, *job, path);
+                    if let StripingOutcome::SetFor { job, path, inode } = &result.outcome {
+                        context.layouts.found_set(record.owner, (*job, path, *inode));
                     }
                 }
             }
@@ -156,14 +156,10 @@ async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
 
 /// What is to be done for a job.
 async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) -> JobLayouts {
-    let site = read_site(context).await;
-    let (site, fault) = match site {
-        Ok(site) => (site, None),
-        Err(why) => (None, Some(why)),
-    };
+    let KnownSite { site, fault } = site_file::look(context).await;
     let size = JobSize { nodes: job.node_count, tasks: asked.tasks };
     let (rules, now) = (Rules::tuned(), now());
-    let mut unread = None;
+    let (mut unread, mut needs_site) = (None, false);
     let mut record = JobLayouts::plan(job, asked, now, |choice, directory| {
         let history = match choice {
             StripingChoice::Auto => {
@@ -175,42 +171,26 @@ async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) ->
             unread = Some(error.to_string());
             None
         });
-        let filesystem = site.as_ref().and_then(|site| site.filesystem_of(directory));
+        let filesystem = site.as_deref().and_then(|site| site.filesystem_of(directory));
         let load = filesystem.map_or_else(Load::default, |filesystem| context.loads.of(&filesystem.path));
         let known = Known { history: history.as_ref(), program: Some(&asked.program.name), load };
-        choose(choice, size, directory, known, site.as_ref(), &rules)
+        needs_site |= !matches!(choice, StripingChoice::None | StripingChoice::Options(_));
+        choose(choice, size, directory, known, site.as_deref(), &rules).map_err(|error| {
+            match (error, &fault) {
+                (NotChosen::NoSite, Some(why)) => NotChosen::UnreadSite(why.clone()),
+                (error, _) => error,
+            }
+        })
     });
     if let Some(why) = unread {
         tracing::error!(job = %job.id, why, "the history of its layouts can't be read");
         record.notes.push("the history can't be read; the layouts were chosen without it".to_owned());
     }
-    if let Some(why) = fault
-        && !record.directories.is_empty()
-    {
-        tracing::warn!(job = %job.id, why, "the site's file can't be read");
-        record.notes.push(format!("the site's file can't be read: {why}"));
+    // Whoever needs what was never read is told so of each directory.
+    if let (Some(why), true) = (fault, site.is_some() && needs_site) {
+        record.notes.push(format!("the site's file can't be read, and what it said before was used: {why}"));
     }
     record
-}
-
-/// The site's file; nothing if there is none. It may lie on a filesystem that hangs; then it is not waited for.
-///
-/// # Errors
-/// What is wrong with it, with its path.
-pub(crate) async fn read_site(context: &Context) -> Result<Option<Site>, String> {
-    let path = context.config().scheduler.site_file.clone();
-    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let of = path.clone();
-    let read = tokio::task::spawn_blocking(move || match std::fs::read_to_string(&of) {
-        Ok(text) => Site::parse(&text).map(Some).map_err(|error| told(&of, &error)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(told(&of, &error)),
-    });
-    match tokio::time::timeout(BEFORE, read).await {
-        Ok(Ok(site)) => site,
-        Ok(Err(error)) => Err(told(&path, &error)),
-        Err(_) => Err(told(&path, &"reading it takes too long")),
-    }
 }
 
 /// Takes back the layouts of jobs that have ended where this one wants others: at once, but not for long.
@@ -375,6 +355,11 @@ async fn ask_to_restore(context: &Arc<Context>, active: &ActiveLayouts, record: 
                 return true;
             }
             tracing::warn!(job = %record.id, %node, %error, tries, "its layouts are taken back later");
+            active.record().not_taken_back = Some(format!("the agent of {node}: {error}"));
+            let now = active.record().clone();
+            if now != *record {
+                keep_and_log(context, Some(record), &now, false);
+            }
             false
         }
     }

@@ -51,6 +51,7 @@ mod reload;
 #[cfg(test)]
 mod samples;
 mod serve;
+mod site_file;
 pub mod store;
 mod striping;
 pub mod thesis;

@@ -12,7 +12,7 @@ use ondeck_layout::{Filesystem, Load};
 use tokio::process::Command;
 
 use crate::context::Context;
-use crate::layouts::read_site;
+use crate::site_file;
 
 /// How often the site's file is looked at.
 const LOOK: Duration = Duration::from_secs(30);
@@ -25,22 +25,19 @@ pub(crate) async fn watch(context: Arc<Context>) {
     let mut doubted = BTreeSet::new();
     loop {
         let mut pause = LOOK;
-        // What is wrong with the file is told to jobs, and what was read last counts.
-        if let Ok(site) = read_site(&context).await {
-            context.loads.keep(site.clone());
-            for filesystem in site.iter().flat_map(|site| &site.filesystems) {
-                for (what, remedy) in filesystem.doubts() {
-                    let path = filesystem.path.display();
-                    if doubted.insert(format!("{path}: {what}")) {
-                        tracing::warn!(filesystem = %path, remedy, "the site's file: {what}");
-                    }
+        let known = site_file::look(&context).await;
+        for filesystem in known.site.iter().flat_map(|site| &site.filesystems) {
+            for (what, remedy) in filesystem.doubts() {
+                let path = filesystem.path.display();
+                if doubted.insert(format!("{path}: {what}")) {
+                    tracing::warn!(filesystem = %path, remedy, "the site's file: {what}");
                 }
-                if let Some(source) = &filesystem.load {
-                    pause = pause.min(filesystem.load_interval);
-                    if context.loads.is_due(filesystem) {
-                        let read = read(source, filesystem).await;
-                        context.loads.take(filesystem, read);
-                    }
+            }
+            if let Some(source) = &filesystem.load {
+                pause = pause.min(filesystem.load_interval);
+                if context.loads.is_due(filesystem) {
+                    let read = read(source, filesystem).await;
+                    context.loads.take(filesystem, read);
                 }
             }
         }

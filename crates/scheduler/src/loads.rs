@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ondeck_api::scheduler::FilesystemStatus;
 use ondeck_core::{Bytes, Rate};
 use ondeck_layout::load::{Exceeded, Steady};
 use ondeck_layout::{Filesystem, Load, Site};
+
+use crate::site_file::{KnownSite, SiteFile};
 
 /// A load that could not be read for so long, or for three times its interval, is not known any more.
 const STALE: Duration = Duration::from_secs(300);
@@ -20,8 +23,7 @@ const UNSAID_PART: u64 = 10;
 #[derive(Default)]
 pub(crate) struct Loads {
     readings: Mutex<HashMap<PathBuf, Reading>>,
-    /// The site's file as it was read last: nothing if it was not read yet, or there is none.
-    site: Mutex<Option<Option<Arc<Site>>>>,
+    site: Mutex<SiteFile>,
 }
 
 #[derive(Default)]
@@ -42,6 +44,8 @@ struct Reading {
 /// Whether jobs that are I/O-heavy wait for a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pressure {
+    /// No jobs wait for it, however busy it is.
+    Unwatched,
     /// It is not so busy, by so many readings.
     Calm {
         /// How often its load was read.
@@ -112,12 +116,12 @@ impl Loads {
         }
     }
 
-    /// Whether jobs wait for a filesystem. One for which the site's file has no jobs wait is calm.
+    /// Whether jobs wait for a filesystem.
     pub(crate) fn pressure(&self, filesystem: &Filesystem) -> Pressure {
         let readings = self.lock();
         let reading = readings.get(&filesystem.path);
         if filesystem.heavy_above.is_none() || filesystem.load.is_none() {
-            return Pressure::Calm { reading: 0 };
+            return Pressure::Unwatched;
         }
         let fresh = reading.filter(|reading| reading.is_fresh(filesystem));
         match fresh {
@@ -127,14 +131,19 @@ impl Loads {
         }
     }
 
-    /// The site's file as it was read last; nothing if there is none, or it was not read yet.
+    /// What the site's file said last; nothing if there is none, or it was not read yet.
     pub(crate) fn site(&self) -> Option<Arc<Site>> {
-        self.site.lock().unwrap_or_else(PoisonError::into_inner).clone().flatten()
+        self.lock_site().known().site
     }
 
     /// Whether the site's file was read, or found not to be there.
     pub(crate) fn is_site_known(&self) -> bool {
-        self.site.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.lock_site().is_known()
+    }
+
+    /// What is wrong with the site's file, if anything.
+    pub(crate) fn site_fault(&self) -> Option<String> {
+        self.lock_site().known().fault
     }
 
     /// Whether jobs wait for any filesystem.
@@ -163,12 +172,42 @@ impl Loads {
         Some((filesystem.path.clone(), Rate(Bytes(rate.max(1)))))
     }
 
-    /// Takes the site's file, and forgets filesystems that it does not have any more.
-    pub(crate) fn keep(&self, site: Option<Site>) {
-        let has =
-            |path: &Path| site.iter().flat_map(|site| &site.filesystems).any(|known| known.path == *path);
-        self.lock().retain(|path, _| has(path));
-        *self.site.lock().unwrap_or_else(PoisonError::into_inner) = Some(site.map(Arc::new));
+    /// Takes what was found of the site's file, and forgets filesystems that it does not have any more; what is known of the site then.
+    pub(crate) fn take_site(&self, path: &Path, read: Result<Option<Site>, String>) -> KnownSite {
+        let mut file = self.lock_site();
+        let is_new = file.take(path, read, Instant::now());
+        let known = file.known();
+        drop(file);
+        if is_new {
+            let has = |path: &Path| {
+                known.site.iter().flat_map(|site| &site.filesystems).any(|known| known.path == *path)
+            };
+            self.lock().retain(|path, _| has(path));
+        }
+        known
+    }
+
+    /// What is known of each filesystem whose load is read: the load, whether staging goes slower there, and whether jobs wait.
+    pub(crate) fn known(&self) -> Vec<FilesystemStatus> {
+        let site = self.site();
+        let readings = self.lock();
+        let of = |filesystem: &Filesystem| {
+            filesystem.load.as_ref()?;
+            let reading = readings.get(&filesystem.path);
+            let fresh = reading.filter(|reading| reading.is_fresh(filesystem));
+            Some(FilesystemStatus {
+                path: filesystem.path.clone(),
+                load: fresh.map(|reading| reading.last.part()),
+                staging_slow: fresh.is_some_and(|reading| reading.slow.is_so()),
+                jobs_wait: fresh.is_some_and(|reading| reading.heavy.is_so()),
+                fault: reading.and_then(|reading| reading.wrong.clone()).unwrap_or_default(),
+            })
+        };
+        site.iter().flat_map(|site| &site.filesystems).filter_map(of).collect()
+    }
+
+    fn lock_site(&self) -> MutexGuard<'_, SiteFile> {
+        self.site.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Reading>> {
@@ -190,10 +229,15 @@ mod tests {
     const SITE: &str = "[nodes]\nlink = \"1GB/s\"\n[[filesystem]]\npath = \"/scratch\"\nkind = \"lustre\"\n\
         targets = 8\nservers = 4\ntarget = \"1GB/s\"\nload = [\"x\"]\n";
 
+    fn keep(loads: &Loads, lines: &str) {
+        let site = Site::parse(&format!("{SITE}{lines}")).unwrap();
+        loads.take_site(Path::new("/site.toml"), Ok(Some(site)));
+    }
+
     /// The loads of a site of one filesystem, with these lines more.
     fn of(lines: &str) -> (Loads, Filesystem) {
         let loads = Loads::default();
-        loads.keep(Some(Site::parse(&format!("{SITE}{lines}")).unwrap()));
+        keep(&loads, lines);
         let filesystem = loads.site().unwrap().filesystems[0].clone();
         (loads, filesystem)
     }
@@ -208,9 +252,10 @@ mod tests {
         assert_eq!(loads.of(path), Load::new(0.5));
         loads.take(&filesystem, Ok(Load::new(0.55)));
         assert_eq!(loads.of(path), Load::new(0.5));
-        loads.keep(Some(Site::parse(SITE).unwrap()));
+        keep(&loads, "");
         assert_eq!(loads.of(path), Load::new(0.5));
-        loads.keep(None);
+        let other = SITE.replace("/scratch", "/other");
+        loads.take_site(Path::new("/site.toml"), Ok(Some(Site::parse(&other).unwrap())));
         assert_eq!(loads.of(path), Load::default());
     }
 
@@ -240,7 +285,9 @@ mod tests {
         assert!(!loads.is_any_busy());
         let (loads, filesystem) = of("");
         loads.take(&filesystem, Ok(Load::new(1.0)));
-        assert_eq!(loads.pressure(&filesystem), Pressure::Calm { reading: 0 });
+        assert_eq!(loads.pressure(&filesystem), Pressure::Unwatched);
+        let known = loads.known();
+        assert_eq!((known.len(), known[0].load, known[0].jobs_wait), (1, Some(1.0), false));
     }
 
     #[test]

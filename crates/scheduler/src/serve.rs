@@ -94,6 +94,8 @@ impl Api {
                 replaced_journals: self.context.charge.journal().replaced.clone(),
                 warnings: Vec::new(),
                 places_lost: 0,
+                site_file: None,
+                filesystems: Vec::new(),
             })
             .into_response(),
             "/v1/metrics" => self.context.metrics.without_journal().into_response(),

@@ -79,6 +79,9 @@ pub(crate) struct JobLayouts {
     pub watched_on: Vec<NodeName>,
     /// What its user should know of the lines as a whole.
     pub notes: Vec<String>,
+    /// Why the last try to take them back has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_taken_back: Option<String>,
 }
 
 /// The layout of one directory.
@@ -197,6 +200,7 @@ impl JobLayouts {
             directories: directories.collect(),
             watched_on: Vec::new(),
             notes,
+            not_taken_back: None,
         }
     }
 
@@ -363,7 +367,8 @@ impl JobLayouts {
 
     /// What is shown of it.
     pub fn view(&self) -> Vec<LayoutView> {
-        self.directories.iter().map(|directory| directory.view(self.ended.is_some())).collect()
+        let (has_ended, failed) = (self.ended.is_some(), self.not_taken_back.as_deref());
+        self.directories.iter().map(|directory| directory.view(has_ended, failed)).collect()
     }
 }
 
@@ -473,7 +478,7 @@ impl DirectoryLayout {
     }
 
     fn take(&mut self, result: &StripingResult) {
-        if let StripingOutcome::SetFor { job, path } = &result.outcome {
+        if let StripingOutcome::SetFor { job, path, .. } = &result.outcome {
             let path = plain(&path.to_string_lossy(), MESSAGE);
             return self.leave_alone(format!(
                 "job {job} has set its layout, by the name of {path}, and that is not taken back yet"
@@ -493,6 +498,7 @@ impl DirectoryLayout {
                 as_asked: false,
             },
             StripingOutcome::Failed { why } => DirectoryState::Failed { why: why.clone() },
+            StripingOutcome::Unknown { why } => DirectoryState::Ordered { doubt: Some(why.clone()) },
             other => DirectoryState::Failed { why: format!("its agent answered {other:?}: a defect") },
         };
     }
@@ -505,6 +511,7 @@ impl DirectoryLayout {
                 DirectoryState::Restored { native: "somebody has set it already".to_owned() }
             }
             Some(StripingOutcome::Changed { native }) => DirectoryState::Changed { native: native.clone() },
+            Some(StripingOutcome::Gone { why }) => DirectoryState::NotRestored { why: why.clone() },
             Some(StripingOutcome::Failed { why }) if is_last => {
                 DirectoryState::NotRestored { why: why.clone() }
             }
@@ -528,15 +535,15 @@ impl DirectoryLayout {
     /// What its user should know, if it is not as the lines ask for.
     fn told(&self) -> Option<String> {
         let path = self.path.display().to_string();
-        let named = |why: &str| match why.strip_prefix(&path) {
-            Some(rest) if rest.starts_with(": ") => format!("{path} stays as it is{rest}"),
-            _ => format!("{path} stays as it is: {why}"),
+        let named = |stays: &str, why: &str| match why.strip_prefix(&path) {
+            Some(rest) if rest.starts_with(": ") => format!("{path} {stays} as it is{rest}"),
+            _ => format!("{path} {stays} as it is: {why}"),
         };
         match &self.state {
             DirectoryState::Alone { why, as_asked: false } | DirectoryState::Failed { why } => {
-                Some(named(why))
+                Some(named("stays", why))
             }
-            DirectoryState::Ordered { doubt: Some(why) } => Some(named(why)),
+            DirectoryState::Ordered { doubt: Some(why) } => Some(named("may stay", why)),
             DirectoryState::NotRestored { why } => {
                 let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
                 Some(format!("{path} could not be given its former layout: {why}"))
@@ -545,11 +552,15 @@ impl DirectoryLayout {
         }
     }
 
-    fn view(&self, has_ended: bool) -> LayoutView {
-        let keeps = match (self.keep, has_ended && self.guests != Guests::default()) {
-            (true, _) => "",
-            (false, false) => ", until the job has ended",
-            (false, true) => ", until other elements of its array have ended",
+    /// What is shown of it. `not_taken_back` is why that has failed.
+    fn view(&self, has_ended: bool, not_taken_back: Option<&str>) -> LayoutView {
+        let has_guests = self.guests != Guests::default();
+        let keeps = match (has_ended, not_taken_back) {
+            _ if self.keep => String::new(),
+            (true, Some(why)) => format!(", to be taken back; the last try failed: {why}"),
+            (true, None) if has_guests => ", until other elements of its array have ended".to_owned(),
+            (true, None) => ", to be taken back".to_owned(),
+            (false, _) => ", until the job has ended".to_owned(),
         };
         let (state, text) = match &self.state {
             DirectoryState::Ordered { doubt: None } => (LayoutState::Ordered, "its agent is told".to_owned()),
@@ -558,7 +569,10 @@ impl DirectoryLayout {
             }
             DirectoryState::Set { native } => (LayoutState::Set, format!("set ({native}){keeps}")),
             DirectoryState::Alone { why, .. } => (LayoutState::Alone, format!("left alone: {why}")),
-            DirectoryState::Failed { why } => (LayoutState::Failed, format!("not set: {why}")),
+            DirectoryState::Failed { why } => {
+                let why = why.strip_prefix(&format!("{}: ", self.path.display())).unwrap_or(why);
+                (LayoutState::Failed, format!("not set: {why}"))
+            }
             DirectoryState::Kept { native } => (LayoutState::Kept, format!("set ({native}), and kept")),
             DirectoryState::Restored { native } => {
                 (LayoutState::Restored, format!("set, and what was there before is there again ({native})"))
@@ -618,7 +632,7 @@ mod tests {
     }
 
     fn former_layout() -> Option<FormerLayout> {
-        Some(FormerLayout { layout: FormerValue::Inherited, mark: None })
+        Some(FormerLayout { layout: FormerValue::Inherited, mark: None, inode: None })
     }
 
     fn report(path: &str, outcome: StripingOutcome, former: Option<FormerLayout>) -> StripingReport {
@@ -687,7 +701,7 @@ mod tests {
     fn an_agent_that_said_nothing_may_have_set_it_and_is_asked_at_the_end() {
         let mut record = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
         record.take_silence("c1 does not answer");
-        assert_eq!(record.told().unwrap(), "layouts: /a stays as it is: c1 does not answer");
+        assert_eq!(record.told().unwrap(), "layouts: /a may stay as it is: c1 does not answer");
         assert!(record.is_to_restore() && record.to_restore().is_empty() && record.uses(Path::new("/a")));
         let mut set = record.clone();
         set.take_restored(&report("/a", StripingOutcome::Restored { native: "one".into() }, None), false);

@@ -3,6 +3,7 @@
 //! The directory is given by descriptor, so that nothing is set anywhere else if a name is exchanged meanwhile. Tools are started with
 //! it as their working directory and are told `.`: no path ever reaches them, and nothing reaches a shell.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -32,6 +33,8 @@ pub struct StripedDirectory {
     directory: OwnedFd,
     path: PathBuf,
     tool: Tool,
+    /// What it has, once it was asked, until we set something: asking may take long.
+    asked: RefCell<Option<Option<Native>>>,
 }
 
 /// What a directory has.
@@ -90,6 +93,17 @@ pub enum StripingError {
         command: String,
         /// What it said.
         said: String,
+    },
+    /// CephFS does not take the pool.
+    #[error(
+        "{}: CephFS does not take `{pool}` as a pool for files; `ceph fs ls` shows those that it takes, `ceph fs add_data_pool` adds one",
+        path.display()
+    )]
+    NoPool {
+        /// The directory.
+        path: PathBuf,
+        /// The pool.
+        pool: String,
     },
     /// The number of targets is not known.
     #[error(
@@ -155,6 +169,7 @@ pub enum StripingError {
 }
 
 /// A layout as a filesystem has it.
+#[derive(Clone)]
 enum Native {
     Lustre(Layout),
     Ceph(DirLayout),
@@ -189,7 +204,16 @@ impl StripedDirectory {
             Some(tool) => tool,
             None => find_tool(&directory, path)?,
         };
-        Ok(Self { directory, path: path.to_owned(), tool })
+        Ok(Self { directory, path: path.to_owned(), tool, asked: RefCell::default() })
+    }
+
+    /// What it is, whatever it is called: the same as long as it is there.
+    ///
+    /// # Errors
+    /// It can't be asked.
+    pub fn inode(&self) -> Result<u64, StripingError> {
+        let stat = rustix::fs::fstat(&self.directory).map_err(|error| self.directory_error(error))?;
+        Ok(stat.st_ino)
     }
 
     /// What it is told its layouts by.
@@ -227,6 +251,7 @@ impl StripedDirectory {
     }
 
     fn set_native(&self, wanted: &Native) -> Result<Shown, StripingError> {
+        self.asked.take();
         match wanted {
             Native::Lustre(layout) => {
                 let options = setstripe::options(layout);
@@ -238,8 +263,14 @@ impl StripedDirectory {
             }
             Native::Ceph(layout) => {
                 let (name, value) = (ceph::ATTRIBUTE, layout.to_string());
-                rustix::fs::fsetxattr(&self.directory, name, value.as_bytes(), XattrFlags::empty())
-                    .map_err(|error| self.directory_error(error))?;
+                rustix::fs::fsetxattr(&self.directory, name, value.as_bytes(), XattrFlags::empty()).map_err(
+                    |error| match (error, &layout.pool) {
+                        (Errno::INVAL | Errno::NOENT, Some(pool)) => {
+                            StripingError::NoPool { path: self.path.clone(), pool: pool.clone() }
+                        }
+                        _ => self.directory_error(error),
+                    },
+                )?;
             }
             Native::Beegfs(pattern) => {
                 let (tool, version) = self.beegfs_tool();
@@ -278,6 +309,15 @@ impl StripedDirectory {
 
     /// What the directory has; nothing: what is above it.
     fn found(&self) -> Result<Option<Native>, StripingError> {
+        if let Some(found) = &*self.asked.borrow() {
+            return Ok(found.clone());
+        }
+        let found = self.ask()?;
+        self.asked.replace(Some(found.clone()));
+        Ok(found)
+    }
+
+    fn ask(&self) -> Result<Option<Native>, StripingError> {
         match self.tool {
             Tool::Lustre => {
                 let text = self.run("lfs", &["getstripe", "--yaml", "-d"])?;
@@ -362,7 +402,7 @@ impl StripedDirectory {
                 FormerValue::Options(setstripe::options(&layout).join(" "))
             }
         };
-        Ok(FormerLayout { layout, mark: self.read_mark()? })
+        Ok(FormerLayout { layout, mark: self.read_mark()?, inode: Some(self.inode()?) })
     }
 
     /// Gives it back what it had, and the note of what was set then, if there was one. Returns what it has now.
@@ -372,6 +412,7 @@ impl StripedDirectory {
     pub fn restore(&self, former: &FormerLayout, targets: Option<u32>) -> Result<Shown, StripingError> {
         let shown = match &former.layout {
             FormerValue::Inherited => {
+                self.asked.take();
                 self.remove(ceph::ATTRIBUTE)?;
                 self.show()?
             }
@@ -479,7 +520,7 @@ impl StripedDirectory {
         if own.st_dev != above.st_dev || own.st_ino == above.st_ino {
             return Ok(None);
         }
-        Ok(Some(Self { directory, path: self.path.join(".."), tool: self.tool }))
+        Self::of(directory, &self.path.join(".."), Some(self.tool)).map(Some)
     }
 
     fn beegfs_tool(&self) -> (&'static str, Version) {

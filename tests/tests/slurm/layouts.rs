@@ -387,6 +387,10 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     gate.open();
     cluster.wait_completed(job);
     assert_eq!(lake.layout(&directory).as_deref(), Some(TWO));
+    wait_until(LONG, "it is told that it can't be taken back yet", || {
+        let text = cluster.layout(job, &directory)["text"].to_string();
+        text.contains("to be taken back; the last try failed: the agent of ") && text.contains(&node)
+    });
     cluster.start_agent(&node);
     cluster.wait_layout(job, &directory, "restored");
     assert_eq!(lake.layout(&directory), None);
@@ -458,6 +462,49 @@ fn layouts_are_taken_back_after_kills_and_when_results_are_at_home() {
     assert_eq!(lake.layout_of_file(&later.join("file")), TWO);
     cluster.wait_layout(job, &later, "restored");
     assert_eq!(lake.layout(&later), None);
+    lake.end(&cluster);
+}
+
+/// Where it is and what has its name by then, a job may decide as it likes.
+#[test]
+fn a_directory_that_its_job_renames_has_again_what_it_had_and_one_that_is_not_found_is_told() {
+    if !available() {
+        return;
+    }
+    let (cluster, lake) = Lake::cluster();
+    let alice = cluster.user("alice");
+    let names = ["renamed", "anew", "linked", "gone", "away"];
+    let [renamed, anew, linked, gone, away] = names.map(|name| lake.folder(alice, name));
+    let other = lake.folder(alice, "other");
+    let lines: String = names
+        .iter()
+        .map(|name| format!("#RSA_LAYOUT_DIR={}:-c 2 -S 1M\n", lake.at.join(name).display()))
+        .collect();
+    let folder = lake.at.display();
+    fs::set_permissions(lake.outside(&lake.at), PermissionsExt::from_mode(0o777)).unwrap();
+    let script = format!(
+        "#!/bin/sh -e\n{lines}cd {folder}\nmv renamed renamed.1\nmv anew anew.1; mkdir anew\n\
+         mv linked linked.1; ln -s linked.1 linked\nrmdir gone\nmv away other/; mkdir away\n: > {}/made\n",
+        alice.scratch.display()
+    );
+    let job = cluster.submit_on_disk(&script);
+    cluster.wait_completed(job);
+    assert!(alice.scratch.join("made").exists());
+    for (directory, now) in [(&renamed, "renamed.1"), (&anew, "anew.1"), (&linked, "linked.1")] {
+        let layout = cluster.wait_layout(job, directory, "restored");
+        let now = lake.at.join(now);
+        let text = layout["text"].as_str().unwrap();
+        assert!(text.contains(&format!("it is {} now", now.display())), "{layout:#}");
+        assert_eq!(lake.layout(&now), None, "{}", now.display());
+        assert_eq!(lake.attribute(&now, "user.ondeck.layout.job"), None);
+    }
+    // What was moved elsewhere is not looked for.
+    let layout = cluster.wait_layout(job, &away, "not_restored");
+    assert!(layout["text"].as_str().unwrap().contains("another directory has its name now"), "{layout:#}");
+    assert_eq!((lake.layout(&away), lake.layout(&other.join("away")).as_deref()), (None, Some(TWO)));
+    let layout = cluster.wait_layout(job, &gone, "not_restored");
+    let text = layout["text"].as_str().unwrap();
+    assert!(text.contains("if the directory was moved, its new files get -c 2 -S 1M"), "{layout:#}");
     lake.end(&cluster);
 }
 

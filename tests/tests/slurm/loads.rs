@@ -91,6 +91,16 @@ impl Cluster {
         self.slurm.submit(user, script, &[&usual[..], options].concat())
     }
 
+    /// Waits until the scheduler's log, `ondeck status` and `ondeck doctor --slurm` say what is wrong with the site's file.
+    #[track_caller]
+    fn wait_site_fault(&self, what: &str) {
+        let is_there = |text: &str| text.lines().any(|line| line.contains("site") && line.contains(what));
+        wait_until(DEADLINE, "it is told what is wrong with the site's file", || {
+            is_there(&self.log_text("scheduler")) && is_there(&self.ondeck(&["status"]).stdout)
+        });
+        assert!(is_there(&self.ondeck(&["doctor", "--slurm"]).stdout), "{what}");
+    }
+
     /// Waits until a job is delayed, as `squeue` and AdminComment say.
     #[track_caller]
     fn wait_delayed(&self, job: u32, why: &str) {
@@ -268,13 +278,16 @@ fn under_lasting_load_an_io_heavy_job_waits_for_its_bound_and_not_longer() {
     let again = cluster.submit_there(alice, &script, &["--requeue"]);
     wait_file(&made);
     ended(again);
+    let first = cluster.delay(again);
     fs::remove_file(&made).unwrap();
     cluster.slurm.requeue(again);
     gate.open();
-    // Slurm itself starts it no sooner than after two minutes, unless somebody says so.
+    // Slurm itself starts it no sooner than after two minutes, unless somebody says so; a job that begins so soon would be delayed if
+    // it were another one.
     cluster.slurm.wait_job(again, "waits anew", LONG, |seen| seen["JobState"] == "PENDING");
-    cluster.slurm.scontrol(&["update", &format!("JobId={again}"), "StartTime=now"]).assert_success();
+    cluster.slurm.scontrol(&["update", &format!("JobId={again}"), "StartTime=now+10"]).assert_success();
     cluster.wait_completed(again);
+    assert_eq!(cluster.delay(again), first, "it is not delayed in its next life");
     assert!(
         !cluster.slurm.job(again).get("AdminComment").is_some_and(|text| text.contains("it starts up to"))
     );
@@ -293,6 +306,31 @@ fn where_slurm_takes_it_for_a_job_with_a_burst_buffer_an_io_heavy_job_waits_too(
     load.becomes(&cluster, 90, "jobs_wait=true");
     let job = cluster.submit_there(cluster.user("alice"), HEAVY, &[]);
     cluster.wait_delayed(job, "says that it is I/O-heavy");
+    // Everybody who asks sees what is going on.
+    let status = cluster.ondeck(&["status"]);
+    let status = &status.assert_success().stdout;
+    let filesystem = cluster.bed.dir().join("scratch");
+    let busy = format!("{}: load 90 %, staging goes slower, I/O-heavy jobs wait", filesystem.display());
+    assert!(status.contains(&busy) && status.contains("it starts up to"), "{status}");
+
+    // A site's file that is gone for a moment lets nobody go, and neither does one that is broken.
+    let site = cluster.bed.dir().join("site.toml");
+    let text = fs::read_to_string(&site).unwrap();
+    let read_again = |count: usize| {
+        fs::write(&site, &text).unwrap();
+        wait_until(DEADLINE, "the site's file can be read again", || {
+            cluster.log_text("scheduler").matches("the site's file can be read again").count() == count
+        });
+    };
+    fs::remove_file(&site).unwrap();
+    cluster.wait_site_fault("is not there any more");
+    read_again(1);
+    fs::write(&site, "this is [[not toml").unwrap();
+    cluster.wait_site_fault("TOML parse error");
+    read_again(2);
+    assert!(!cluster.ondeck(&["status"]).stdout.contains("site's file"));
+    assert!(cluster.delay(job)["ended_ms"].is_null(), "{}", cluster.delay(job));
+
     load.becomes(&cluster, 30, "jobs_wait=false");
     cluster.wait_completed(job);
     cluster.assert_clean();

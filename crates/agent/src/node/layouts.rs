@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondeck_api::wire::{
-    CountOrder, DirectoryToRestore, DirectoryToStripe, KindsSeen, KindsToTell, Refusal, RefusalCode,
-    RestoreOrder, StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork, TaskReport,
-    TaskRequest, TaskState, TaskWork, WatchOrder,
+    CountOrder, DirectoryToRestore, DirectoryToStripe, FormerLayout, KindsSeen, KindsToTell, Refusal,
+    RefusalCode, RestoreOrder, StripingOrder, StripingOutcome, StripingReport, StripingResult, StripingWork,
+    TaskReport, TaskRequest, TaskState, TaskWork, WatchOrder,
 };
 use ondeck_core::{Bytes, Epoch, Incarnation, RamDiskId};
 
@@ -103,36 +103,38 @@ impl Node {
         let of_job = self.layouts_of(job);
         let _one_of_them = lock(&of_job);
         let mut record = self.load_striping(job)?.unwrap_or_else(StripingRecord::new);
-        let is_noted =
-            |wanted: &&DirectoryToStripe| record.directories.iter().any(|noted| noted.path == wanted.path);
-        let (mut to_set, new): (Vec<_>, Vec<_>) = order.directories.iter().partition(is_noted);
-        for noted in &mut record.directories {
+        let mut to_set: Vec<(DirectoryToStripe, FormerLayout)> = Vec::new();
+        let mut new = Vec::new();
+        for wanted in &order.directories {
+            let Some(noted) = record.directories.iter_mut().find(|noted| noted.path == wanted.path) else {
+                new.push(wanted.clone());
+                continue;
+            };
             // The site's figures may have changed since; what was there before has not.
-            if let Some(wanted) = to_set.iter().find(|wanted| wanted.path == noted.path) {
-                noted.options.clone_from(&wanted.options);
-                (noted.targets, noted.tool) = (wanted.targets, wanted.tool);
-            }
+            noted.options.clone_from(&wanted.options);
+            (noted.targets, noted.tool) = (wanted.targets, wanted.tool);
+            to_set.push((wanted.clone(), noted.former.clone()));
         }
         let mut report = StripingReport::default();
         if !new.is_empty() {
-            let directories = new.iter().copied().cloned().collect();
-            let looked = errand.run("look", StripingWork::Look { directories, rivals: order.rivals.clone() });
+            let looked = StripingWork::Look { directories: new.clone(), rivals: order.rivals.clone() };
+            let looked = errand.run("look", looked);
             for wanted in new {
                 let result = of(&looked, &wanted.path);
-                match (&result.outcome, &result.former) {
-                    (StripingOutcome::Free, Some(_)) if wanted.keep => to_set.push(wanted),
-                    (StripingOutcome::Free, Some(former)) => {
-                        record.directories.push(DirectoryToRestore {
-                            path: wanted.path.clone(),
-                            options: wanted.options.clone(),
-                            targets: wanted.targets,
-                            tool: wanted.tool,
-                            former: former.clone(),
-                        });
-                        to_set.push(wanted);
-                    }
-                    _ => report.directories.push(result),
+                let (StripingOutcome::Free, Some(former)) = (&result.outcome, &result.former) else {
+                    report.directories.push(result);
+                    continue;
+                };
+                if !wanted.keep {
+                    record.directories.push(DirectoryToRestore {
+                        path: wanted.path.clone(),
+                        options: wanted.options.clone(),
+                        targets: wanted.targets,
+                        tool: wanted.tool,
+                        former: former.clone(),
+                    });
                 }
+                to_set.push((wanted, former.clone()));
             }
         }
         if to_set.is_empty() {
@@ -145,12 +147,18 @@ impl Node {
                 format!("{}: can't note in {} what directories had: {error}", self.name, kept.display());
             refusal(RefusalCode::Failed, message)
         })?;
-        let directories = to_set.iter().copied().cloned().collect();
-        let set = errand.run("set", StripingWork::Set { directories, rivals: order.rivals.clone(), job });
-        for wanted in to_set {
-            let former = record.directories.iter().find(|noted| noted.path == wanted.path);
-            let former = former.map(|noted| noted.former.clone());
-            report.directories.push(StripingResult { former, ..of(&set, &wanted.path) });
+        let work = StripingWork::Set { directories: to_set.clone(), rivals: order.rivals.clone(), job };
+        let set = errand.run("set", work);
+        for (wanted, former) in to_set {
+            let former = Some(former).filter(|_| !wanted.keep);
+            // What was begun and not told of may be set all the same.
+            let outcome = match &set.1 {
+                Err(why) if !set.0.contains_key(&wanted.path) => {
+                    StripingOutcome::Unknown { why: format!("{}: {why}", wanted.path.display()) }
+                }
+                _ => of(&set, &wanted.path).outcome,
+            };
+            report.directories.push(StripingResult { path: wanted.path, outcome, former });
         }
         Ok(report)
     }

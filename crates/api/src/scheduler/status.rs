@@ -1,6 +1,7 @@
 //! What is going on: the jobs, the nodes, and what is wrong.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use ondeck_core::schedule::{JobState, NodeState, RsaState};
 use ondeck_core::{Bytes, Incarnation, NodeName, Owner};
@@ -48,7 +49,9 @@ use crate::schema;
     "journal_name": "3f6c1b9a-52d0-4e0e-9d0a-6a7c0c1f2b11",
     "replaced_journals": [],
     "warnings": [],
-    "places_lost": 0
+    "places_lost": 0,
+    "site_file": null,
+    "filesystems": []
 })))]
 pub struct Status {
     /// Jobs that have asked for something and are not done.
@@ -81,6 +84,38 @@ pub struct Status {
     #[serde(default)]
     #[schema(required = true)]
     pub places_lost: u32,
+    /// What is wrong with the site's file, if anything, for administrators. What it said before counts.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub site_file: Option<String>,
+    /// The filesystems whose load is read, as the site's file has it.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub filesystems: Vec<FilesystemStatus>,
+}
+
+/// How busy a filesystem is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(examples(json!({
+    "path": "/scratch",
+    "load": 0.87,
+    "staging_slow": true,
+    "jobs_wait": true,
+    "fault": ""
+})))]
+pub struct FilesystemStatus {
+    /// Where it is mounted.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Its load as it was read last, of one; nothing if that was too long ago, or never.
+    #[schema(required = true)]
+    pub load: Option<f64>,
+    /// Whether staging goes slower there.
+    pub staging_slow: bool,
+    /// Whether jobs that are I/O-heavy wait for it.
+    pub jobs_wait: bool,
+    /// Why its load can't be read, for administrators; empty if it can.
+    pub fault: String,
 }
 
 /// Something on compute nodes that somebody should look at. It goes away by itself once it is right again.

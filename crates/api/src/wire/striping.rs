@@ -138,6 +138,9 @@ pub struct FormerLayout {
     pub layout: FormerValue,
     /// The note of `ondeck layout auto` that it had set it, if there was one.
     pub mark: Option<String>,
+    /// The directory's inode: it may be called otherwise when the job has ended, and another one may have its name.
+    #[serde(default)]
+    pub inode: Option<u64>,
 }
 
 /// A layout in the words in which it can be set again exactly.
@@ -192,6 +195,9 @@ pub enum StripingOutcome {
         job: Incarnation,
         /// What the directory is called there.
         path: PathBuf,
+        /// The inode of the directory that says so.
+        #[serde(default)]
+        inode: Option<u64>,
     },
     /// It keeps what somebody has chosen for it.
     Chosen {
@@ -209,6 +215,16 @@ pub enum StripingOutcome {
     Changed {
         /// What it has.
         native: String,
+    },
+    /// It was begun to set it, and is not known whether that was done.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+    /// What was set can't be taken back any more, and there is no use in trying again.
+    Gone {
+        /// Why.
+        why: String,
     },
     /// Files were counted.
     Counted {
@@ -232,8 +248,8 @@ pub enum StripingOutcome {
 pub enum StripingWork {
     /// Looks at what directories have, and whether that may be replaced.
     Look { directories: Vec<DirectoryToStripe>, rivals: Vec<Incarnation> },
-    /// Sets layouts.
-    Set { directories: Vec<DirectoryToStripe>, rivals: Vec<Incarnation>, job: Incarnation },
+    /// Sets layouts of directories that had this when they were looked at.
+    Set { directories: Vec<(DirectoryToStripe, FormerLayout)>, rivals: Vec<Incarnation>, job: Incarnation },
     /// Takes them back.
     Restore { directories: Vec<DirectoryToRestore> },
     /// Counts files that were written last within a time.
@@ -244,8 +260,11 @@ impl StripingWork {
     /// The directories that it is about.
     pub fn paths(&self) -> Vec<&Path> {
         match self {
-            StripingWork::Look { directories, .. } | StripingWork::Set { directories, .. } => {
+            StripingWork::Look { directories, .. } => {
                 directories.iter().map(|directory| directory.path.as_path()).collect()
+            }
+            StripingWork::Set { directories, .. } => {
+                directories.iter().map(|(directory, _)| directory.path.as_path()).collect()
             }
             StripingWork::Restore { directories } => {
                 directories.iter().map(|directory| directory.path.as_path()).collect()

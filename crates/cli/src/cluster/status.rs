@@ -79,7 +79,7 @@ fn try_status(args: &StatusArgs) -> Result<u8> {
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {
-            jobs(&status) + "\n" + &nodes(&status)
+            jobs(&status) + "\n" + &nodes(&status) + &filesystems(&status)
         };
         let Some(seconds) = args.watch else {
             print!("{text}");
@@ -167,6 +167,9 @@ pub fn jobs(status: &Status) -> String {
     if status.places_lost >= MANY_PLACES {
         let _ = writeln!(out, "! {}", places_lost(status.places_lost));
     }
+    if let Some(fault) = &status.site_file {
+        let _ = writeln!(out, "! the site's file, of which counts what it said before: {}", shown(fault));
+    }
     let _ = writeln!(
         out,
         "{:>9} {:>10} {:>20} {:>9}  {:<20} MESSAGE",
@@ -223,6 +226,29 @@ pub fn nodes(status: &Status) -> String {
         );
     }
     out
+}
+
+/// One line a filesystem whose load is read.
+pub fn filesystems(status: &Status) -> String {
+    let mut out = String::new();
+    for filesystem in &status.filesystems {
+        let load = match filesystem.load {
+            Some(load) => format!("load {:.0} %", load * 100.0),
+            None => "load not known".to_owned(),
+        };
+        let _ = write!(out, "{}: {load}", shown(&filesystem.path.to_string_lossy()));
+        if filesystem.staging_slow {
+            out.push_str(", staging goes slower");
+        }
+        if filesystem.jobs_wait {
+            out.push_str(", I/O-heavy jobs wait");
+        }
+        if !filesystem.fault.is_empty() {
+            let _ = write!(out, " (can't be read: {})", shown(&filesystem.fault));
+        }
+        out.push('\n');
+    }
+    if out.is_empty() { out } else { format!("\n{out}") }
 }
 
 /// A transfer in a few words; none while nothing has been counted, so that what is known of the job is shown.

@@ -1,13 +1,13 @@
 //! Where files can be striped from here: the filesystems of the site's file, and those that are mounted and stripe files.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use ondeck_agent::observer::{NotWatched, can_watch};
 use ondeck_api::Config;
+use ondeck_api::config::SchedulerConfig;
 use ondeck_layout::Site;
 use ondeck_layout::site::Tool;
 use ondeck_ramdisk::mounts;
@@ -36,7 +36,7 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
     let mut looked_at: BTreeSet<PathBuf> = BTreeSet::new();
     // All at once: several of them may hang.
     let mut looks = Vec::new();
-    match read_site(&config.scheduler.site_file) {
+    match read_site(config.scheduler.site_file) {
         Ok(None) => {}
         Ok(Some(site)) => {
             for filesystem in site.filesystems.into_iter().take(MOST) {
@@ -78,11 +78,22 @@ pub fn examine(config: Option<&Path>) -> Vec<Finding> {
     findings
 }
 
-fn read_site(path: &Path) -> Result<Option<Site>, String> {
-    match fs::read_to_string(path) {
-        Ok(text) => Site::parse(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("can't read {}: {error}", path.display())),
+/// The site's file; nothing if there is none, and none was named. It may lie on a filesystem that hangs.
+fn read_site(path: PathBuf) -> Result<Option<Site>, String> {
+    let (tell, told) = channel();
+    let at = path.clone();
+    std::thread::spawn(move || {
+        // Nobody listens any more to what comes too late.
+        let _ = tell.send(Site::read(&at));
+    });
+    match told.recv_timeout(PATIENCE) {
+        Ok(Ok(None)) if path != SchedulerConfig::default().site_file => {
+            Err(format!("{}, which scheduler.site_file names, is not there", path.display()))
+        }
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => {
+            Err(format!("{}: reading it has taken longer than {} s", path.display(), PATIENCE.as_secs()))
+        }
     }
 }
 

@@ -137,6 +137,14 @@ fn scheduler(config: &Config, status: Result<Status, Finding>) -> Vec<Finding> {
         let detail = places_lost(status.places_lost);
         findings.push(finding("burst buffers' places", State::Limited, detail, Some(remedy)));
     }
+    let remedy = "mend it: docs/layout.md explains the site's file, and `ondeck doctor` says more where the scheduler runs";
+    if let Some(fault) = &status.site_file {
+        findings.push(finding("site file", State::Limited, one_line(fault), Some(remedy)));
+    }
+    for filesystem in status.filesystems.iter().filter(|filesystem| !filesystem.fault.is_empty()) {
+        let detail = format!("the load of {}: {}", filesystem.path.display(), one_line(&filesystem.fault));
+        findings.push(finding("site file", State::Limited, detail, Some(remedy)));
+    }
     for warning in status.warnings {
         let (what, remedy) = match warning.kind {
             WarningKind::NoProlog => {

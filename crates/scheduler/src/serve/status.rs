@@ -8,7 +8,7 @@ use ondeck_api::auth::Caller;
 use ondeck_api::scheduler::{JobStatus, LogLine, NodeStatus, Status, Usage};
 use ondeck_api::wire::{Refusal, RefusalCode};
 use ondeck_core::Incarnation;
-use ondeck_core::schedule::Time;
+use ondeck_core::schedule::{JobState, RsaState, Time};
 use ondeck_core::timeline::Timeline;
 
 use super::{Api, may_see};
@@ -35,6 +35,22 @@ impl Api {
             transfer: transfers.get(&job.id).cloned(),
             message: if job.waits_for.is_empty() { job.message.clone() } else { job.waits_for.clone() },
         });
+        // Of a job that works on disk nothing else is to be done.
+        let delayed = self.context.delays.waiting().into_iter();
+        let delayed = delayed.filter(|delay| may_see(caller, delay.owner)).map(|delay| JobStatus {
+            id: delay.id,
+            owner: delay.owner,
+            job_state: JobState::Ondeck,
+            rsa_state: RsaState::Initial,
+            seconds: at.since(delay.since).as_secs_f64(),
+            rsa_nodes: Vec::new(),
+            transfer: None,
+            message: delay.told(),
+        });
+        let mut filesystems = self.context.loads.known();
+        if !caller.is_administrator() {
+            filesystems.iter_mut().for_each(|filesystem| filesystem.fault.clear());
+        }
         let nodes = view.nodes().iter().map(|(name, node)| NodeStatus {
             node: name.clone(),
             pool: node.pool.clone(),
@@ -55,7 +71,7 @@ impl Api {
                 .collect(),
         });
         Status {
-            jobs: jobs.collect(),
+            jobs: jobs.chain(delayed).collect(),
             nodes: nodes.collect(),
             workload_manager: snapshot.fault,
             simulated: self.context.config().scheduler.simulate.is_some(),
@@ -68,6 +84,8 @@ impl Api {
                 Vec::new()
             },
             places_lost: if caller.is_administrator() { view.places_lost().places } else { 0 },
+            site_file: self.context.loads.site_fault().filter(|_| caller.is_administrator()),
+            filesystems,
         }
     }
 

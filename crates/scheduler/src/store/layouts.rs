@@ -110,6 +110,7 @@ mod tests {
             directories: Vec::new(),
             watched_on: Vec::new(),
             notes: vec!["so".into()],
+            not_taken_back: None,
         };
         for id in ["4@7", "42@7", "42@7.1"] {
             store.keep_layouts(&record(id), false, &["set".to_owned()]).unwrap();

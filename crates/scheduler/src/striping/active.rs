@@ -154,8 +154,11 @@ impl Others {
             other.record().count_no_more(Some(path));
         }
         if let Some(rival) = self.rival {
-            let rival = rival.record().id;
-            own.leave_alone(format!("job {rival} has set its layout, and that is not taken back yet"));
+            let rival = rival.record();
+            // Its agent may have said nothing.
+            let is_set = rival.directory(path).is_some_and(|of_rival| !of_rival.is_ordered());
+            let has = if is_set { "has" } else { "may have" };
+            own.leave_alone(format!("job {} {has} set its layout, and that is not taken back yet", rival.id));
         } else if let Some(first) = self.first {
             let mut first = first.record();
             let first_id = first.id;
@@ -234,11 +237,12 @@ impl Layouts {
     }
 
     /// A job has found that another one has set a directory's layout, by a name of its own.
-    pub fn found_set(&self, finder: Owner, job: Incarnation, path: &Path) {
+    pub fn found_set(&self, finder: Owner, (job, path, inode): (Incarnation, &Path, Option<u64>)) {
         if let Some(other) = lock(&self.known).get(&job) {
             let mut other = other.record();
-            // Who has said so is the directory's owner, who may write anything there.
-            if other.owner == finder {
+            // Who has said so may be anybody who may write there, and may write anything.
+            let noted = other.directory(path).and_then(|directory| directory.former.as_ref()?.inode);
+            if other.owner == finder && (noted.is_none() || noted == inode) {
                 other.count_no_more(Some(path));
             }
         }
@@ -372,7 +376,7 @@ mod tests {
     }
 
     fn answered(path: &Path, outcome: StripingOutcome) -> StripingReport {
-        let former = Some(FormerLayout { layout: FormerValue::Inherited, mark: None });
+        let former = Some(FormerLayout { layout: FormerValue::Inherited, mark: None, inode: None });
         let former = former.filter(|_| matches!(outcome, StripingOutcome::Set { .. }));
         StripingReport { directories: vec![StripingResult { path: path.to_owned(), outcome, former }] }
     }
@@ -452,6 +456,35 @@ mod tests {
         assert_eq!(own.record().to_count(), [PathBuf::from("/a")]);
         // The agent, as its user, is told whom the note in the directory may name.
         assert!(layouts.rivals(other_guess.record().id).contains(&own.record().id));
+    }
+
+    #[test]
+    fn a_note_in_another_directory_says_nothing_of_a_job_s_own() {
+        let layouts = Layouts::default();
+        let a = Path::new("/a");
+        let (own, _) = layouts.add(planned("1@7", A));
+        let mut report = answered(a, set());
+        let former = report.directories[0].former.as_mut().unwrap();
+        former.inode = Some(5);
+        own.record().take(&report);
+        let (id, owner) = (own.record().id, own.record().owner);
+        // Whoever may write in another directory has put it there.
+        layouts.found_set(owner, (id, a, Some(6)));
+        layouts.found_set(owner, (id, a, None));
+        layouts.found_set(Owner { uid: owner.uid + 1, ..owner }, (id, a, Some(5)));
+        assert_eq!(own.record().to_count(), [PathBuf::from("/a")]);
+        layouts.found_set(owner, (id, a, Some(5)));
+        assert!(own.record().to_count().is_empty());
+    }
+
+    #[test]
+    fn a_directory_of_which_its_agent_has_said_nothing_may_be_set() {
+        let layouts = Layouts::default();
+        let (first, _) = layouts.add(planned("201@7", A));
+        first.record().take_silence("c1 does not answer");
+        let (second, _) = layouts.add(planned("202@7", A));
+        let told = second.record().told().unwrap();
+        assert!(told.contains("job 201 may have set its layout"), "{told}");
     }
 
     #[test]

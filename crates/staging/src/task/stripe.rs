@@ -3,10 +3,13 @@
 //! The worker's namespace shows no RAM disk of the agent's: where one is shown over a directory, this is about the disk
 //! below it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ondeck_api::wire::{
     DirectoryToRestore, DirectoryToStripe, FormerLayout, StripingOutcome, StripingResult, StripingWork,
@@ -46,6 +49,9 @@ pub(super) enum StripeError {
         /// Why.
         error: io::Error,
     },
+    /// It is not where it was.
+    #[error("{0}; if the directory was moved, its new files get {1} where it is now")]
+    Gone(String, String),
     /// What was ordered is no layout.
     #[error("`{options}`: {why}")]
     Options {
@@ -64,21 +70,41 @@ pub fn stripe(prefixes: &[PathBuf], work: &StripingWork, lines: &Mutex<OwnedFd>)
     let tell = |path: &Path, result| tell(lines, path, result);
     match work {
         StripingWork::Look { directories, rivals } => {
-            directories.iter().for_each(|wanted| tell(&wanted.path, look(prefixes, wanted, rivals)));
+            all_at_once(directories, |wanted| tell(&wanted.path, look(prefixes, wanted, rivals)));
         }
         StripingWork::Set { directories, rivals, job } => {
-            directories.iter().for_each(|wanted| {
-                tell(&wanted.path, set(prefixes, wanted, rivals, *job).map(|outcome| (outcome, None)));
+            all_at_once(directories, |(wanted, former)| {
+                let set = set(prefixes, (wanted, former), rivals, *job);
+                tell(&wanted.path, set.map(|outcome| (outcome, None)));
             });
         }
         StripingWork::Restore { directories } => {
-            directories.iter().for_each(|striped| {
+            all_at_once(directories, |striped| {
                 tell(&striped.path, restore(prefixes, striped).map(|outcome| (outcome, None)));
             });
         }
         // It is about what is in them.
         StripingWork::Count { .. } => {}
     }
+}
+
+/// So many directories are seen to at once: a tool may take half a second each time, and all have one deadline.
+const AT_ONCE: usize = 8;
+
+fn all_at_once<T: Sync>(directories: &[T], see_to: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    let go_on = || {
+        while let Some(directory) = directories.get(next.fetch_add(1, Ordering::Relaxed)) {
+            see_to(directory);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..directories.len().min(AT_ONCE) {
+            // Where no thread can be had, the others do it.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, go_on);
+        }
+        go_on();
+    });
 }
 
 /// Tells what became of a directory.
@@ -102,7 +128,8 @@ fn set_for(
     rivals: &[Incarnation],
 ) -> Result<Option<StripingOutcome>, StripeError> {
     let found = directory.set_for()?.filter(|(job, _)| rivals.contains(job));
-    Ok(found.map(|(job, path)| StripingOutcome::SetFor { job, path }))
+    let Some((job, path)) = found else { return Ok(None) };
+    Ok(Some(StripingOutcome::SetFor { job, path, inode: Some(directory.inode()?) }))
 }
 
 fn look(
@@ -126,7 +153,7 @@ fn look(
 
 fn set(
     prefixes: &[PathBuf],
-    wanted: &DirectoryToStripe,
+    (wanted, former): (&DirectoryToStripe, &FormerLayout),
     rivals: &[Incarnation],
     job: Incarnation,
 ) -> Result<StripingOutcome, StripeError> {
@@ -136,13 +163,13 @@ fn set(
     if let Some(rival) = set_for(&directory, rivals)? {
         return Ok(rival);
     }
-    match directory.standing(&layout, wanted.targets)? {
+    if directory.has(&layout, wanted.targets)? {
         // By an earlier try.
-        Standing::Has => return Ok(StripingOutcome::Set { native: directory.show()?.native }),
-        Standing::Chosen if !wanted.replace => {
-            return Ok(StripingOutcome::Chosen { native: directory.show()?.native });
-        }
-        Standing::Chosen | Standing::Free => {}
+        return Ok(StripingOutcome::Set { native: directory.show()?.native });
+    }
+    let is_changed = || Ok::<_, StripeError>(directory.former()?.layout != former.layout);
+    if !wanted.replace && is_changed()? && !directory.is_marked()? {
+        return Ok(StripingOutcome::Chosen { native: directory.show()?.native });
     }
     let shown = directory.set(&layout, wanted.targets)?;
     // Where a filesystem keeps no such note, a step's `ondeck layout auto` takes it for somebody's choice, and says so.
@@ -156,8 +183,50 @@ fn set(
 
 fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<StripingOutcome, StripeError> {
     let layout = parse(&striped.options)?;
-    let directory = StripedDirectory::of(open(&striped.path, prefixes)?, &striped.path, striped.tool)?;
-    if directory.has(&layout, striped.targets)? {
+    let path = &striped.path;
+    let here = open(path, prefixes).and_then(|found| Ok(StripedDirectory::of(found, path, striped.tool)?));
+    let Some(inode) = striped.former.inode else { return give_back(&here?, &layout, striped) };
+    if let Ok(here) = &here
+        && here.inode()? == inode
+    {
+        return give_back(here, &layout, striped);
+    }
+    // It is called otherwise by now; what has its name may have its layout, too, as a copy has its attributes.
+    let copied = match &here {
+        Ok(here) if here.has(&layout, striped.targets)? && here.is_marked()? => {
+            Some(give_back(here, &layout, striped)?)
+        }
+        _ => None,
+    };
+    if let Some((moved, name)) = find_beside(path, inode, prefixes)? {
+        let moved = StripedDirectory::of(moved, &name, striped.tool)?;
+        return Ok(match give_back(&moved, &layout, striped)? {
+            StripingOutcome::Restored { native } => {
+                StripingOutcome::Restored { native: format!("{native}; it is {} now", name.display()) }
+            }
+            other => other,
+        });
+    }
+    match (copied, here) {
+        (Some(copied), _) => Ok(copied),
+        (None, Ok(_)) => Ok(StripingOutcome::Gone {
+            why: format!(
+                "{}: another directory has its name now; where the former one was moved to, its new files get {}",
+                path.display(),
+                striped.options
+            ),
+        }),
+        (None, Err(error)) => Err(StripeError::Gone(error.to_string(), striped.options.clone())),
+    }
+}
+
+/// Gives a directory back what it had, unless somebody has changed it since.
+fn give_back(
+    directory: &StripedDirectory,
+    layout: &Layout,
+    striped: &DirectoryToRestore,
+) -> Result<StripingOutcome, StripeError> {
+    if directory.has(layout, striped.targets)? {
         let native = directory.restore(&striped.former, striped.targets)?.native;
         return Ok(StripingOutcome::Restored { native });
     }
@@ -167,9 +236,44 @@ fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<Stripin
     Ok(StripingOutcome::Changed { native: directory.show()?.native })
 }
 
+/// So many names are looked at for a directory that was renamed.
+const MOST_NAMES: usize = 100_000;
+
+/// A directory by its inode, beside the place where it was, and what it is called there.
+fn find_beside(
+    path: &Path,
+    inode: u64,
+    prefixes: &[PathBuf],
+) -> Result<Option<(OwnedFd, PathBuf)>, StripeError> {
+    let Some(above) = path.parent() else { return Ok(None) };
+    // What can't be opened or listed, it is not found in.
+    let Ok(directory) = open_any(above, prefixes) else { return Ok(None) };
+    let Ok(listed) = rustix::fs::Dir::read_from(&directory) else { return Ok(None) };
+    let own = rustix::fs::fstat(&directory)
+        .map_err(|error| StripeError::Open { path: above.to_owned(), error: error.into() })?;
+    let found = listed.take(MOST_NAMES).flatten().find(|entry| entry.ino() == inode);
+    let Some(entry) = found else { return Ok(None) };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(moved) = rustix::fs::openat(&directory, entry.file_name(), flags, Mode::empty()) else {
+        return Ok(None);
+    };
+    let is_it = rustix::fs::fstat(&moved).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (own.st_dev, inode));
+    let name = OsStr::from_bytes(entry.file_name().to_bytes());
+    Ok(is_it.then(|| (moved, above.join(name))))
+}
+
 /// Opens a directory below one of the prefixes. Only an administrator's part of the path, the prefix, may have symbolic links
 /// in it: what was judged is what is opened.
 pub(super) fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
+    open_below(path, prefixes, false)
+}
+
+/// The same, also of a prefix itself.
+fn open_any(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeError> {
+    open_below(path, prefixes, true)
+}
+
+fn open_below(path: &Path, prefixes: &[PathBuf], is_prefix: bool) -> Result<OwnedFd, StripeError> {
     if prefixes.is_empty() {
         return Err(StripeError::NothingAllowed(path.to_owned()));
     }
@@ -177,6 +281,7 @@ pub(super) fn open(path: &Path, prefixes: &[PathBuf]) -> Result<OwnedFd, StripeE
         // The administrator's name of it, and where it really is.
         let real = prefix.canonicalize();
         let rest = path.strip_prefix(prefix).ok().or_else(|| path.strip_prefix(real.as_ref().ok()?).ok())?;
+        let rest = if is_prefix && rest.as_os_str().is_empty() { Path::new(".") } else { rest };
         (!rest.as_os_str().is_empty()).then(|| (prefix, real, rest.to_owned()))
     });
     let Some((prefix, real, rest)) = below else {
