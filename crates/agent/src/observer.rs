@@ -386,14 +386,25 @@ mod tests {
             "for step in 1 2 3; do sh -c 'echo $0 >> log; : > moved' $step; done; mv moved kept",
         ]);
         assert!(later.current_dir(&root).env_clear().envs(OF_JOB).status().unwrap().success());
-        ranks.iter_mut().for_each(go);
-        assert!(ranks.into_iter().all(|mut rank| rank.wait().unwrap().success()));
+        let written = || {
+            let is_there =
+                |rank| root.join(format!("own.{rank}")).metadata().is_ok_and(|file| file.len() > 0);
+            (0..4).all(is_there)
+        };
+        let until = soon();
+        while !written() {
+            assert!(Instant::now() < until, "the ranks have not written");
+            std::thread::yield_now();
+        }
         fs::write(root.join("read-only"), "").unwrap();
         let files = ["shared", "own.0", "own.3", "log", "kept"].map(|name| handle(&root, name));
         let kind = |files: &[String]| KindToTell { directory: root.clone(), files: files.to_vec() };
         let none = ["no handle".to_owned(), "1:00".to_owned()];
         let question = [kind(&files[..3]), kind(&files[3..]), kind(&none)];
+        // They are there until all is told: who is gone before somebody has asked who that was is not known.
         let seen = observer.end(job, &question).unwrap();
+        ranks.iter_mut().for_each(go);
+        assert!(ranks.into_iter().all(|mut rank| rank.wait().unwrap().success()));
         let exactly = |writers| FileSeen { writers, is_exact: true };
         assert_eq!(seen[0], KindSeen { files: [4, 1, 1].map(exactly).to_vec(), at_once: 4 });
         // On a machine that is out of breath the three may have come and gone before anybody looked.
