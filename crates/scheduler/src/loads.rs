@@ -11,7 +11,7 @@ use ondeck_core::{Bytes, Rate};
 use ondeck_layout::load::{Exceeded, Steady};
 use ondeck_layout::{Filesystem, Load, Site};
 
-use crate::site_file::{KnownSite, SiteFile};
+use crate::site_file::{Alone, KnownSite, SiteFile};
 
 /// A load that could not be read for so long, or for three times its interval, is not known any more.
 const STALE: Duration = Duration::from_secs(300);
@@ -24,6 +24,8 @@ const UNSAID_PART: u64 = 10;
 pub(crate) struct Loads {
     readings: Mutex<HashMap<PathBuf, Reading>>,
     site: Mutex<SiteFile>,
+    /// Held by whoever reads the site's file.
+    pub(crate) reading: Alone,
 }
 
 #[derive(Default)]

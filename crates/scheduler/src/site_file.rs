@@ -90,18 +90,37 @@ impl SiteFile {
     }
 }
 
+/// Whoever reads the file holds it: where a filesystem hangs, one thread hangs with it, and no more.
+pub(crate) type Alone = Arc<tokio::sync::Mutex<()>>;
+
 /// Looks at the site's file, and says what is known of the site then. A file that hangs is not waited for.
 pub(crate) async fn look(context: &Context) -> KnownSite {
     let path = context.config().scheduler.site_file.clone();
     let of = path.clone();
-    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let read = tokio::task::spawn_blocking(move || Site::read(&of));
-    let read = match tokio::time::timeout(PATIENCE, read).await {
-        Ok(Ok(site)) => site.map_err(|error| error.to_string()),
-        Ok(Err(error)) => Err(told(&path, &error)),
-        Err(_) => Err(told(&path, &"reading it takes too long")),
+    let read = read_alone(Arc::clone(&context.loads.reading), PATIENCE, move || Site::read(&of)).await;
+    let read = match read {
+        Some(read) => read.map_err(|error| error.to_string()),
+        None => Err(format!("{}: reading it takes too long", path.display())),
     };
     context.loads.take_site(&path, read)
+}
+
+/// Reads when nobody else does; nothing if that takes too long.
+async fn read_alone<T: Send + 'static>(
+    reading: Alone,
+    patience: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let all = async {
+        let alone = reading.lock_owned().await;
+        let read = move || {
+            let read = read();
+            drop(alone);
+            read
+        };
+        tokio::task::spawn_blocking(read).await.ok()
+    };
+    tokio::time::timeout(patience, all).await.ok().flatten()
 }
 
 #[cfg(test)]
@@ -111,6 +130,20 @@ mod tests {
 
     const SITE: &str = "[nodes]\nlink = \"1GB/s\"\n[[filesystem]]\npath = \"/scratch\"\nkind = \"lustre\"\n\
         targets = 8\nservers = 4\ntarget = \"1GB/s\"\n";
+
+    #[tokio::test]
+    async fn a_file_that_hangs_is_not_waited_for_and_takes_one_thread() {
+        let (reading, short) = (Alone::default(), Duration::from_millis(50));
+        let (go, waits) = std::sync::mpsc::channel::<()>();
+        let hangs = move || waits.recv();
+        assert_eq!(read_alone(Arc::clone(&reading), short, hangs).await, None);
+        for _ in 0..3 {
+            let begun = || panic!("a second thread hangs");
+            assert_eq!(read_alone(Arc::clone(&reading), short, begun).await, None::<()>);
+        }
+        go.send(()).unwrap();
+        assert_eq!(read_alone(reading, Duration::from_secs(60), || 5).await, Some(5));
+    }
 
     #[test]
     fn what_can_not_be_read_changes_nothing_and_what_is_gone_counts_for_a_while() {
