@@ -85,8 +85,12 @@ const LONGEST: usize = 100;
 /// The most commands of a script that are looked at.
 const MOST_COMMANDS: usize = 10_000;
 
-/// What a shell does itself before it starts a program.
-const BUILTINS: [&str; 9] = ["cd", "export", "set", "ulimit", "umask", "module", "source", ".", "unset"];
+/// What a shell does itself, and what it begins with words that are no program.
+const BUILTINS: [&str; 27] = [
+    "cd", "export", "set", "ulimit", "umask", "module", "source", ".", "unset", "for", "case", "select",
+    "function", "trap", "read", "true", ":", "wait", "eval", "shift", "exit", "return", "[", "[[", "test",
+    "local", "esac",
+];
 
 /// The program of a job: its name for the history, and for the table of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -252,6 +256,7 @@ mod tests {
             ("srun bash -c 'echo x'\n", "echo"),
             ("srun sh -c 'cd $DIR && ulimit -c 0; A=1 ./solver x'\n", "solver"),
             ("srun sh -c '$COMMAND'\n", "sh"),
+            ("srun bash -c 'exec > f; for k in 1 2; do [ -e x ] || head -c 9 in; done'\n", "head"),
             ("run() { srun \"$@\"; }\nrun ./x\n", "run-#.sh"),
             ("run() {\n  srun \"$@\"\n}\nsrun ./y\n", "y"),
             ("srun ./b;./a\n", "b"),

@@ -497,6 +497,10 @@ impl DirectoryLayout {
                 ),
                 as_asked: false,
             },
+            StripingOutcome::NotStriped { why } => {
+                let why = why.strip_prefix(&format!("{}: ", self.path.display())).unwrap_or(why).to_owned();
+                DirectoryState::Alone { why, as_asked: false }
+            }
             StripingOutcome::Failed { why } => DirectoryState::Failed { why: why.clone() },
             StripingOutcome::Unknown { why } => DirectoryState::Ordered { doubt: Some(why.clone()) },
             other => DirectoryState::Failed { why: format!("its agent answered {other:?}: a defect") },

@@ -281,7 +281,7 @@ fn what_can_not_be_set_costs_the_job_nothing_and_is_told() {
         (of_bob.clone(), "-c 2 -S 1M", "failed", "Permission denied"),
         (alice.home.clone(), "-c 2 -S 1M", "failed", "it is not below"),
         (link.clone(), "-c 2 -S 1M", "failed", "a symbolic link is on the way there"),
-        (unstriped.clone(), "-c 2 -S 1M", "failed", "its filesystem stripes no files"),
+        (unstriped.clone(), "-c 2 -S 1M", "alone", "its filesystem stripes no files"),
         (lake.at.join("missing"), "-c 2 -S 1M", "failed", "No such file or directory"),
         (chosen.clone(), "shared", "alone", "somebody has chosen a layout for it"),
         (unstriped.join("x"), "shared", "failed", "is on none of the filesystems of the site file"),

@@ -199,6 +199,11 @@ pub enum StripingOutcome {
         #[serde(default)]
         inode: Option<u64>,
     },
+    /// Its filesystem stripes no files, and will not the next time either.
+    NotStriped {
+        /// In words.
+        why: String,
+    },
     /// It keeps what somebody has chosen for it.
     Chosen {
         /// What it has.

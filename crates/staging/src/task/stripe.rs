@@ -138,7 +138,12 @@ fn look(
     rivals: &[Incarnation],
 ) -> Result<Looked, StripeError> {
     let layout = parse(&wanted.options)?;
-    let directory = StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool)?;
+    let directory = match StripedDirectory::of(open(&wanted.path, prefixes)?, &wanted.path, wanted.tool) {
+        Err(error @ StripingError::NotStriped { .. }) => {
+            return Ok((StripingOutcome::NotStriped { why: error.to_string() }, None));
+        }
+        directory => directory?,
+    };
     if let Some(rival) = set_for(&directory, rivals)? {
         return Ok((rival, None));
     }
