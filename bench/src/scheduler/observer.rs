@@ -103,7 +103,7 @@ fn costs(options: &Options, part: &mut Part) -> Result<()> {
                 if way == 1 {
                     let longest = Duration::from_secs(600);
                     let by = Instant::now() + longest;
-                    observer.begin(job, &node, std::slice::from_ref(&folder.0), (by, longest))?;
+                    observer.begin((job, None), &node, std::slice::from_ref(&folder.0), (by, longest))?;
                 }
                 let took = run_once(&folder.0.join("files"), *files, *writes, &node)?;
                 if way == 1 {

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -92,7 +93,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Observer {
-    /// Watches who writes to the filesystems of a job's directories, for so long at most. One that is watched already goes on.
+    /// Watches which processes of a job, of its user's if it is said who that is, write to the filesystems of its directories, for so long
+    /// at most. One that is watched already goes on.
     ///
     /// It may hang with a filesystem. What has not begun by then is not begun any more: nobody would end it.
     ///
@@ -100,7 +102,7 @@ impl Observer {
     /// [`NotWatched`]; then nothing is watched.
     pub fn begin(
         &self,
-        job: Incarnation,
+        (job, uid): (Incarnation, Option<u32>),
         node: &NodeName,
         directories: &[PathBuf],
         (by, longest): (Instant, Duration),
@@ -122,7 +124,7 @@ impl Observer {
         if by <= Instant::now() {
             return Err(NotWatched::Late);
         }
-        let (until, processes) = (Instant::now() + longest, OfThisNode::new(job.job, node));
+        let (until, processes) = (Instant::now() + longest, OfThisNode::new(job.job, uid, node));
         let kernel = |error: io::Error| NotWatched::Kernel(error);
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| kernel(error.into()))?;
         let stopped = stop.try_clone().map_err(kernel)?;
@@ -231,6 +233,8 @@ struct OfThisNode {
     /// Variables of which one of the first must be there, and the second if it is set at all.
     jobs: [Vec<u8>; 2],
     node: Vec<u8>,
+    /// Whose they are: others may say in their environment what they like.
+    uid: Option<u32>,
 }
 
 const NODE: &[u8] = b"SLURMD_NODENAME=";
@@ -244,11 +248,12 @@ const RANK: [&[u8]; 4] = [b"SLURM_PROCID=", b"PMI_RANK=", b"PMIX_RANK=", b"OMPI_
 const MOST_ENVIRONMENT: u64 = 256 << 10;
 
 impl OfThisNode {
-    fn new(job: JobId, node: &NodeName) -> OfThisNode {
+    fn new(job: JobId, uid: Option<u32>, node: &NodeName) -> OfThisNode {
         let of_job = |name: &str| format!("{name}={job}").into_bytes();
         OfThisNode {
             jobs: [of_job("SLURM_JOB_ID"), of_job("SLURM_HET_JOB_ID")],
             node: [NODE, node.as_str().as_bytes()].concat(),
+            uid,
         }
     }
 
@@ -285,10 +290,15 @@ impl Processes for OfThisNode {
     fn who(&self, process: u32) -> Who {
         let mut environment = Vec::new();
         let file = File::open(format!("/proc/{process}/environ"));
-        let read = file.and_then(|file| file.take(MOST_ENVIRONMENT).read_to_end(&mut environment));
+        let read = file.and_then(|file| {
+            let owner = file.metadata()?.uid();
+            Ok((owner, file.take(MOST_ENVIRONMENT).read_to_end(&mut environment)?))
+        });
         match read {
             // Who is ending has none any more.
-            Err(_) | Ok(0) => Who::Gone,
+            Err(_) | Ok((_, 0)) => Who::Gone,
+            // To root belong also those that nobody may look into.
+            Ok((owner, _)) if owner != 0 && self.uid.is_some_and(|uid| uid != owner) => Who::Stranger,
             Ok(_) => self.who_has(&environment),
         }
     }
@@ -321,6 +331,7 @@ mod tests {
     use std::fs;
     use std::io::Write;
     use std::os::fd::AsFd;
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
@@ -351,6 +362,22 @@ mod tests {
         FileHandle::of(File::open(directory).unwrap().as_fd(), &name).unwrap().to_string()
     }
 
+    #[test]
+    fn what_another_user_says_of_itself_counts_for_nothing() {
+        if !can() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let of = |uid| OfThisNode::new(JobId(42), Some(uid), &node());
+        let mut child = Command::new("sleep");
+        let mut child =
+            child.arg("60").env_clear().envs(OF_JOB).uid(12345).current_dir(folder.path()).spawn().unwrap();
+        assert!(matches!(of(12345).who(child.id()), Who::OfJob(_)));
+        assert!(matches!(of(12346).who(child.id()), Who::Stranger));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     /// A shell that does a line when it is told to, and stays until it is told again.
     fn shell(directory: &Path, line: &str) -> Child {
         let script = format!("read go; {line}; read end");
@@ -372,9 +399,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let (observer, job) = (Observer::default(), "42@7".parse().unwrap());
-        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
+        observer.begin((job, None), &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         // A second order changes nothing.
-        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
+        observer.begin((job, None), &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         let mut ranks: Vec<Child> = (0..4)
             .map(|rank| shell(&root, &format!("echo {rank} >> shared; echo {rank} > own.{rank}; : < shared")))
             .collect();
@@ -423,14 +450,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let (observer, job) = (Observer::default(), "42@7".parse().unwrap());
-        observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), Duration::ZERO)).unwrap();
+        observer.begin((job, None), &node(), std::slice::from_ref(&root), (soon(), Duration::ZERO)).unwrap();
         assert!(matches!(observer.end(job, &[]), Err(NotWatched::Over)));
         for number in 0..MOST_JOBS {
             let job = format!("{number}@7").parse().unwrap();
-            observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
+            observer.begin((job, None), &node(), std::slice::from_ref(&root), (soon(), LONG)).unwrap();
         }
         assert!(matches!(
-            observer.begin(job, &node(), std::slice::from_ref(&root), (soon(), LONG)),
+            observer.begin((job, None), &node(), std::slice::from_ref(&root), (soon(), LONG)),
             Err(NotWatched::Many)
         ));
         let refused = can_watch(Path::new("/proc/self")).unwrap_err().to_string();
@@ -443,7 +470,7 @@ mod tests {
 
     #[test]
     fn the_environment_says_whose_a_process_is_and_which_rank() {
-        let job = OfThisNode::new(JobId(5), &node());
+        let job = OfThisNode::new(JobId(5), None, &node());
         let who = |text: &str| job.who_has(text.replace(' ', "\0").as_bytes());
         let rank = |text: &str| match who(text) {
             Who::OfJob(Some(rank)) => rank,

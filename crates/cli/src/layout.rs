@@ -268,7 +268,11 @@ impl SiteArgs {
             None => Ok(Site::read(Path::new(SITE))?),
             Some(file) => {
                 let site = Site::read(file)?;
-                Ok(Some(site.with_context(|| format!("there is no file {}", file.display()))?))
+                Ok(Some(
+                    site.with_context(|| {
+                        format!("can't read {}: No such file or directory", file.display())
+                    })?,
+                ))
             }
         }
     }

@@ -481,7 +481,12 @@ fn doctor_says_where_files_can_be_striped_and_what_lacks_for_that() {
     assert!(told.starts_with("limited") && told.contains("site.toml: "), "{told}");
     fs::remove_file(site).unwrap();
     let (told, _) = doctor();
-    assert!(told.starts_with("ok ") && told.contains("no filesystem that stripes files"), "{told}");
+    assert!(told.starts_with("limited") && told.contains("which scheduler.site_file names"), "{told}");
+    scene.file("ondeck.toml", "");
+    if !Path::new("/etc/ondeck/site.toml").exists() {
+        let (told, _) = doctor();
+        assert!(told.starts_with("ok ") && told.contains("no filesystem that stripes files"), "{told}");
+    }
 }
 
 /// Runs a command where a directory is a filesystem whose server never answers; it goes with the command.

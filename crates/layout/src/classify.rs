@@ -148,15 +148,20 @@ pub fn classify(tally: &Tally, shape: RunShape) -> FileUse {
             _ => FileUse::NotKnown(Unclear::FewBytes),
         };
     }
+    // A job of one task may have started several processes itself.
+    let at_once = tally.kinds.iter().filter_map(|kind| Some(kind.watched?.at_once)).max().unwrap_or(0);
+    let shape = if shape.tasks <= 1 { RunShape { tasks: at_once, ..shape } } else { shape };
     if shape.tasks <= 1 {
         return FileUse::OneProcess;
     }
     // Layouts are for bytes: the kinds that have most of them decide.
     let large = tally.kinds.iter().filter(|kind| kind.largest >= SMALL);
     let mut uses: Vec<(FileUse, u64)> = Vec::new();
+    let mut writers_of_one = 0_u32;
     for kind in large {
-        let found = use_of(kind, shape);
-        let found = kind.watched.map_or(found, |watched| as_seen(&watched, found, shape));
+        let by_names = use_of(kind, shape);
+        let found = kind.watched.map_or(by_names, |watched| as_seen(&watched, by_names, shape));
+        writers_of_one += u32::from(found == FileUse::OneWriter && by_names != FileUse::OneWriter);
         match uses.iter_mut().find(|(known, _)| *known == found) {
             Some((_, bytes)) => *bytes = bytes.saturating_add(kind.bytes.0),
             None => uses.push((found, kind.bytes.0)),
@@ -166,6 +171,8 @@ pub fn classify(tally: &Tally, shape: RunShape) -> FileUse {
     // What is in kinds that are not told counts against all of them.
     let enough = u128::from(tally.bytes.0) * u128::from(part) / u128::from(of);
     match uses.iter().max_by_key(|(_, bytes)| *bytes) {
+        // It was seen of each kind by itself: each may have a process of its own.
+        Some((FileUse::OneWriter, _)) if writers_of_one > 1 => FileUse::NotKnown(Unclear::Order),
         Some((found, bytes)) if u128::from(*bytes) >= enough => *found,
         _ => FileUse::NotKnown(Unclear::Mixed),
     }

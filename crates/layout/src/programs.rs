@@ -15,12 +15,17 @@ const LAUNCHERS: [&str; 9] =
     ["srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun", "jsrun", "ibrun"];
 
 /// What stands in front of a program and is none.
-const PREFIXES: [&str; 9] =
-    ["exec", "time", "nohup", "env", "nice", "numactl", "taskset", "command", "stdbuf"];
+const PREFIXES: [&str; 12] = [
+    "exec", "time", "nohup", "env", "nice", "numactl", "taskset", "command", "stdbuf", "timeout", "strace",
+    "valgrind",
+];
 
 /// What runs a script: then that is the program.
 const INTERPRETERS: [&str; 10] =
     ["python", "python3", "python2", "bash", "sh", "perl", "julia", "Rscript", "matlab", "lua"];
+
+/// Interpreters that take a script of a shell's behind `-c`.
+const SHELLS: [&str; 2] = ["bash", "sh"];
 
 /// Options of launchers that have a value, which is the next word. Others with two dashes have theirs behind `=`, or none.
 const WITH_VALUE: [&str; 53] = [
@@ -156,19 +161,26 @@ fn stands_in_front(word: &str) -> bool {
 /// The program of these words, behind options.
 fn program_in(words: &[String]) -> Option<String> {
     let mut is_value = false;
-    let mut interpreter = None;
+    let mut interpreter: Option<String> = None;
     for (place, word) in words.iter().enumerate() {
         if is_value {
             is_value = false;
-        } else if interpreter.is_some() && word == "-c" {
-            // A script of its own; of another language it has other commands.
-            let script = words.get(place + 1)?;
+        } else if let Some(name) = &interpreter
+            && ["-c", "-e", "-E", "-"].contains(&word.as_str())
+        {
+            // A script of its own. That of another language has other commands.
+            let is_shell = word == "-c" && SHELLS.contains(&name.as_str());
+            let Some(script) = words.get(place + 1).filter(|_| is_shell) else { return interpreter };
             let of_script = commands(script).take(MOST_COMMANDS).find_map(|words| run_by(&words));
             return of_script.or(interpreter);
         } else if word.starts_with('-') {
-            is_value = interpreter.is_none() && WITH_VALUE.contains(&word.as_str());
+            // To a launcher it names a file of hosts.
+            let is_flag = word == "-f" && words[..place].iter().any(|word| base(word) == "strace");
+            is_value = interpreter.is_none() && !is_flag && WITH_VALUE.contains(&word.as_str());
         } else if (word.starts_with('$') && !word.contains('/')) || stands_in_front(word) {
             // A variable may be anything, or nothing; behind a directory stands a name.
+        } else if place > 0 && words[place - 1] == "timeout" {
+            // So long.
         } else if interpreter.is_none() && INTERPRETERS.contains(&base(word)) {
             interpreter = Some(base(word).to_owned());
         } else if !base(word).is_empty() {
@@ -256,6 +268,12 @@ mod tests {
             ("srun bash -c 'echo x'\n", "echo"),
             ("srun sh -c 'cd $DIR && ulimit -c 0; A=1 ./solver x'\n", "solver"),
             ("srun sh -c '$COMMAND'\n", "sh"),
+            ("srun bash -c 'if true; then ./b; fi'\n", "b"),
+            ("srun perl -e 1\n", "perl"),
+            ("srun python3 - in <<E\nE\n", "python#"),
+            ("srun python -c 'import x; x.y()'\n", "python"),
+            ("srun nice -n 5 timeout 60 ./b\n", "b"),
+            ("srun strace -f -o /dev/null ./b\n", "b"),
             ("srun bash -c 'exec > f; for k in 1 2; do [ -e x ] || head -c 9 in; done'\n", "head"),
             ("run() { srun \"$@\"; }\nrun ./x\n", "run-#.sh"),
             ("run() {\n  srun \"$@\"\n}\nsrun ./y\n", "y"),

@@ -228,6 +228,9 @@ pub enum SiteFileError {
 /// A site's file is not larger than this.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// And no line of it longer than this.
+const LONGEST_LINE: usize = 4096;
+
 impl Site {
     /// Reads a site's file; nothing if there is none.
     ///
@@ -252,6 +255,10 @@ impl Site {
         file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
         if text.len() as u64 > MOST_BYTES {
             return no_such_file("it is larger than 1 MiB, which no site's file is");
+        }
+        // What is wrong is told with its line.
+        if text.lines().any(|line| line.len() > LONGEST_LINE) {
+            return no_such_file("it has a line of more than 4096 bytes, which no site's file has");
         }
         let site = Self::parse(&text).map_err(|error| SiteFileError::Wrong { path: path.to_owned(), error });
         site.map(Some)

@@ -257,4 +257,20 @@ fn what_was_seen_comes_before_names_numbers_and_times() {
     let mut one_node = each.clone();
     one_node.kinds[0].watched = Some(WatchedKind { nodes: 1, files: 8, ..seen(1, 0, 0, 1) });
     assert_eq!(classify(&one_node, few), FileUse::FilePerProcess);
+    // Two files without numbers, each of one process: of the same one, or of two.
+    let mut two = tally([("alpha.bin".into(), 64 * MIB, 59_000), ("beta.bin".into(), 64 * MIB, 59_000)]);
+    for kind in &mut two.kinds {
+        kind.watched = Some(seen(1, 0, 0, 1));
+    }
+    assert_eq!(classify(&two, shape), FileUse::NotKnown(Unclear::Order));
+    // A job of one task may start processes itself.
+    let one_task = RunShape { nodes: 1, tasks: 1, ..shape };
+    let started = |watched: WatchedKind| {
+        let mut left = log.clone();
+        left.kinds[0].watched = Some(WatchedKind { nodes: 1, ..watched });
+        classify(&left, one_task)
+    };
+    assert_eq!(started(seen(0, 1, 4, 4)), FileUse::OneFile);
+    assert_eq!(started(seen(1, 0, 0, 1)), FileUse::OneProcess);
+    assert_eq!(classify(&log, one_task), FileUse::OneProcess);
 }

@@ -59,7 +59,9 @@ pub(crate) async fn watch(context: &Arc<Context>, active: &ActiveLayouts) {
     if most == 0 || directories.is_empty() || context.job(record.id).is_some() {
         return;
     }
+    let uid = Some(active.record().owner.uid);
     let order = WatchOrder {
+        uid,
         deadline_ms: BEGINNING_TO_WATCH.as_millis() as u64,
         longest_ms: LONGEST_WATCH.as_millis() as u64,
         directories,

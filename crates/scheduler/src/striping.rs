@@ -515,11 +515,15 @@ impl DirectoryLayout {
                 DirectoryState::Restored { native: "somebody has set it already".to_owned() }
             }
             Some(StripingOutcome::Changed { native }) => DirectoryState::Changed { native: native.clone() },
-            Some(StripingOutcome::Gone { why }) => DirectoryState::NotRestored { why: why.clone() },
-            Some(StripingOutcome::Failed { why }) if is_last => {
-                DirectoryState::NotRestored { why: why.clone() }
-            }
-            Some(StripingOutcome::Failed { .. }) => return,
+            Some(StripingOutcome::Failed { .. }) if !is_last => return,
+            // Of what was refused nobody says that it was set.
+            Some(StripingOutcome::Gone { why } | StripingOutcome::Failed { why }) => match &self.state {
+                DirectoryState::Failed { why: refused } => {
+                    let why = format!("{refused}; when the job had ended it could not be looked at: {why}");
+                    DirectoryState::Failed { why }
+                }
+                _ => DirectoryState::NotRestored { why: why.clone() },
+            },
             None if was_set => {
                 DirectoryState::NotRestored { why: "nobody knows what it had before".to_owned() }
             }
@@ -718,6 +722,11 @@ mod tests {
         let mut half = planned(1, "#RSA_LAYOUT_DIR=/a:-c 2\n");
         half.take(&report("/a", StripingOutcome::Failed { why: "/a: no".into() }, former_layout()));
         assert!(half.is_to_restore() && half.told().unwrap() == "layouts: /a stays as it is: no");
+        let mut moved = half.clone();
+        let gone = StripingOutcome::Failed { why: "/a: No such file or directory".into() };
+        moved.take_restored(&report("/a", gone, None), true);
+        assert!(!moved.is_to_restore() && state(&moved) == LayoutState::Failed);
+        assert!(moved.view()[0].text.starts_with("not set: no; when the job had ended"));
         half.take_restored(&report("/a", StripingOutcome::AsBefore, None), false);
         assert!(!half.is_to_restore() && state(&half) == LayoutState::Failed);
         // Its agent does not know of layouts at all.

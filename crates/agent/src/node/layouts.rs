@@ -225,11 +225,11 @@ impl Node {
             return Err(refusal(RefusalCode::Forbidden, message));
         }
         let (observer, directories) = (Arc::clone(&self.observer), order.directories.clone());
-        let node = self.name.clone();
+        let (node, uid) = (self.name.clone(), order.uid);
         let longest = Duration::from_millis(order.longest_ms).min(LONGEST_WATCH);
         let until = Instant::now() + Duration::from_millis(order.deadline_ms).min(LONGEST);
         let begun = hang::within(until, "watching who writes files", move || {
-            Ok(observer.begin(job, &node, &directories, (until, longest)))
+            Ok(observer.begin((job, uid), &node, &directories, (until, longest)))
         });
         let begun = begun.map_err(|error| failed(&error))?;
         begun.map_err(|error| refusal(RefusalCode::Failed, format!("{}: {error}", self.name)))

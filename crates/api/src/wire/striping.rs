@@ -85,6 +85,9 @@ pub struct CountOrder {
 /// Watches who writes files on the filesystems of a job's directories, until [`KindsToTell`] ends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchOrder {
+    /// The job's user: what others write there is not the job's, whatever they say. A former scheduler does not say it.
+    #[serde(default)]
+    pub uid: Option<u32>,
     /// How long beginning may take; a job's start waits for it.
     pub deadline_ms: u64,
     /// How long it is watched at most.
