@@ -19,7 +19,8 @@ use ondeck_layout::{Load, Rules};
 use crate::clock::now;
 use crate::context::Context;
 use crate::layout_history;
-use crate::site_file::{self, KnownSite};
+use crate::load_monitor;
+use crate::site_file::KnownSite;
 use crate::store::StoreError;
 use crate::striping::{ActiveLayouts, JobLayouts, StripingAsked};
 
@@ -156,7 +157,7 @@ async fn set(context: &Arc<Context>, active: &ActiveLayouts, is_new: bool) {
 
 /// What is to be done for a job.
 async fn plan(context: &Arc<Context>, job: &QueuedJob, asked: &StripingAsked) -> JobLayouts {
-    let KnownSite { site, fault } = site_file::look(context).await;
+    let KnownSite { site, fault } = load_monitor::look(context).await;
     let size = JobSize { nodes: job.node_count, tasks: asked.tasks };
     let (rules, now) = (Rules::tuned(), now());
     let (mut unread, mut needs_site) = (None, false);

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use ondeck_core::text::plain;
 use ondeck_layout::load::LoadSource;
-use ondeck_layout::{Filesystem, Load};
+use ondeck_layout::{Filesystem, Load, Site};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
 use crate::context::Context;
-use crate::site_file;
+use crate::site_file::{self, KnownSite};
 
 /// How often the site's file is looked at.
 const LOOK: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ pub(crate) async fn watch(context: Arc<Context>) {
     let mut hanging: BTreeMap<PathBuf, Child> = BTreeMap::new();
     loop {
         let mut pause = LOOK;
-        let known = site_file::look(&context).await;
+        let known = look(&context).await;
         for filesystem in known.site.iter().flat_map(|site| &site.filesystems) {
             for (what, remedy) in filesystem.doubts() {
                 let path = filesystem.path.display();
@@ -47,6 +47,21 @@ pub(crate) async fn watch(context: Arc<Context>) {
         }
         tokio::time::sleep(pause).await;
     }
+}
+
+/// Looks at the site's file, and says what is known of the site then. A file that hangs is not waited for.
+pub(crate) async fn look(context: &Context) -> KnownSite {
+    let path = context.config().scheduler.site_file.clone();
+    let of = path.clone();
+    let read = site_file::read_alone(Arc::clone(&context.loads.reading), site_file::PATIENCE, move || {
+        Site::read(&of)
+    })
+    .await;
+    let read = match read {
+        Some(read) => read.map_err(|error| error.to_string()),
+        None => Err(format!("{}: reading it takes too long", path.display())),
+    };
+    context.loads.take_site(&path, read)
 }
 
 /// Reads a load, unless the command that was to do so the last time has not ended yet.
@@ -104,8 +119,6 @@ async fn told_by(child: &mut Child) -> std::io::Result<(ExitStatus, String, Stri
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use ondeck_layout::Site;
-
     use super::*;
 
     /// A filesystem whose load a command of these words tells.

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 
 use ondeck_layout::Site;
 
-use crate::context::Context;
-
 /// A file that was there counts for so long when it is not there any more.
 const MISSED: Duration = Duration::from_secs(300);
 
 /// How long reading it may take: it may lie on a filesystem that hangs.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The site's file as it was read last.
 #[derive(Default)]
@@ -93,20 +91,8 @@ impl SiteFile {
 /// Whoever reads the file holds it: where a filesystem hangs, one thread hangs with it, and no more.
 pub(crate) type Alone = Arc<tokio::sync::Mutex<()>>;
 
-/// Looks at the site's file, and says what is known of the site then. A file that hangs is not waited for.
-pub(crate) async fn look(context: &Context) -> KnownSite {
-    let path = context.config().scheduler.site_file.clone();
-    let of = path.clone();
-    let read = read_alone(Arc::clone(&context.loads.reading), PATIENCE, move || Site::read(&of)).await;
-    let read = match read {
-        Some(read) => read.map_err(|error| error.to_string()),
-        None => Err(format!("{}: reading it takes too long", path.display())),
-    };
-    context.loads.take_site(&path, read)
-}
-
 /// Reads when nobody else does; nothing if that takes too long.
-async fn read_alone<T: Send + 'static>(
+pub(crate) async fn read_alone<T: Send + 'static>(
     reading: Alone,
     patience: Duration,
     read: impl FnOnce() -> T + Send + 'static,
