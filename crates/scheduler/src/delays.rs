@@ -132,15 +132,6 @@ pub(crate) struct SeenJob {
     pub start: Option<u64>,
 }
 
-/// Why a job is let go before its time is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// Its filesystem is less busy.
-    Calm,
-    /// No jobs wait for it any more.
-    Unwatched,
-}
-
 impl JobDelay {
     /// Whether a job is this one, in the same life or in a later one: a requeue raises the count of lives, and changes the time of
     /// submission. Who has the number again starts with the first life.
@@ -161,7 +152,7 @@ impl JobDelay {
     }
 
     /// What is to be done next. `turn` is why this job is let go now, if it is.
-    fn step(&self, seen: Option<SeenJob>, turn: Option<Turn>, now: Time) -> Step {
+    fn step(&self, seen: Option<SeenJob>, turn: Option<EndReason>, now: Time) -> Step {
         let Some(seen) = seen else { return Step::End(EndReason::Gone, now) };
         match seen.standing {
             // It goes on to count: somebody else keeps it from starting.
@@ -178,10 +169,8 @@ impl JobDelay {
             return Step::End(EndReason::Later, now);
         }
         let (left, own) = (self.until.since(now), self.own_begin(now));
-        match turn {
-            Some(Turn::Calm) => return Step::LetGo(EndReason::Calm, own),
-            Some(Turn::Unwatched) => return Step::LetGo(EndReason::Unwatched, own),
-            None => {}
+        if let Some(why) = turn {
+            return Step::LetGo(why, own);
         }
         // Slurm counts whole seconds.
         if left < Duration::from_secs(1) {
@@ -366,7 +355,7 @@ impl Kept {
         &mut self,
         waiting: &[(JobDelay, Option<SeenJob>)],
         pressure: impl Fn(&Path) -> Pressure,
-    ) -> BTreeMap<Incarnation, Turn> {
+    ) -> BTreeMap<Incarnation, EndReason> {
         let mut of: BTreeMap<&Path, Vec<&JobDelay>> = BTreeMap::new();
         for (delay, _) in waiting.iter().filter(|(_, seen)| seen.is_some_and(|seen| seen.standing.waits())) {
             of.entry(&delay.filesystem).or_default().push(delay);
@@ -375,12 +364,12 @@ impl Kept {
         for (filesystem, mut delays) in of {
             let (number, turn) = match pressure(filesystem) {
                 Pressure::Busy { .. } | Pressure::Unknown => continue,
-                Pressure::Unwatched => (delays.len(), Turn::Unwatched),
+                Pressure::Unwatched => (delays.len(), EndReason::Unwatched),
                 Pressure::Calm { reading } => {
                     if self.let_go.insert(filesystem.to_owned(), reading) == Some(reading) {
                         continue;
                     }
-                    (delays.len().div_ceil(LET_GO_PART), Turn::Calm)
+                    (delays.len().div_ceil(LET_GO_PART), EndReason::Calm)
                 }
             };
             delays.sort_by_key(|delay| (delay.since, delay.id));
@@ -429,7 +418,7 @@ mod tests {
     fn a_job_waits_in_steps_until_its_time_is_over_or_it_is_its_turn() {
         let delay = delay(1, 1000);
         let step = |begin, its_turn: bool, now| {
-            delay.step(seen(Standing::Waiting, begin), its_turn.then_some(Turn::Calm), at(now))
+            delay.step(seen(Standing::Waiting, begin), its_turn.then_some(EndReason::Calm), at(now))
         };
         assert_eq!(step(1060, false, 1010), Step::Wait);
         assert_eq!(step(1060, false, 1031), Step::Renew(STEP));
@@ -444,7 +433,7 @@ mod tests {
     #[test]
     fn what_a_user_has_said_of_the_begin_stays_and_so_does_a_hold() {
         let mut delay = delay(1, 1000);
-        let turn = Some(Turn::Calm);
+        let turn = Some(EndReason::Calm);
         let later = |begin| delay.step(seen(Standing::Waiting, begin), turn, at(1010));
         assert_eq!(later(1300), Step::End(EndReason::Later, at(1010)));
         assert_eq!(later(1070), Step::LetGo(EndReason::Calm, Duration::ZERO));

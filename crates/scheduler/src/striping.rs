@@ -141,6 +141,9 @@ pub(crate) enum DirectoryState {
     Ordered {
         /// Why it has not.
         doubt: Option<String>,
+        /// Whether it was refused before, so that it stays as it is unless this time it is set.
+        #[serde(default)]
+        again: bool,
     },
     /// New files have it.
     Set { native: String },
@@ -222,7 +225,7 @@ impl JobLayouts {
     /// Nobody has said what came of the order.
     pub fn take_silence(&mut self, why: &str) {
         for directory in self.directories.iter_mut().filter(|directory| directory.is_ordered()) {
-            directory.state = DirectoryState::Ordered { doubt: Some(why.to_owned()) };
+            directory.state = DirectoryState::Ordered { doubt: Some(why.to_owned()), again: false };
         }
     }
 
@@ -342,14 +345,11 @@ impl JobLayouts {
     /// The job has ended, and nothing is to be taken back any more.
     pub fn end(&mut self) {
         for directory in &mut self.directories {
-            directory.state =
-                match std::mem::replace(&mut directory.state, DirectoryState::Ordered { doubt: None }) {
-                    DirectoryState::Set { native } => DirectoryState::Kept { native },
-                    DirectoryState::Ordered { doubt } => DirectoryState::Failed {
-                        why: doubt.unwrap_or_else(|| "the job ended before it was set".to_owned()),
-                    },
-                    state => state,
-                };
+            directory.state = match &directory.state {
+                DirectoryState::Set { native } => DirectoryState::Kept { native: native.clone() },
+                DirectoryState::Ordered { .. } => DirectoryState::Failed { why: directory.why_not_set() },
+                state => state.clone(),
+            };
         }
     }
 
@@ -397,7 +397,7 @@ impl DirectoryLayout {
             choice: None,
             order: None,
             former: None,
-            state: DirectoryState::Ordered { doubt: None },
+            state: DirectoryState::Ordered { doubt: None, again: false },
         };
         match chosen {
             Ok(Some(chosen)) => {
@@ -468,12 +468,12 @@ impl DirectoryLayout {
     /// Sees to it after all.
     fn take_over(&mut self) {
         self.left_to = None;
-        self.state = DirectoryState::Ordered { doubt: None };
+        self.state = DirectoryState::Ordered { doubt: None, again: false };
     }
 
     fn order_again(&mut self) {
         if let DirectoryState::Failed { why } = &self.state {
-            self.state = DirectoryState::Ordered { doubt: Some(why.clone()) };
+            self.state = DirectoryState::Ordered { doubt: Some(why.clone()), again: true };
         }
     }
 
@@ -502,7 +502,9 @@ impl DirectoryLayout {
                 DirectoryState::Alone { why, as_asked: false }
             }
             StripingOutcome::Failed { why } => DirectoryState::Failed { why: why.clone() },
-            StripingOutcome::Unknown { why } => DirectoryState::Ordered { doubt: Some(why.clone()) },
+            StripingOutcome::Unknown { why } => {
+                DirectoryState::Ordered { doubt: Some(why.clone()), again: false }
+            }
             other => DirectoryState::Failed { why: format!("its agent answered {other:?}: a defect") },
         };
     }
@@ -535,7 +537,7 @@ impl DirectoryLayout {
 
     fn why_not_set(&self) -> String {
         match &self.state {
-            DirectoryState::Failed { why } | DirectoryState::Ordered { doubt: Some(why) } => why.clone(),
+            DirectoryState::Failed { why } | DirectoryState::Ordered { doubt: Some(why), .. } => why.clone(),
             _ => "the job ended before it was set".to_owned(),
         }
     }
@@ -551,7 +553,9 @@ impl DirectoryLayout {
             DirectoryState::Alone { why, as_asked: false } | DirectoryState::Failed { why } => {
                 Some(named("stays", why))
             }
-            DirectoryState::Ordered { doubt: Some(why) } => Some(named("may stay", why)),
+            DirectoryState::Ordered { doubt: Some(why), again } => {
+                Some(named(if *again { "stays" } else { "may stay" }, why))
+            }
             DirectoryState::NotRestored { why } => {
                 let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
                 Some(format!("{path} could not be given its former layout: {why}"))
@@ -571,8 +575,10 @@ impl DirectoryLayout {
             (false, _) => ", until the job has ended".to_owned(),
         };
         let (state, text) = match &self.state {
-            DirectoryState::Ordered { doubt: None } => (LayoutState::Ordered, "its agent is told".to_owned()),
-            DirectoryState::Ordered { doubt: Some(why) } => {
+            DirectoryState::Ordered { doubt: None, .. } => {
+                (LayoutState::Ordered, "its agent is told".to_owned())
+            }
+            DirectoryState::Ordered { doubt: Some(why), .. } => {
                 (LayoutState::Ordered, format!("it may not be set: {why}"))
             }
             DirectoryState::Set { native } => (LayoutState::Set, format!("set ({native}){keeps}")),
@@ -748,7 +754,7 @@ mod tests {
         assert_eq!(layouts.others(&second).len(), 1);
         let (second, _) = layouts.add(second);
         assert_eq!(second.record().to_stripe().len(), 1);
-        assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 has set its layout"));
+        assert!(second.record().told().unwrap().contains("/a stays as it is: job 1 may have set its layout"));
         // What is there afterwards is of both, so neither learns from it.
         assert!(first.record().to_count().is_empty());
         assert_eq!(second.record().to_count(), [PathBuf::from("/b")]);

@@ -467,7 +467,8 @@ mod tests {
         let former = report.directories[0].former.as_mut().unwrap();
         former.inode = Some(5);
         own.record().take(&report);
-        let (id, owner) = (own.record().id, own.record().owner);
+        let id = own.record().id;
+        let owner = own.record().owner;
         // Whoever may write in another directory has put it there.
         layouts.found_set(owner, (id, a, Some(6)));
         layouts.found_set(owner, (id, a, None));

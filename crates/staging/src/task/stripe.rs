@@ -203,7 +203,12 @@ fn restore(prefixes: &[PathBuf], striped: &DirectoryToRestore) -> Result<Stripin
         }
         _ => None,
     };
-    if let Some((moved, name)) = find_beside(path, inode, prefixes)? {
+    let beside = match (find_beside(path, inode, prefixes), &here) {
+        // What is above it is gone, too: it is looked at again.
+        (Err(_), Err(_)) => None,
+        (beside, _) => beside?,
+    };
+    if let Some((moved, name)) = beside {
         let moved = StripedDirectory::of(moved, &name, striped.tool)?;
         return Ok(match give_back(&moved, &layout, striped)? {
             StripingOutcome::Restored { native } => {
@@ -251,18 +256,26 @@ fn find_beside(
     prefixes: &[PathBuf],
 ) -> Result<Option<(OwnedFd, PathBuf)>, StripeError> {
     let Some(above) = path.parent() else { return Ok(None) };
-    // What can't be opened or listed, it is not found in.
-    let Ok(directory) = open_any(above, prefixes) else { return Ok(None) };
-    let Ok(listed) = rustix::fs::Dir::read_from(&directory) else { return Ok(None) };
-    let own = rustix::fs::fstat(&directory)
-        .map_err(|error| StripeError::Open { path: above.to_owned(), error: error.into() })?;
-    let found = listed.take(MOST_NAMES).flatten().find(|entry| entry.ino() == inode);
+    let failed = |error: Errno| StripeError::Open { path: above.to_owned(), error: error.into() };
+    let directory = open_any(above, prefixes)?;
+    let own = rustix::fs::fstat(&directory).map_err(failed)?;
+    let mut found = None;
+    for entry in rustix::fs::Dir::read_from(&directory).map_err(failed)?.take(MOST_NAMES) {
+        let entry = entry.map_err(failed)?;
+        if entry.ino() == inode {
+            found = Some(entry);
+            break;
+        }
+    }
     let Some(entry) = found else { return Ok(None) };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(moved) = rustix::fs::openat(&directory, entry.file_name(), flags, Mode::empty()) else {
-        return Ok(None);
+    // What can't be opened now is not taken for gone.
+    let moved = match rustix::fs::openat(&directory, entry.file_name(), flags, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+        moved => moved.map_err(failed)?,
     };
-    let is_it = rustix::fs::fstat(&moved).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (own.st_dev, inode));
+    let seen = rustix::fs::fstat(&moved).map_err(failed)?;
+    let is_it = (seen.st_dev, seen.st_ino) == (own.st_dev, inode);
     let name = OsStr::from_bytes(entry.file_name().to_bytes());
     Ok(is_it.then(|| (moved, above.join(name))))
 }
