@@ -434,7 +434,7 @@ fn the_reason_of_a_failing_script_stays_though_slurm_is_told_of_it_slowly() {
     assert!(why.contains("failed with exit code 3"), "{why}");
     cluster.slurm.cancel(job);
     // Until the scheduler has seen that, the job waits for somebody to decide, and `ondeck wait` says so.
-    wait_until(LONG, "the scheduler has seen its end", || cluster.show(job).contains("FINISHED"));
+    wait_until(LONG, "the scheduler has seen its end", || cluster.show(job).contains(", all done"));
     cluster.wait_done(job);
     cluster.assert_clean_after_cancel();
 }
